@@ -1,0 +1,44 @@
+# make train   sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
+# make test    sets up .venv and runs lint, types and tests
+# The rest: test-all (the slow tests too), lint, docs (the site, into site/), clean.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+ARGS ?=
+
+# Variables, not `-c constraints.txt`: that would pin what is installed, but not what packages are built with. Since
+# pip 25.3 the second has a variable of its own.
+PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
+
+.PHONY: train test test-all lint docs clean
+.DELETE_ON_ERROR:
+
+train: $(VENV)/.installed-test
+	$(RUN) -m fuselayers train $(ARGS)
+
+test: lint
+	$(RUN) -m pytest -m "not slow" $(ARGS)
+
+test-all: lint
+	$(RUN) -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+docs: $(VENV)/.installed-docs
+	$(RUN) -m mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+# One stamp per extra: while nothing that it depends on changes, nothing is installed again.
+$(VENV)/.installed-%: setup.py pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { echo "fuselayers: no '$(PYTHON)' here; install Python 3.10 to 3.13, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { echo "fuselayers: needs Python 3.10 to 3.13, '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "fuselayers: '$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@"$(RUN)" -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
+	$(PINNED) "$(RUN)" -m pip install -e '.[$*]'
+	@touch $@

@@ -1,0 +1,28 @@
+"""`fuselayers backends`: what the fusion core can compile with here, and what to do about the rest."""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from ..partition import backends
+
+__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "show which backends can be used here"
+DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and what installs it."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """This command takes none."""
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Print a table of backends."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("backend", "available", "why", "to install what is missing"):
+        table.add_column(heading, overflow="fold")
+    for status in backends():
+        table.add_row(status.name, "yes" if status.available else "no", status.reason, status.hint)
+    console.print(table, highlight=False)
+    return 0

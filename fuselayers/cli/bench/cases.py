@@ -1,0 +1,215 @@
+"""What `fuselayers bench op` times: each op, its inputs, and what a user would write without this library.
+
+Legend of the shapes: x is [..., D]; for `rotary` it is [B, T, D], split into H heads of C channels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ... import ops
+from ...names import no_such
+
+__all__ = ["OPS", "OpCase", "Settings", "op_case"]
+
+Outputs = Tensor | tuple[Tensor, ...]
+
+_HEAD_DIM: Final = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one call of an op is like: the shape and dtype of x, the dropout probability, the activation."""
+
+    shape: tuple[int, ...]
+    dropout: float
+    activation: str
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One op with inputs of its own.
+
+    Args:
+        op: the library's function.
+        plain: plain eager PyTorch with the same arguments.
+        tensors: the tensors both take, by name; all distinct, floats that require gradients unless they are tables.
+        options: the arguments that are no tensors, of the library's function.
+    """
+
+    op: Callable[..., Outputs]
+    plain: Callable[..., Outputs]
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+
+
+def op_case(name: str, settings: Settings) -> OpCase:
+    """The case of an op.
+
+    Raises:
+        ValueError: no such op, or a shape that does not fit it.
+
+    >>> settings = Settings((2, 8), dropout=0.0, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
+    >>> sorted(op_case("bias_dropout_residual", settings).tensors)
+    ['bias', 'residual', 'x']
+    """
+    if name not in OPS:
+        raise ValueError(no_such("op", name, OPS))
+    ops.check_activation(settings.activation)
+    ops.check_probability(settings.dropout)
+    return OPS[name](settings)
+
+
+def _activate(settings: Settings) -> OpCase:
+    function = ops.ACTIVATIONS[settings.activation]
+    return OpCase(
+        op=ops.activate,
+        plain=lambda z, activation: function(z),
+        tensors={"z": _normal(settings, 0)},
+        options={"activation": settings.activation},
+    )
+
+
+def _dropout(settings: Settings) -> OpCase:
+    return OpCase(
+        op=ops.dropout,
+        plain=lambda x, p: F.dropout(x, p),
+        tensors={"x": _normal(settings, 0)},
+        options={"p": settings.dropout},
+    )
+
+
+def _bias_activation_dropout(settings: Settings) -> OpCase:
+    function = ops.ACTIVATIONS[settings.activation]
+    return OpCase(
+        op=ops.bias_activation_dropout,
+        plain=lambda x, bias, activation, p: F.dropout(function(x + bias), p),
+        tensors={"x": _normal(settings, 0), "bias": _vector(settings, 1)},
+        options={"activation": settings.activation, "p": settings.dropout},
+    )
+
+
+def _bias_dropout_residual(settings: Settings) -> OpCase:
+    return OpCase(
+        op=ops.bias_dropout_residual,
+        plain=lambda x, residual, bias, p: F.dropout(x + bias, p) + residual,
+        tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), "bias": _vector(settings, 2)},
+        options={"p": settings.dropout},
+    )
+
+
+def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
+    def plain(
+        x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, norm_bias: Tensor, p: float, style: str
+    ) -> Tensor:
+        return F.layer_norm(F.dropout(x + bias, p) + residual, weight.shape, weight, norm_bias)
+
+    return OpCase(
+        op=ops.bias_dropout_residual_layer_norm,
+        plain=plain,
+        tensors={
+            "x": _normal(settings, 0),
+            "residual": _normal(settings, 1),
+            "bias": _vector(settings, 2),
+            "weight": _vector(settings, 3),
+            "norm_bias": _vector(settings, 4),
+        },
+        options={"p": settings.dropout, "style": "post"},
+    )
+
+
+def _residual_layer_norm(settings: Settings) -> OpCase:
+    def plain(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return F.layer_norm(total, weight.shape, weight, bias), total
+
+    return OpCase(
+        op=ops.residual_layer_norm,
+        plain=plain,
+        tensors={
+            "x": _normal(settings, 0),
+            "residual": _normal(settings, 1),
+            "weight": _vector(settings, 2),
+            "bias": _vector(settings, 3),
+        },
+        options={},
+    )
+
+
+def _gated_activation(settings: Settings) -> OpCase:
+    function = ops.ACTIVATIONS[settings.activation]
+    return OpCase(
+        op=ops.gated_activation,
+        plain=lambda gate, up, activation: function(gate) * up,
+        tensors={"gate": _normal(settings, 0), "up": _normal(settings, 1)},
+        options={"activation": settings.activation},
+    )
+
+
+def _rotary(settings: Settings) -> OpCase:
+    if len(settings.shape) != 3 or settings.shape[-1] % _HEAD_DIM:
+        raise ValueError(
+            f"rotary needs a shape BATCHxTOKENSxWIDTH whose width is a multiple of {_HEAD_DIM} (a head), "
+            f"got {'x'.join(map(str, settings.shape))}"
+        )
+    batch, length, width = settings.shape
+    heads = Settings(
+        (batch, width // _HEAD_DIM, length, _HEAD_DIM),
+        dropout=0.0,
+        activation=settings.activation,
+        dtype=settings.dtype,
+        device=settings.device,
+    )
+    frequencies = 10000.0 ** -(torch.arange(0, _HEAD_DIM, 2, device=settings.device) / _HEAD_DIM)
+    angles = torch.arange(length, device=settings.device)[:, None] * frequencies
+    # The rotation is computed in the dtype of the tables, float32 at least.
+    table_dtype = torch.promote_types(settings.dtype, torch.float32)
+
+    def plain(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        def rotate(x: Tensor) -> Tensor:
+            first, second = x.chunk(2, dim=-1)
+            return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+        return rotate(q), rotate(k)
+
+    return OpCase(
+        op=ops.rotary,
+        plain=plain,
+        tensors={
+            "q": _normal(heads, 0),
+            "k": _normal(heads, 1),
+            "cos": angles.cos().to(table_dtype),
+            "sin": angles.sin().to(table_dtype),
+        },
+        options={},
+    )
+
+
+OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
+    "activate": _activate,
+    "bias_activation_dropout": _bias_activation_dropout,
+    "bias_dropout_residual": _bias_dropout_residual,
+    "bias_dropout_residual_layer_norm": _bias_dropout_residual_layer_norm,
+    "dropout": _dropout,
+    "gated_activation": _gated_activation,
+    "residual_layer_norm": _residual_layer_norm,
+    "rotary": _rotary,
+}
+
+
+def _normal(settings: Settings, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(settings.shape, generator=generator).to(settings.device, settings.dtype)
+    return x.requires_grad_()
+
+
+def _vector(settings: Settings, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    vector = torch.randn(settings.shape[-1], generator=generator).to(settings.device, settings.dtype)
+    return vector.requires_grad_()

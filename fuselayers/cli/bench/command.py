@@ -1,0 +1,198 @@
+"""`fuselayers bench`: times one op or one model, eager PyTorch against each backend, after checking that they agree."""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ...names import no_such
+from ...partition import backends
+from ..files import write_whole
+from ..machine import choose_device, describe_machine
+from .cases import OPS, Settings
+from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
+from .subjects import COMPILE, Subject, model_subject, op_subject
+
+__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "time one op or model, eager against each backend"
+DESCRIPTION = """\
+Times one op or model: plain eager PyTorch as one would write it without this library, against the library's eager
+form and each backend. All in one process, in turns, after warm-up; medians. What computes wrong numbers is not timed.
+
+  fuselayers bench op bias_activation_dropout --dropout 0.1
+  fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
+  fuselayers bench model gpt_nano feedforward=mlp --shape 16x128"""
+
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_WRONG: Final = 1
+_OP_SHAPE: Final = (8, 256, 512)
+_DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to time, and how."""
+    parser.add_argument("subject", metavar="op | model", help="what NAME names")
+    parser.add_argument("name", metavar="NAME", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}")
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of a model's config: feedforward=mlp")
+    parser.add_argument("--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128")
+    parser.add_argument("--dtype", default="float32", help=f"one of {', '.join(_DTYPES)} (default float32)")
+    parser.add_argument("--backends", help=f"comma-separated (default {','.join(_DEFAULT_BACKENDS)})")
+    parser.add_argument("--repeats", type=int, default=50, help="how often each is timed (default 50)")
+    parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
+    parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
+    parser.add_argument("--json", metavar="FILE", help="also write all measured times there")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Check, time and print.
+
+    Returns:
+        The exit code: 0, or 1 when a candidate's numbers are wrong.
+
+    Raises:
+        ValueError: an argument that cannot be; the text says what can.
+    """
+    if arguments.subject not in ("op", "model"):
+        raise ValueError(no_such("subject of bench", arguments.subject, ("op", "model")))
+    if arguments.repeats < 1:
+        raise ValueError(f"--repeats must be at least 1, got {arguments.repeats}")
+    if arguments.dtype not in _DTYPES:
+        raise ValueError(no_such("dtype", arguments.dtype, _DTYPES))
+    device = choose_device(arguments.device, setting="--device")
+    chosen = _backends(arguments.backends, device=device)
+    shape = None if arguments.shape is None else _shape(arguments.shape)
+    subject = _subject(arguments, chosen=chosen, shape=shape, device=device)
+
+    machine = describe_machine(device)
+    console.print(f"{subject.title}\n{machine}", highlight=False, markup=False, soft_wrap=True)
+    right, wrong = _check(subject)
+    for name, reason in wrong.items():
+        console.print(f"{name} is not timed, its numbers are wrong: {reason}", highlight=False, soft_wrap=True)
+    timings = time_interleaved(right, repeats=arguments.repeats, device=device)
+    if right:
+        console.print(_table(right, timings), highlight=False)
+        console.print(
+            f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; ratio: how many times as "
+            f"fast as {right[0].name}.\nplain: eager PyTorch without this library; eager: the library's eager form.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if arguments.json:
+        _write_json(Path(arguments.json), subject, right, timings, wrong, machine=machine)
+    return _WRONG if wrong else 0
+
+
+def _subject(
+    arguments: argparse.Namespace, *, chosen: Sequence[str], shape: tuple[int, ...] | None, device: torch.device
+) -> Subject:
+    dtype = _DTYPES[arguments.dtype]
+    if arguments.subject == "model":
+        if arguments.activation is not None:
+            raise ValueError("--activation is for ops; a model's is in its config: feedforward.activation=relu")
+        return model_subject(
+            arguments.name,
+            arguments.overrides,
+            shape=shape,
+            dropout=arguments.dropout,
+            backends=chosen,
+            dtype=dtype,
+            device=device,
+        )
+    if arguments.overrides:
+        raise ValueError(f"an op takes no overrides, got {' '.join(arguments.overrides)}")
+    settings = Settings(
+        shape=shape or _OP_SHAPE,
+        dropout=arguments.dropout or 0.0,
+        activation=arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu"),
+        dtype=dtype,
+        device=device,
+    )
+    return op_subject(arguments.name, settings, backends=chosen)
+
+
+def _backends(text: str | None, *, device: torch.device) -> list[str]:
+    """The backends to time; one that is asked for and missing is an error, not a silent fallback."""
+    statuses = {status.name: status for status in backends(device=device)}
+    # torch.compile needs what our Inductor backend needs.
+    statuses[COMPILE] = replace(statuses["inductor"], name=COMPILE)
+    if text is None:
+        return [name for name in _DEFAULT_BACKENDS if statuses[name].available]
+    chosen = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in chosen:
+        if name not in statuses:
+            raise ValueError(no_such("backend", name, statuses))
+        if not statuses[name].available:
+            raise ValueError(f"backend {name!r} is not available: {statuses[name].reason}; {statuses[name].hint}")
+    return chosen
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--shape must be sizes above 0 with x between them, as 8x256x512, got {text!r}")
+    return tuple(int(size) for size in sizes)
+
+
+def _check(subject: Subject) -> tuple[list[Candidate], dict[str, str]]:
+    """The candidates whose numbers are right, and what is wrong with the others."""
+    known: dict[int, Results] = {}
+
+    def of(candidate: Candidate) -> Results:
+        if id(candidate) not in known:
+            known[id(candidate)] = results(candidate)
+        return known[id(candidate)]
+
+    right, wrong = [], {}
+    for check in subject.checks:
+        reason = disagreement(of(check.checked), eager=of(check.eager), truth=of(check.truth))
+        if reason is None:
+            right.append(check.timed)
+        else:
+            wrong[check.timed.name] = reason
+    return right, wrong
+
+
+def _table(candidates: Sequence[Candidate], timings: Sequence[Timing]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for heading in ("forward ms", "+-", "ratio", "forward + backward ms", "+-", "ratio"):
+        table.add_column(heading, justify="right")
+    for candidate, timing in zip(candidates, timings, strict=True):
+        cells = []
+        for mine, first in ((timing.forward, timings[0].forward), (timing.both, timings[0].both)):
+            median = statistics.median(mine)
+            ratio = statistics.median(first) / median
+            cells += [f"{median * 1e3:.3f}", f"{spread(mine):.0%}", f"{ratio:.2f} x"]
+        table.add_row(candidate.name, *cells)
+    return table
+
+
+def _write_json(
+    path: Path, subject: Subject, candidates: Sequence[Candidate], timings: Sequence[Timing], wrong: dict[str, str],
+    *, machine: str,
+) -> None:  # fmt: skip
+    content = {
+        "subject": subject.title,
+        "machine": machine,
+        "seconds": {
+            candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
+            for candidate, timing in zip(candidates, timings, strict=True)
+        },
+        "wrong": wrong,
+    }
+    text = json.dumps(content, indent=2) + "\n"
+    write_whole(path, lambda file: file.write(text.encode()))

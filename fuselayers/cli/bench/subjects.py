@@ -1,0 +1,178 @@
+"""The candidates that are timed for one op or model, and what each is checked against."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ...components import registry
+from ...configs import Config, build, compose
+from ...partition import fuse
+from ..plain import plain_config
+from .cases import OpCase, Outputs, Settings, op_case
+from .measure import Candidate
+
+__all__ = ["COMPILE", "Check", "Subject", "model_subject", "op_subject"]
+
+COMPILE: Final = "torch.compile"
+_PLAIN: Final = "plain"
+_EAGER: Final = "eager"
+_SEQUENCES: Final = 4
+
+
+@dataclass(frozen=True)
+class Check:
+    """One candidate with its proof.
+
+    Args:
+        timed: what is timed.
+        checked: what is checked in its place; the same, unless it draws dropout masks of its own.
+        eager: whose error in the same dtype is the measure.
+        truth: the same in float64.
+    """
+
+    timed: Candidate
+    checked: Candidate
+    eager: Candidate
+    truth: Candidate
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is timed, in words and as candidates; the first is what the others are compared with."""
+
+    title: str
+    checks: list[Check]
+
+
+def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
+    """An op: plain eager PyTorch, the library's eager form, and each backend.
+
+    F.dropout draws masks of its own, so the plain form is checked without dropout; all forms of the library draw the
+    same masks and are checked with it.
+
+    Raises:
+        ValueError: no such op, or settings that do not fit it.
+    """
+    case, still = op_case(name, settings), op_case(name, replace(settings, dropout=0.0))
+    still_plain, still_eager = _op(_PLAIN, still, still.plain), _op(_EAGER, still, still.op)
+    still_truth, truth = _op_truth(still), _op_truth(case)
+    eager = _op(_EAGER, case, case.op)
+    plain = _op(_PLAIN, case, case.plain)
+    checks = [Check(plain, still_plain, eager=still_eager, truth=still_truth)]
+    for backend in backends:
+        if backend == _EAGER:
+            checks.append(Check(eager, still_eager, eager=still_plain, truth=still_truth))
+        elif backend == COMPILE:
+            compiled, still_compiled = torch.compile(case.plain), torch.compile(still.plain)
+            checked = _op(COMPILE, still, still_compiled)
+            checks.append(Check(_op(COMPILE, case, compiled), checked, eager=still_plain, truth=still_truth))
+        else:
+            fused = fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
+            candidate = _op(backend, case, fused)
+            checks.append(Check(candidate, candidate, eager=eager, truth=truth))
+    details = [f"{key} {value}" for key, value in case.options.items()]
+    shapes = [f"{key} {list(tensor.shape)}" for key, tensor in case.tensors.items()]
+    return Subject(", ".join([f"op {name}: {' '.join(shapes)}", *details, _dtype_name(settings.dtype)]), checks)
+
+
+def model_subject(
+    name: str,
+    overrides: Sequence[str],
+    *,
+    shape: tuple[int, ...] | None,
+    dropout: float | None,
+    backends: Sequence[str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Subject:
+    """A model's training loss: plain eager layers, its own layers in eager mode, and the whole model fused.
+
+    Args:
+        name: a model of the configs, or a path of one.
+        overrides: of its config.
+        shape: sequences and tokens; None is 4 sequences as long as the context.
+        dropout: set for every part that has one; None leaves the config's.
+        backends: to fuse the whole model with.
+        dtype: of the weights.
+        device: where the model is.
+
+    Raises:
+        ValueError: no such model, an override or a shape that does not fit.
+    """
+    config = _with_dropout(compose(name, overrides), dropout)
+    config = replace(config, fusion=replace(config.fusion, scope="none"))
+    context = int(config.model.options["context_length"])
+    if shape is None:
+        shape = (_SEQUENCES, context)
+    if len(shape) != 2 or shape[1] > context:
+        raise ValueError(
+            f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
+            f"got {'x'.join(map(str, shape))}"
+        )
+    torch.manual_seed(0)
+    own = build(config).to(device=device, dtype=dtype).train()
+    plain = build(plain_config(config)).to(device=device, dtype=dtype).train()
+    plain.load_state_dict(own.state_dict())
+    tokens_BT, targets_BT = torch.randint(int(config.model.options["vocab_size"]), (2, *shape), device=device)
+
+    def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
+        return Candidate(label, lambda: (model(tokens_BT, targets_BT),), tuple(weights.parameters()))
+
+    double = copy.deepcopy(plain).double()
+    truth = candidate("float64", double, double)
+    baseline, eager = candidate(_PLAIN, plain, plain), candidate(_EAGER, own, own)
+    checks = [Check(baseline, baseline, eager=eager, truth=truth)]
+    for backend in backends:
+        if backend == _EAGER:
+            other = eager
+        elif backend == COMPILE:
+            other = candidate(COMPILE, torch.compile(plain), plain)
+        else:
+            other = candidate(backend, fuse(own, backend=backend, fallback=()), own)
+        checks.append(Check(other, other, eager=baseline, truth=truth))
+    parameters = sum(parameter.numel() for parameter in own.parameters())
+    title = (
+        f"model {name}: {parameters:,} parameters, {config.feedforward.name}, "
+        f"{shape[0]} x {shape[1]} tokens, {_dtype_name(dtype)}"
+    )
+    return Subject(title, checks)
+
+
+def _op(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
+    """A candidate that calls `function` with the case's tensors.
+
+    The library's ops take tensors after x by name; those that take several in order are given them by name as well.
+    """
+    arguments: dict[str, Any] = case.tensors | case.options
+
+    def call() -> tuple[Tensor, ...]:
+        outputs = function(**arguments)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return Candidate(label, call, tuple(tensor for tensor in case.tensors.values() if tensor.requires_grad))
+
+
+def _op_truth(case: OpCase) -> Candidate:
+    tensors = {
+        name: tensor.detach().double().requires_grad_(tensor.requires_grad) for name, tensor in case.tensors.items()
+    }
+    return _op("float64", replace(case, tensors=tensors), case.op)
+
+
+def _with_dropout(config: Config, dropout: float | None) -> Config:
+    if dropout is None:
+        return config
+    changed: dict[str, Any] = {}
+    for kind in ("model", "feedforward", "attention"):
+        choice = getattr(config, kind)
+        if "dropout" in {option.name for option in registry.options(kind, choice.name)}:
+            changed[kind] = replace(choice, options={**choice.options, "dropout": dropout})
+    return replace(config, **changed)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

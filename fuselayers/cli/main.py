@@ -1,0 +1,95 @@
+"""The command line: reads the arguments, calls the command, and turns a user's mistake into one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from rich.console import Console
+
+from .._version import __version__
+from ..names import no_such
+from . import backends, bench, train
+from . import list as list_command
+
+__all__ = ["main"]
+
+_Command = Callable[[argparse.Namespace, Console], int]
+_BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments after the program's name; those of the process when None.
+
+    Returns:
+        The exit code: 0 when all is well, 1 when a bench refused to time wrong numbers, 2 for bad input (with one line
+        on stderr that says what to change), 128 + the number of a signal that stopped a training.
+
+    >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
+    usage: fuselayers backends ...
+    0
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser, commands = _parser()
+    show_traceback = "--traceback" in arguments
+    try:
+        first = next((argument for argument in arguments if not argument.startswith("-")), None)
+        if first is not None and first not in commands:
+            raise ValueError(no_such("command", first, commands))
+        parsed = parser.parse_args(arguments)
+        if first is None:
+            parser.print_help()
+            return 0
+        return commands[first](parsed, Console())
+    except SystemExit as done:
+        # argparse exits after --help and --version.
+        return int(done.code or 0)
+    except KeyboardInterrupt:
+        print("fuselayers: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`fuselayers list | head`): what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError) as error:
+        if show_traceback:
+            raise
+        print(f"fuselayers: {_one_line(error)}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's own errors take the way of all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
+def _parser() -> tuple[_Parser, dict[str, _Command]]:
+    parser = _Parser(prog="fuselayers", description="Fused transformer layers: train, measure and look around.")
+    parser.add_argument("--version", action="version", version=f"fuselayers {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands: dict[str, _Command] = {}
+    for name, module in (("train", train), ("list", list_command), ("bench", bench), ("backends", backends)):
+        subparser = subparsers.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(subparser)
+        commands[name] = module.run
+    return parser, commands
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())

@@ -1,0 +1,32 @@
+"""A config of plain eager layers. Used by the comparison after training and by `bench model`."""
+
+from dataclasses import replace
+from typing import Final
+
+from ..components.registry import Choice
+from ..configs import Config
+
+__all__ = ["plain_config", "same_layer"]
+
+# Fused layers, and the plain ones with the same parameters and numbers.
+_PLAIN: Final = {"fused_mlp": "mlp"}
+
+
+def same_layer(name: str) -> str:
+    """The name of the plain layer that computes what this one does; its own when it is plain.
+
+    >>> same_layer("fused_mlp"), same_layer("gated_mlp")
+    ('mlp', 'gated_mlp')
+    """
+    return _PLAIN.get(name, name)
+
+
+def plain_config(config: Config) -> Config:
+    """The same model without fusion, and with plain layers in place of fused ones.
+
+    >>> from fuselayers.configs import compose
+    >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
+    'mlp'
+    """
+    feedforward = Choice(same_layer(config.feedforward.name), config.feedforward.options)
+    return replace(config, feedforward=feedforward, fusion=replace(config.fusion, scope="none"))

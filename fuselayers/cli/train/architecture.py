@@ -1,0 +1,92 @@
+"""What must agree between a config and the text, and between a config and a checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...components.registry import Choice
+from ...configs import Config
+from ..plain import same_layer
+
+__all__ = ["check_same_architecture", "sequence_length"]
+
+_BYTES = 256
+# What training drops may change between two sessions of one run.
+_FREE_OPTIONS = frozenset({"dropout"})
+
+
+def sequence_length(config: Config) -> int:
+    """How many bytes the model is shown at once.
+
+    Raises:
+        ValueError: the model cannot predict the next byte, or its context is shorter than `data.sequence_length`.
+    """
+    model = config.model
+    if model.name != "decoder":
+        raise ValueError(
+            f"train needs a model that predicts the next byte, a decoder; model.name is {model.name!r}; "
+            "take model=gpt_nano, gpt2_small or llama_tiny"
+        )
+    vocab_size, context_length = int(model.options["vocab_size"]), int(model.options["context_length"])
+    if vocab_size < _BYTES:
+        raise ValueError(f"model.vocab_size must be at least {_BYTES} to hold every byte, got {vocab_size}")
+    length = config.data.sequence_length or context_length
+    if length > context_length:
+        raise ValueError(
+            f"data.sequence_length must be at most model.context_length, {context_length}, got {length}; "
+            "make one smaller or the other larger"
+        )
+    return length
+
+
+def check_same_architecture(saved: Config, config: Config, *, path: Path) -> None:
+    """Refuse to continue a checkpoint as another model.
+
+    The shapes of the weights do not tell everything: four heads have the weights of eight. `mlp` and `fused_mlp` are
+    one layer in two implementations, and so may be changed.
+
+    Args:
+        saved: the config in the checkpoint.
+        config: what is to be built now.
+        path: the checkpoint.
+
+    Raises:
+        ValueError: names what differs.
+    """
+    before, now = _architecture(saved), _architecture(config)
+    differences = [
+        f"{key} is {before.get(key, 'not set')} there and {now.get(key, 'not set')} here"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if differences:
+        raise ValueError(
+            f"the checkpoint {path} is of another architecture: {'; '.join(differences)}; leave these overrides out, "
+            "or train anew without train.resume="
+        )
+
+
+def _architecture(config: Config) -> dict[str, Any]:
+    sections = {
+        "model": config.model,
+        "feedforward": config.feedforward,
+        "attention": config.attention,
+        "norm": config.norm,
+    }
+    found: dict[str, Any] = {}
+    for section, choice in sections.items():
+        found |= _flat(section, choice)
+    return found
+
+
+def _flat(key: str, value: Any) -> dict[str, Any]:
+    """Nested choices as {"model.position.name": ...}."""
+    if isinstance(value, Choice):
+        name = {"name": same_layer(value.name)}
+        value = name | {option: inner for option, inner in value.options.items() if option not in _FREE_OPTIONS}
+    if not isinstance(value, Mapping):
+        return {key: value}
+    found: dict[str, Any] = {}
+    for option, inner in value.items():
+        found |= _flat(f"{key}.{option}", inner)
+    return found

@@ -1,0 +1,162 @@
+"""Eager against fused, measured on the model that was just trained.
+
+Both sides have the same weights, see the same batches and draw the same dropout masks, in one process, in turns.
+
+Legend of the shapes: B sequences, T tokens.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from ...configs import Config, build
+from ...partition import saved_bytes
+from ..machine import describe_machine, synchronize
+from ..plain import plain_config
+from .checkpoint import random_state, restore_random_state
+from .loop import autocast
+
+__all__ = ["Comparison", "Side", "compare", "comparison_table", "plain_model"]
+
+_WARMUP = 2
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: what a training step takes, in seconds, and what it keeps for backward, in bytes.
+
+    Args:
+        seconds: of each repeat, forward and backward together.
+        saved_bytes: kept between forward and backward, without the parameters.
+    """
+
+    seconds: tuple[float, ...]
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Eager against fused.
+
+    Args:
+        eager: plain layers, one kernel per operation.
+        fused: the model as the config says.
+        tokens: of a step.
+        loss_difference: the largest difference between the two losses over `num_batches` batches, nats per byte.
+        num_batches: how many batches the losses were compared on.
+        conditions: machine, threads and versions.
+    """
+
+    eager: Side
+    fused: Side
+    tokens: int
+    loss_difference: float
+    num_batches: int
+    conditions: str
+
+
+def plain_model(config: Config, trained: nn.Module, *, device: torch.device) -> nn.Module:
+    """A plain eager model with a copy of the trained weights; torch's generators are left as they were."""
+    states = random_state()
+    try:
+        model = build(plain_config(config))
+    finally:
+        restore_random_state(states)
+    model.load_state_dict(trained.state_dict())
+    return model.to(device).train(trained.training)
+
+
+def compare(
+    eager: nn.Module,
+    fused: nn.Module,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    *,
+    repeats: int = 10,
+    precision: str = "float32",
+    device: torch.device,
+) -> Comparison:
+    """Measure both models in training mode; weights, gradients, modes and torch's generators are left as they were.
+
+    Args:
+        eager: the plain model.
+        fused: the model with the same weights that was trained.
+        batches: tokens and targets, int64 [B, T] on the device, all of the shape that was trained with.
+        repeats: how many times each is timed, in turns; the table shows medians.
+        precision: of the training: "float32" or "bfloat16".
+        device: where both models are.
+    """
+    states, modes = random_state(), (eager.training, fused.training)
+    eager.train()
+    fused.train()
+    try:
+        # The first calls of both, which compile and warm up, are the ones that compare the losses.
+        differences = []
+        for seed, batch in enumerate(batches):
+            losses = []
+            for model in (eager, fused):
+                torch.manual_seed(seed)
+                losses.append(_step(model, batch, precision=precision, device=device))
+            differences.append(abs(losses[0] - losses[1]))
+        saved = []
+        for model in (eager, fused):
+            torch.manual_seed(0)
+            with autocast(device, precision=precision):
+                saved.append(saved_bytes(model, *batches[0], parameters=list(model.parameters())))
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for repeat in range(_WARMUP + repeats):
+            for model, times in zip((eager, fused), seconds, strict=True):
+                synchronize(device)
+                started = time.perf_counter()
+                _step(model, batches[repeat % len(batches)], precision=precision, device=device)
+                synchronize(device)
+                if repeat >= _WARMUP:
+                    times.append(time.perf_counter() - started)
+    finally:
+        eager.train(modes[0])
+        fused.train(modes[1])
+        restore_random_state(states)
+    return Comparison(
+        eager=Side(tuple(seconds[0]), saved[0]),
+        fused=Side(tuple(seconds[1]), saved[1]),
+        tokens=batches[0][0].numel(),
+        loss_difference=max(differences),
+        num_batches=len(batches),
+        conditions=describe_machine(device),
+    )
+
+
+def comparison_table(comparison: Comparison, *, title: str) -> Table:
+    """The comparison for people."""
+    eager, fused = comparison.eager, comparison.fused
+    speeds = [comparison.tokens / statistics.median(side.seconds) for side in (eager, fused)]
+    table = Table(
+        title=title,
+        caption=f"losses differ by at most {comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} "
+        f"batches\n{comparison.conditions}\nforward + backward, medians of {len(eager.seconds)} each, in turns",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("", "eager", "fused", "fused / eager"):
+        table.add_column(heading, justify="right" if heading else "left")
+    ratio = fused.saved_bytes / eager.saved_bytes
+    table.add_row("tokens/s", f"{speeds[0]:,.0f}", f"{speeds[1]:,.0f}", f"{speeds[1] / speeds[0]:.2f} x")
+    table.add_row("saved for backward, MB per step", _megabytes(eager), _megabytes(fused), f"{ratio:.2f} x")
+    return table
+
+
+def _step(model: nn.Module, batch: tuple[Tensor, Tensor], *, precision: str, device: torch.device) -> float:
+    """Forward and backward as in training, without touching the gradients that the model holds."""
+    with autocast(device, precision=precision):
+        loss: Tensor = model(*batch)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    torch.autograd.grad(loss, parameters, allow_unused=True)
+    return loss.item()
+
+
+def _megabytes(side: Side) -> str:
+    return f"{side.saved_bytes / 1e6:,.1f}"

@@ -1,0 +1,211 @@
+"""The text to train on, as bytes: one uint8 tensor to learn from and one held out.
+
+Legend of the shapes: N bytes of text, K batches, B sequences, T tokens (a token is a byte).
+"""
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["Text", "check_length", "evaluation_batches", "read_text", "standard_library", "training_batch"]
+
+# Note: [what of the standard library is read]
+# `test` and `tests` are more than half of a full installation and missing from a distribution's Python (Debian packs
+# them apart): without them a release gives nearly the same text everywhere. site-packages is not the standard library.
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
+_END_OF_FILE = b"\0"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Bytes to learn from and bytes held out, with where they came from.
+
+    Args:
+        train_N: uint8 tensor of shape [N], the text the model learns from.
+        held_out_N: uint8 tensor of shape [N], the text its validation loss is measured on.
+        source: where the text was read, for people.
+        num_files: how many files it came from.
+    """
+
+    train_N: Tensor
+    held_out_N: Tensor
+    source: str
+    num_files: int
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256 of both parts: a resumed run compares it with the one in its checkpoint."""
+        digest = hashlib.sha256(self.train_N.numpy().data)
+        digest.update(self.held_out_N.numpy().data)
+        return digest.hexdigest()
+
+
+def standard_library() -> Path:
+    """The folder of the running Python's standard library.
+
+    >>> (standard_library() / "os.py").is_file()
+    True
+    """
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = (".py",)) -> Text:
+    """Read a text file, or every file of a folder with one of the suffixes, and hold a part of it out.
+
+    Files are held out whole, chosen by a hash of their path relative to the folder: the choice is the same in every
+    run, on every machine, and does not move when other files come or go. Of a single file the end is held out. A zero
+    byte ends every file of a folder, so that the model can learn where one begins.
+
+    Args:
+        path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
+        held_out: the share of files (of bytes, for a single file) that is held out, above 0 and below 1.
+        suffixes: what the names of a folder's files end in.
+
+    Raises:
+        ValueError: nothing to read, or too little to hold a part out.
+        OSError: a path that does not exist or cannot be read.
+
+    >>> read_text(suffixes=(".py",)).train_N.dtype
+    torch.uint8
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"data.held_out must be above 0 and below 1, got {held_out}")
+    root = Path(path).expanduser() if path else standard_library()
+    if not root.exists():
+        hint = "set data.path= to a text file or a folder" if path else "this Python ships no source; set data.path="
+        raise FileNotFoundError(f"cannot read the text: there is no {root}; {hint}")
+    if not root.is_dir():
+        return _split_file(root, held_out=held_out)
+    if not suffixes:
+        raise ValueError("data.suffixes must name at least one suffix to read a folder, got none")
+    texts = [(name, text) for name in _files(root, suffixes=tuple(suffixes)) if (text := _read(root / name))]
+    if not texts:
+        raise ValueError(
+            f"no text in {root}: no file that is not empty ends in {' or '.join(suffixes)}; "
+            "set data.path= or data.suffixes="
+        )
+    if len(texts) == 1:
+        return _split_file(root / texts[0][0], held_out=held_out)
+    held = _held_out_names([name for name, _ in texts], held_out=held_out)
+    return Text(
+        train_N=_tensor(b"".join(text + _END_OF_FILE for name, text in texts if name not in held)),
+        held_out_N=_tensor(b"".join(text + _END_OF_FILE for name, text in texts if name in held)),
+        source=str(root),
+        num_files=len(texts),
+    )
+
+
+def training_batch(
+    train_N: Tensor, *, seed: int, step: int, micro_batch: int = 0, batch_size: int, sequence_length: int
+) -> tuple[Tensor, Tensor]:
+    """Random sequences and, for each token, the one that follows: a pure function of (seed, step, micro_batch).
+
+    A run that resumes at a step therefore sees the same batches as one that was never stopped.
+
+    Returns:
+        tokens and targets, int64 of shape [batch_size, sequence_length].
+
+    >>> train_N = torch.arange(100, dtype=torch.uint8)
+    >>> tokens_BT, targets_BT = training_batch(train_N, seed=0, step=1, batch_size=2, sequence_length=8)
+    >>> bool((targets_BT == tokens_BT + 1).all())
+    True
+    """
+    # Consecutive seeds of a Mersenne twister are correlated, and it takes 32 bits: hash the three numbers together.
+    digest = hashlib.blake2b(f"{seed}/{step}/{micro_batch}".encode(), digest_size=4).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    starts_B = torch.randint(0, train_N.numel() - sequence_length, (batch_size,), generator=generator)
+    return _sequences(train_N, starts_B, sequence_length=sequence_length)
+
+
+def evaluation_batches(
+    held_out_N: Tensor, *, num_batches: int, batch_size: int, sequence_length: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Sequences at even distances over the whole held-out text, the same ones at every evaluation.
+
+    Every batch has the same shape, so that a compiled model is compiled once. A text that is too short for that many
+    sequences gives them with overlaps.
+
+    >>> held_out_N = torch.zeros(1000, dtype=torch.uint8)
+    >>> batches = evaluation_batches(held_out_N, num_batches=3, batch_size=2, sequence_length=8)
+    >>> len(batches), batches[0][0].shape
+    (3, torch.Size([2, 8]))
+    """
+    last_start = held_out_N.numel() - sequence_length - 1
+    starts = torch.linspace(0, last_start, num_batches * batch_size, dtype=torch.float64).long()
+    starts_KB = starts.view(num_batches, batch_size)
+    return [_sequences(held_out_N, starts_B, sequence_length=sequence_length) for starts_B in starts_KB]
+
+
+def check_length(text: Text, *, sequence_length: int) -> None:
+    """Refuse a text one part of which is shorter than a sequence and the byte after it.
+
+    Raises:
+        ValueError: naming the part, its size and what to change.
+    """
+    for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
+        if text_N.numel() <= sequence_length:
+            raise ValueError(
+                f"the {part} text must be longer than a sequence of {sequence_length} bytes, got {text_N.numel()} "
+                f"bytes from {text.source}; give more text (data.path=) or a smaller data.sequence_length="
+            )
+
+
+def _sequences(text_N: Tensor, starts_B: Tensor, *, sequence_length: int) -> tuple[Tensor, Tensor]:
+    positions = starts_B[:, None] + torch.arange(sequence_length + 1)
+    bytes_BS = text_N[positions].long()
+    return bytes_BS[:, :-1].contiguous(), bytes_BS[:, 1:].contiguous()
+
+
+def _files(root: Path, *, suffixes: tuple[str, ...]) -> list[str]:
+    """Names relative to the root, with forward slashes, in an order that no file system changes."""
+    found = []
+    for folder, subfolders, names in os.walk(root, onerror=_raise):
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
+        found += [(Path(folder) / name).relative_to(root).as_posix() for name in names if name.endswith(suffixes)]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise OSError(f"cannot read the folder {error.filename}: {error.strerror}; set data.path= to something readable")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise OSError(f"cannot read the text {path}: {error.strerror}; set data.path= to something readable") from error
+
+
+def _split_file(path: Path, *, held_out: float) -> Text:
+    content = _read(path)
+    if not content:
+        raise ValueError(f"no text in {path}: the file is empty; set data.path= to a text file or a folder")
+    num_train = len(content) - max(1, round(len(content) * held_out))
+    return Text(
+        train_N=_tensor(content[:num_train]), held_out_N=_tensor(content[num_train:]), source=str(path), num_files=1
+    )
+
+
+def _held_out_names(names: Sequence[str], *, held_out: float) -> set[str]:
+    """The names whose hash falls into the share; at least one, and never all."""
+    ranked = sorted(names, key=_hash)
+    held = [name for name in ranked if _hash(name) < held_out]
+    return set((held or ranked[:1])[: len(ranked) - 1])
+
+
+def _hash(name: str) -> float:
+    """A number in [0, 1) that the name alone decides."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
+
+
+def _tensor(content: bytes) -> Tensor:
+    # A bytearray, because torch warns about memory that it may not write to.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)

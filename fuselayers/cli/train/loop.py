@@ -1,0 +1,242 @@
+"""The training loop. Everything in it is a function of (weights, optimizer, torch's generators, step): that is what a
+checkpoint holds, and why a resumed run repeats an uninterrupted one.
+
+Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ...configs import TrainConfig
+from .checkpoint import (
+    Checkpoint,
+    load_weights,
+    random_state,
+    restore_random_state,
+)
+from .data import Text, evaluation_batches, training_batch
+from .interrupt import Interrupt
+from .metrics import Metrics, MetricsFile
+from .optimizer import build_optimizer, learning_rate
+from .progress import TrainingProgress
+
+__all__ = ["Outcome", "Trainer", "Update", "autocast", "reproducible", "train_steps"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one step did: the mean loss in nats per byte, the gradient's norm before clipping, the rate, the tokens."""
+
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The last step that is done, and the signal that stopped the run, if one did."""
+
+    step: int
+    signal_number: int | None
+
+
+class Trainer:
+    """A model with its optimizer and its text.
+
+    Args:
+        model: is given tokens and targets, int64 [B, T], and returns the mean loss; fused or not.
+        text: what it learns from.
+        config: the section `train` of the config.
+        sequence_length: T.
+        device: where the model is.
+    """
+
+    def __init__(
+        self, model: nn.Module, text: Text, *, config: TrainConfig, sequence_length: int, device: torch.device
+    ) -> None:
+        self.model = model
+        self.text = text
+        self.config = config
+        self.sequence_length = sequence_length
+        self.device = device
+        self.optimizer = build_optimizer(
+            model,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            betas=(config.beta1, config.beta2),
+        )
+
+    def step(self, step: int) -> Update:
+        """One update of the weights; `step` is 1 for the first.
+
+        Raises:
+            ValueError: the loss is no number any more; the weights are unchanged then.
+        """
+        config = self.config
+        rate = learning_rate(
+            step,
+            steps=config.steps,
+            warmup_steps=config.warmup_steps,
+            peak=config.learning_rate,
+            minimum=config.min_learning_rate,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        losses = []
+        for micro_batch in range(config.accumulate):
+            loss = self.loss(*self.batch(step, micro_batch=micro_batch))
+            (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        mean_loss = torch.stack(losses).mean().item()
+        limit = config.clip_norm if config.clip_norm > 0 else math.inf
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        if not (math.isfinite(mean_loss) and math.isfinite(norm)):
+            raise ValueError(
+                f"training diverged at step {step}: the loss is {mean_loss} and the norm of its gradient {norm}; the "
+                "last checkpoint is from before; try a lower train.learning_rate or a longer train.warmup_steps"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        tokens = config.accumulate * config.batch_size * self.sequence_length
+        return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
+
+    def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
+        """The tokens and targets of a step, [B, T] each, on the model's device."""
+        tokens_BT, targets_BT = training_batch(
+            self.text.train_N,
+            seed=self.config.seed,
+            step=step,
+            micro_batch=micro_batch,
+            batch_size=self.config.batch_size,
+            sequence_length=self.sequence_length,
+        )
+        return tokens_BT.to(self.device), targets_BT.to(self.device)
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean loss in the run's precision, a float32 scalar."""
+        with autocast(self.device, precision=self.config.precision):
+            loss: Tensor = self.model(tokens_BT, targets_BT)
+        return loss
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """The mean loss over the same held-out sequences each time, in eval mode."""
+        self.model.eval()
+        batches = evaluation_batches(
+            self.text.held_out_N,
+            num_batches=self.config.evaluate_batches,
+            batch_size=self.config.batch_size,
+            sequence_length=self.sequence_length,
+        )
+        losses = [self.loss(tokens_BT.to(self.device), targets_BT.to(self.device)) for tokens_BT, targets_BT in batches]
+        return torch.stack(losses).float().mean().item()
+
+    def checkpoint(self, step: int, *, config_yaml: str) -> Checkpoint:
+        """All that the steps after `step` depend on."""
+        return Checkpoint(
+            step=step,
+            config_yaml=config_yaml,
+            text_fingerprint=self.text.fingerprint,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            random_state=random_state(),
+        )
+
+    def restore(self, checkpoint: Checkpoint, *, path: Path) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            ValueError: it is of another architecture.
+        """
+        load_weights(self.model, checkpoint, path=path)
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        restore_random_state(checkpoint.random_state)
+
+
+def train_steps(
+    trainer: Trainer,
+    *,
+    done: int,
+    metrics: MetricsFile,
+    progress: TrainingProgress,
+    save: Callable[[int], None],
+) -> Outcome:
+    """Do the steps after `done`, writing the curve and checkpoints.
+
+    Args:
+        trainer: what trains.
+        done: the steps that lie behind a checkpoint; 0 for a new run.
+        metrics: where the curve is written.
+        progress: where people watch.
+        save: writes the checkpoint of a step.
+
+    Returns:
+        How far it came. A checkpoint of the last step is written, also when a signal stopped the run before the end.
+
+    Raises:
+        KeyboardInterrupt: a second signal came before the step after the first one was done.
+    """
+    config = trainer.config
+    before = metrics.rows[-1].seconds if metrics.rows else 0.0
+    started = time.perf_counter()
+    with Interrupt() as interrupt, progress:
+        for step in range(done + 1, config.steps + 1):
+            step_started = time.perf_counter()
+            update = trainer.step(step)
+            speed = update.tokens / (time.perf_counter() - step_started)
+            last = step == config.steps or interrupt.signal_number is not None
+            validation_loss = None
+            if step == config.steps or step % config.evaluate_every == 0:
+                validation_loss = trainer.validation_loss()
+            row = Metrics(
+                step=step,
+                loss=update.loss,
+                validation_loss=validation_loss,
+                learning_rate=update.learning_rate,
+                gradient_norm=update.gradient_norm,
+                tokens_per_second=speed,
+                seconds=before + time.perf_counter() - started,
+            )
+            metrics.append(row)
+            progress.step(row)
+            if last or step % config.checkpoint_every == 0:
+                metrics.sync()
+                save(step)
+            if last:
+                return Outcome(step, interrupt.signal_number)
+    return Outcome(done, None)
+
+
+@contextmanager
+def reproducible(device: torch.device) -> Iterator[None]:
+    """Make the same steps give the same bits on the CPU, and leave torch's settings as they were afterwards.
+
+    Without it the gradient of an embedding is summed by several threads in the order in which they come: compiled code
+    does so on the CPU. On a GPU some of torch's kernels have no deterministic form, so nothing is changed there.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+        # Poisoning fresh memory costs time and makes nothing of ours more reproducible: we read none of it.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def autocast(device: torch.device, *, precision: str) -> torch.autocast:
+    """The context in which a loss is computed. Used by training and by the comparison after it."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")

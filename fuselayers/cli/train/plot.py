@@ -1,0 +1,42 @@
+"""The picture of a run: loss over steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ..files import write_whole
+from .metrics import Metrics
+
+__all__ = ["FILE_NAME", "plot_loss"]
+
+FILE_NAME = "loss.png"
+
+
+def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
+    """Draw the training and the validation loss as a PNG.
+
+    Agg draws into memory: no display is needed, and a user's own matplotlib backend is left alone.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    steps = [row.step for row in rows]
+    axes.plot(steps, [row.loss for row in rows], color="tab:blue", alpha=0.3, linewidth=0.8, label="training")
+    axes.plot(steps, _smooth([row.loss for row in rows]), color="tab:blue", linewidth=1.5, label="training, smoothed")
+    measured = [(row.step, row.validation_loss) for row in rows if row.validation_loss is not None]
+    if measured:
+        axes.plot(*zip(*measured, strict=True), color="tab:orange", marker="o", markersize=4, label="validation")
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    write_whole(path, FigureCanvasAgg(figure).print_png)
+
+
+def _smooth(values: Sequence[float], *, weight: float = 0.95) -> list[float]:
+    """Exponential mean, corrected for its start as Adam's is (Kingma and Ba 2015, section 3)."""
+    smooth, mean = [], 0.0
+    for count, value in enumerate(values, start=1):
+        mean = weight * mean + (1 - weight) * value
+        smooth.append(mean / (1 - weight**count))
+    return smooth

@@ -1,0 +1,73 @@
+"""fused_mlp -- the mlp with its bias, activation and dropout in one op between the two matmuls.
+
+    x, y     [..., D]   D model
+    hidden   [..., F]   F = int(expansion * D)
+
+It is the plain `MLP` by its parameters, its state_dict keys and its numbers; only what is kept for backward differs.
+"""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops import bias_activation_dropout
+from ..fused_op import op_for
+from ..registry import register
+from .mlp import MLP
+
+__all__ = ["FusedMLP"]
+
+
+@register("feedforward", "fused_mlp")
+class FusedMLP(MLP):
+    """The MLP whose bias, activation and dropout are one op.
+
+    Args:
+        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
+        partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
+
+    Raises:
+        ValueError: as `MLP`, or there is no such backend or partition.
+
+    >>> plain, fused = MLP(8), FusedMLP(8)
+    >>> fused.load_state_dict(plain.state_dict())
+    <All keys matched successfully>
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        *,
+        expansion: float = 4.0,
+        activation: str | None = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__(hidden_dim, expansion=expansion, activation=activation, bias=bias, dropout=dropout)
+        self.backend = backend
+        self.partition = partition
+        op_for(bias_activation_dropout, backend=backend, partition=partition)  # a misspelt name fails here, not later
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        if not _is_plain_linear(self.up):
+            return super().forward(x)
+        hidden = F.linear(x, self.up.weight)
+        # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
+        bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
+        op = op_for(bias_activation_dropout, backend=self.backend, partition=self.partition)
+        hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training)
+        y: Tensor = self.down(hidden)
+        return y
+
+
+def _is_plain_linear(layer: nn.Module) -> bool:
+    # Note: [guards of a split linear] Taking weight and bias out of a layer passes by its forward. That is right only
+    # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass) or a hook must be called.
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) is nn.Linear and not any(hooks)

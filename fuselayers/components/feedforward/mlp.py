@@ -1,0 +1,68 @@
+"""mlp -- y = down(dropout(activation(up(x)))): the feedforward of a transformer, in plain layers.
+
+x, y     [..., D]   D model
+hidden   [..., F]   F = int(expansion * D)
+"""
+
+from torch import Tensor, nn
+
+from ...ops import activate, check_activation, check_probability, dropout
+from ..checks import check_positive
+from ..registry import register
+
+__all__ = ["MLP"]
+
+
+@register("feedforward", "mlp")
+class MLP(nn.Module):
+    """Two linear layers with an activation and dropout between them (Vaswani et al. 2017, section 3.3).
+
+    Args:
+        hidden_dim: D, the width of the model.
+        expansion: the hidden width as a multiple of D.
+        activation: a name in `ops.ACTIVATIONS`, or None for the identity.
+        bias: whether both linear layers have a bias.
+        dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
+
+    Raises:
+        ValueError: a width below one, an unknown activation, or a dropout outside [0, 1).
+
+    >>> MLP(8, expansion=2.0, activation="relu")
+    MLP(
+      activation='relu', dropout=0.0
+      (up): Linear(in_features=8, out_features=16, bias=True)
+      (down): Linear(in_features=16, out_features=8, bias=True)
+    )
+    """
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        *,
+        expansion: float = 4.0,
+        activation: str | None = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_positive("hidden_dim", hidden_dim)
+        check_activation(activation)
+        check_probability(dropout)
+        width = int(expansion * hidden_dim)
+        if width < 1:
+            raise ValueError(
+                f"expansion must give at least one hidden value, got {expansion} for hidden_dim {hidden_dim}"
+            )
+        self.activation = activation
+        self.dropout = dropout
+        self.up = nn.Linear(hidden_dim, width, bias=bias)
+        self.down = nn.Linear(width, hidden_dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        hidden = activate(self.up(x), self.activation)
+        y: Tensor = self.down(dropout(hidden, self.dropout, training=self.training))
+        return y
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, dropout={self.dropout}"

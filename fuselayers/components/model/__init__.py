@@ -1,0 +1,4 @@
+"""Models: tokens in, logits or a loss out."""
+
+from .decoder import Decoder as Decoder
+from .encoder import Encoder as Encoder

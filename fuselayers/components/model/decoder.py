@@ -1,0 +1,180 @@
+"""decoder -- a language model: each token is predicted from the tokens before it.
+
+    tokens, targets   [B, T]      B batch, T tokens
+    x                 [B, T, D]   D model
+    logits            [B, T, V]   V vocabulary
+
+GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops import check_probability
+from ...ops import dropout as dropout_op
+from ..checks import check_positive
+from ..init import initialise_gpt2
+from ..registry import Choice, register
+from .sampling import check_sampling, next_token
+from .stack import build_blocks, build_final_norm, build_position
+from .tokens import check_like_tokens, check_tokens, look_up, token_loss
+
+__all__ = ["Decoder"]
+
+
+@register("model", "decoder")
+class Decoder(nn.Module):
+    """A decoder-only transformer.
+
+    Args:
+        vocab_size: V, number of different tokens.
+        hidden_dim: D, the width of the model.
+        num_layers: number of blocks.
+        context_length: longest sequence in tokens that it is trained on.
+        attention: the attention and its options.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
+        position: the kind of position, by name or with its options.
+        block: the kind of block, by name.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        tie_embeddings: whether the output layer uses the table of the token embeddings.
+        init_std: deviation of the initial weights, see `initialise_gpt2`.
+        backend: what the fused layers get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, or a dropout outside [0, 1).
+
+    >>> heads = Choice("multi_head", {"num_heads": 2})
+    >>> model = Decoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 10])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"attention", "feedforward", "norm", "backend", "partition"})
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_dim: int,
+        num_layers: int,
+        context_length: int,
+        attention: Choice | str,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        position: str | Choice = "learned",
+        block: str | Choice = "pre_norm",
+        dropout: float = 0.0,
+        tie_embeddings: bool = True,
+        init_std: float = 0.02,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__()
+        check_positive("vocab_size", vocab_size)
+        check_positive("hidden_dim", hidden_dim)
+        check_positive("context_length", context_length)
+        check_probability(dropout)
+        self.context_length = context_length
+        self.dropout = dropout
+        self.token = nn.Embedding(vocab_size, hidden_dim)
+        self.position = build_position(position, context_length=context_length, hidden_dim=hidden_dim)
+        self.blocks = build_blocks(
+            block,
+            hidden_dim,
+            num_layers=num_layers,
+            attention=attention,
+            feedforward=feedforward,
+            norm=norm,
+            dropout=dropout,
+            causal=True,
+            backend=backend,
+            partition=partition,
+        )
+        self.norm = build_final_norm(self.blocks, norm, hidden_dim)
+        # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
+        # state_dict would hold the table twice. So a tied head is the table itself.
+        self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        initialise_gpt2(self, num_layers=num_layers, std=init_std)
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Return the logits, or the loss where there are targets.
+
+        Args:
+            tokens_BT: int64 or int32 [B, T], values in 0 .. V - 1.
+            targets_BT: int64 [B, T], the token that follows each token, or -100 where none counts; None for logits.
+
+        Returns:
+            The logits [B, T, V]; with targets the mean cross entropy in nats, a float32 scalar.
+
+        Raises:
+            TypeError: the tokens are no tensor of integers.
+            ValueError: tokens or targets of another shape, a token outside the vocabulary, or a sequence that is too
+                long for its positions.
+        """
+        if not torch.compiler.is_compiling():
+            check_tokens(tokens_BT)
+            check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
+        logits_BTV = self._logits(self.features(tokens_BT))
+        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+
+    def features(self, tokens_BT: Tensor) -> Tensor:
+        """Return what the output layer sees: [B, T] -> [B, T, D]."""
+        x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
+        x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, rotate=self.position.rotate)
+        return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens_BT: Tensor,
+        num_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue each row of tokens, one token after the other; the last `context_length` tokens are looked at.
+
+        It runs in eval mode and leaves every module in the mode it was in.
+
+        Args:
+            tokens_BT: int64 or int32 [B, T], the prompts, T at least one.
+            num_tokens: how many tokens to add.
+            temperature: divides the logits; 0 takes the likeliest token each time.
+            top_k: how many of the likeliest tokens may be drawn; None for all.
+            generator: where the draws come from, on the model's device; None for torch's default generator.
+
+        Returns:
+            [B, T + num_tokens] in the dtype of tokens: the prompts and what follows them.
+
+        Raises:
+            TypeError: the tokens are no tensor of integers.
+            ValueError: the tokens have another shape, num_tokens or temperature is negative, or top_k is below one.
+        """
+        check_tokens(tokens_BT)
+        check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
+        in_training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            for _ in range(num_tokens):
+                last_BD = self.features(tokens_BT[:, -self.context_length :])[:, -1]
+                token_B = next_token(self._logits(last_BD), temperature=temperature, top_k=top_k, generator=generator)
+                tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
+        finally:
+            for module in in_training:
+                module.training = True
+        return tokens_BT
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        return F.linear(x, self.token.weight if self.head is None else self.head.weight)
+
+    def extra_repr(self) -> str:
+        return f"context_length={self.context_length}, dropout={self.dropout}, tie_embeddings={self.head is None}"

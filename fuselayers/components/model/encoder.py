@@ -1,0 +1,168 @@
+"""encoder -- a masked language model: a token is predicted from the tokens on both sides of it.
+
+    tokens, targets, segments   [B, T]      B batch, T tokens
+    x                           [B, T, D]   D model
+    logits                      [B, T, V]   V vocabulary
+
+BERT (Devlin et al. 2018) with learned positions and post_norm blocks.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops import activate, check_probability
+from ...ops import dropout as dropout_op
+from ..checks import check_positive
+from ..init import initialise_bert
+from ..norm import Norm
+from ..registry import Choice, create, register
+from .stack import build_blocks, build_final_norm, build_position
+from .tokens import check_like_tokens, check_tokens, look_up, token_loss
+
+__all__ = ["Encoder"]
+
+
+@register("model", "encoder")
+class Encoder(nn.Module):
+    """An encoder-only transformer with a head that predicts masked tokens.
+
+    Args:
+        vocab_size: V, number of different tokens.
+        hidden_dim: D, the width of the model.
+        num_layers: number of blocks.
+        context_length: longest sequence in tokens that it is trained on.
+        attention: the attention and its options.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options, for the embeddings, the blocks and the head.
+        num_segments: number of segments a sequence may consist of; 0 for no segment embeddings.
+        position: the kind of position, by name or with its options.
+        block: the kind of block, by name.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        tie_embeddings: whether the output layer uses the table of the token embeddings.
+        init_std: deviation of the initial weights, see `initialise_bert`.
+        backend: what the fused layers get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, or a dropout outside [0, 1).
+
+    >>> heads = Choice("multi_head", {"num_heads": 2})
+    >>> model = Encoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 10])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"attention", "feedforward", "norm", "backend", "partition"})
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_dim: int,
+        num_layers: int,
+        context_length: int,
+        attention: Choice | str,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        num_segments: int = 2,
+        position: str | Choice = "learned",
+        block: str | Choice = "post_norm",
+        dropout: float = 0.0,
+        tie_embeddings: bool = True,
+        init_std: float = 0.02,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__()
+        check_positive("vocab_size", vocab_size)
+        check_positive("hidden_dim", hidden_dim)
+        check_positive("context_length", context_length)
+        check_probability(dropout)
+        if num_segments < 0:
+            raise ValueError(f"num_segments must not be negative, got {num_segments}")
+        self.dropout = dropout
+        self.token = nn.Embedding(vocab_size, hidden_dim)
+        self.position = build_position(position, context_length=context_length, hidden_dim=hidden_dim)
+        self.segment = nn.Embedding(num_segments, hidden_dim) if num_segments else None
+        self.embedding_norm: Norm = create("norm", norm, hidden_dim)
+        self.blocks = build_blocks(
+            block,
+            hidden_dim,
+            num_layers=num_layers,
+            attention=attention,
+            feedforward=feedforward,
+            norm=norm,
+            dropout=dropout,
+            causal=False,
+            backend=backend,
+            partition=partition,
+        )
+        self.norm = build_final_norm(self.blocks, norm, hidden_dim)
+        self.head_dense = nn.Linear(hidden_dim, hidden_dim)
+        self.head_norm: Norm = create("norm", norm, hidden_dim)
+        # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
+        self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        initialise_bert(self, std=init_std)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        segments_BT: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits, or the loss where there are targets.
+
+        Args:
+            tokens_BT: int64 or int32 [B, T], values in 0 .. V - 1.
+            targets_BT: int64 [B, T], the token that was masked, or -100 where none counts; None for logits.
+            segments_BT: int64 or int32 [B, T], the segment of each token; None for segment 0 everywhere.
+            key_padding_mask: bool [B, T], True for a real token; None if all are real.
+
+        Returns:
+            The logits [B, T, V]; with targets the mean cross entropy in nats, a float32 scalar.
+
+        Raises:
+            TypeError: tokens or segments are no tensor of integers.
+            ValueError: an argument of another shape or dtype, a token outside the vocabulary, segments for a model
+                without them, or a sequence that is too long for its positions.
+        """
+        if not torch.compiler.is_compiling():
+            check_tokens(tokens_BT)
+            check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
+            check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
+            self._check_segments(segments_BT, tokens_BT)
+        x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask)
+        x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
+        logits_BTV = F.linear(x_BTD, self.token.weight if self.head is None else self.head.weight, self.bias)
+        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+
+    def features(
+        self, tokens_BT: Tensor, *, segments_BT: Tensor | None = None, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return what the head sees: [B, T] -> [B, T, D]."""
+        x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
+        if self.segment is not None:
+            # Without segments every token is in the first one, which is a vector that is added, not nothing.
+            first_D = self.segment.weight[0]
+            x_BTD = x_BTD + (first_D if segments_BT is None else look_up(self.segment, segments_BT, "segments"))
+        x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, rotate=self.position.rotate, key_padding_mask=key_padding_mask)
+        return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
+        if segments_BT is None:
+            return
+        if self.segment is None:
+            raise ValueError("this model has no segment embeddings; build it with num_segments, or leave segments out")
+        check_tokens(segments_BT, "segments")
+        check_like_tokens("segments", segments_BT, tokens_BT, dtype=segments_BT.dtype)
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}, tie_embeddings={self.head is None}"

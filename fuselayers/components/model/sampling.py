@@ -1,0 +1,38 @@
+"""Drawing the next token from a model's logits.
+
+logits   [B, V]   B batch, V vocabulary
+token    [B]
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_sampling", "next_token"]
+
+
+def check_sampling(*, num_tokens: int, temperature: float, top_k: int | None) -> None:
+    """Raise ValueError for an argument of `Decoder.generate` that means nothing."""
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
+
+
+def next_token(
+    logits_BV: Tensor, *, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draw one token per row from softmax(logits / temperature), among the `top_k` likeliest.
+
+    >>> next_token(torch.tensor([[0.0, 3.0, 1.0]]), temperature=0.0)
+    tensor([1])
+    """
+    if temperature == 0:
+        return logits_BV.argmax(-1)
+    scaled_BV = logits_BV.float() / temperature
+    if top_k is not None and top_k < scaled_BV.shape[-1]:
+        # Chosen by index, not by a threshold: among equal logits exactly top_k stay.
+        values_BK, index_BK = scaled_BV.topk(top_k, dim=-1)
+        scaled_BV = torch.full_like(scaled_BV, -torch.inf).scatter(-1, index_BK, values_BK)
+    return torch.multinomial(scaled_BV.softmax(-1), 1, generator=generator)[:, 0]

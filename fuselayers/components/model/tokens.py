@@ -1,0 +1,60 @@
+"""What both models do with tokens: check them, look them up, and compare predictions with them.
+
+tokens, targets   [B, T]      B batch, T tokens
+logits            [B, T, V]   V vocabulary
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["IGNORED", "check_like_tokens", "check_tokens", "look_up", "token_loss"]
+
+# The target of a position that does not count in the loss, as everywhere in torch.
+IGNORED = -100
+
+
+def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
+    """Raise unless `tokens` is a [B, T] tensor of integers that an embedding takes, with T at least one."""
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"{name} must be a tensor [B, T], got {type(tokens).__name__}; use torch.tensor({name})")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} must be int64 or int32, got {tokens.dtype}; convert with {name}.long()")
+    if tokens.dim() != 2:
+        hint = f"; add the batch dimension with {name}[None]" if tokens.dim() == 1 else ""
+        raise ValueError(f"{name} must be [B, T], got {list(tokens.shape)}{hint}")
+    if tokens.shape[1] == 0:
+        raise ValueError(f"{name} must hold at least one token per row, got {list(tokens.shape)}")
+
+
+def check_like_tokens(name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype) -> None:
+    """Raise ValueError unless `other` is None or has the shape of `tokens` and the given dtype."""
+    if other is not None and (other.shape != tokens.shape or other.dtype != dtype):
+        raise ValueError(
+            f"{name} must be {dtype} {list(tokens.shape)} like tokens, got {other.dtype} {list(other.shape)}"
+        )
+
+
+def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Tensor:
+    """Return the embedding of each token: [B, T] -> [B, T, D].
+
+    Raises:
+        ValueError: a token is outside the table. On a GPU the check is torch's own, an assertion of the device.
+    """
+    if torch.compiler.is_compiling():
+        return F.embedding(tokens, embedding.weight)
+    try:
+        embedded: Tensor = embedding(tokens)
+    except IndexError as error:
+        raise ValueError(
+            f"{name} must be in 0..{embedding.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}"
+        ) from error
+    return embedded
+
+
+def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Return the mean cross entropy in nats, a float32 scalar; positions with target -100 do not count.
+
+    It is nan when no position counts, as torch's own.
+    """
+    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED)

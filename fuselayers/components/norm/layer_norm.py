@@ -1,0 +1,67 @@
+"""layer_norm -- y = (x - mean) / sqrt(var + eps) * weight + bias, over the last dimension.
+
+    x, y           [..., N]
+    weight, bias   [N]
+
+Ba, Kiros, Hinton 2016.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops import NormStyle, bias_dropout_residual_layer_norm
+from ..checks import check_positive
+from ..registry import register
+from .norm import Norm
+
+__all__ = ["LayerNorm"]
+
+
+@register("norm", "layer_norm")
+class LayerNorm(Norm):
+    """Layer normalisation, with torch's names for its parameters; `add` is one fused op.
+
+    Args:
+        hidden_dim: N, the size of the last dimension.
+        eps: added to the variance.
+        bias: whether there is a shift beside the scale.
+
+    Raises:
+        ValueError: hidden_dim is below one.
+
+    >>> norm = LayerNorm(2)
+    >>> normed, total = norm.add(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
+    >>> total
+    tensor([1., 3.])
+    """
+
+    def __init__(self, hidden_dim: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        check_positive("hidden_dim", hidden_dim)
+        self.hidden_dim = hidden_dim
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_dim))
+        self.bias = nn.Parameter(torch.zeros(hidden_dim)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] -> [..., N]."""
+        return F.layer_norm(x, (self.hidden_dim,), self.weight, self.bias, self.eps)
+
+    def _join(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return bias_dropout_residual_layer_norm(
+            x,
+            residual,
+            weight=self.weight,
+            norm_bias=self.bias,
+            bias=bias,
+            p=p,
+            eps=self.eps,
+            style=style,
+            training=self.training,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_dim}, eps={self.eps}, bias={self.bias is not None}"

@@ -1,0 +1,75 @@
+"""What every norm does beside normalising: join a sublayer's output to the residual stream.
+
+x, residual, y, s   [..., N]
+bias                [N]
+"""
+
+from typing import Literal, overload
+
+from torch import Tensor, nn
+
+from ...ops import NormStyle, bias_dropout_residual, check_style, dropout
+
+__all__ = ["Norm"]
+
+
+class Norm(nn.Module):
+    """The base of the norms: a subclass brings `forward`, and may bring a fused `_join`.
+
+    The styles are those of `ops.bias_dropout_residual_layer_norm`; with d = dropout(x + bias, p) and s = d + residual:
+    "post" is norm(s), "pre" is norm(d) + residual, "prenorm" is the pair (norm(s), s).
+    """
+
+    @overload
+    def add(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bias: Tensor | None = None,
+        p: float = 0.0,
+        style: Literal["prenorm"] = "prenorm",
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def add(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bias: Tensor | None = None,
+        p: float = 0.0,
+        style: Literal["post", "pre"],
+    ) -> Tensor: ...
+    def add(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bias: Tensor | None = None,
+        p: float = 0.0,
+        style: NormStyle = "prenorm",
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return dropout(x + bias, p), joined to `residual` and normalised as `style` says.
+
+        Args:
+            x: [..., N], a sublayer's output.
+            residual: [..., N], the stream it joins.
+            bias: [N], added to x, or None for none.
+            p: dropout probability, 0 <= p < 1; nothing is dropped in eval mode.
+            style: "prenorm" returns (norm(s), s), "post" and "pre" one tensor.
+
+        Raises:
+            ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1).
+        """
+        check_style(style)
+        return self._join(x, residual, bias, p, style)
+
+    def _join(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if style == "pre":
+            normed: Tensor = self(dropout(x if bias is None else x + bias, p, training=self.training))
+            return normed + residual
+        total = bias_dropout_residual(x, residual, bias=bias, p=p, training=self.training)
+        normed = self(total)
+        return (normed, total) if style == "prenorm" else normed

@@ -1,0 +1,48 @@
+"""rms_norm -- y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+    x, y     [..., N]
+    weight   [N]
+
+Zhang, Sennrich 2019.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..checks import check_positive
+from ..registry import register
+from .norm import Norm
+
+__all__ = ["RMSNorm"]
+
+
+@register("norm", "rms_norm")
+class RMSNorm(Norm):
+    """Root mean square normalisation: a scale, no mean and no shift.
+
+    Args:
+        hidden_dim: N, the size of the last dimension.
+        eps: added to the mean square.
+
+    Raises:
+        ValueError: hidden_dim is below one.
+
+    >>> RMSNorm(2)(torch.tensor([3.0, -3.0])).tolist()
+    [1.0, -1.0]
+    """
+
+    def __init__(self, hidden_dim: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        check_positive("hidden_dim", hidden_dim)
+        self.hidden_dim = hidden_dim
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] -> [..., N]."""
+        # torch has one kernel for equal dtypes only; under autocast x may be bfloat16 and the weight float32.
+        return F.rms_norm(x, (self.hidden_dim,), self.weight.to(x.dtype), self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_dim}, eps={self.eps}"

@@ -1,0 +1,51 @@
+"""learned -- y = x + table[:T]: one learned vector per position, as in GPT-2 and BERT.
+
+x, y    [B, T, D]   B batch, T tokens, D model
+table   [L, D]      L the context's length
+"""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..checks import check_positive
+from ..registry import register
+from .position import Position
+
+__all__ = ["LearnedPosition"]
+
+
+@register("position", "learned")
+class LearnedPosition(Position):
+    """Adds a learned vector per position.
+
+    Args:
+        context_length: L, the longest sequence in tokens.
+        hidden_dim: D, the width of the model.
+
+    Raises:
+        ValueError: a size is below one; in `embed`, the sequence is longer than the context.
+
+    >>> LearnedPosition(16, 8).table.weight.shape
+    torch.Size([16, 8])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"context_length", "hidden_dim"})
+
+    def __init__(self, context_length: int, hidden_dim: int) -> None:
+        super().__init__()
+        check_positive("context_length", context_length)
+        check_positive("hidden_dim", hidden_dim)
+        self.table = nn.Embedding(context_length, hidden_dim)
+        # torch's own init, a deviation of 1, would drown token embeddings of the usual deviation 0.02.
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def embed(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D], T at most the context's length."""
+        tokens, context_length = x_BTD.shape[-2], self.table.num_embeddings
+        if tokens > context_length:
+            raise ValueError(
+                f"a sequence of {tokens} tokens does not fit the context_length {context_length}; "
+                "shorten it, or build the model with a longer context"
+            )
+        return x_BTD + self.table.weight[:tokens]

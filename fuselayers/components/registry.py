@@ -1,0 +1,251 @@
+"""The registry: which class answers to which name, and which options it takes.
+
+A component is an `nn.Module` class registered under a kind and a name. Configs and callers name it by a `Choice`; the
+options of a choice are the keyword-only arguments of the class's `__init__`, so a class is its own schema.
+"""
+
+import enum
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, get_type_hints
+
+from ..names import no_such
+
+__all__ = [
+    "KINDS",
+    "REQUIRED",
+    "Choice",
+    "Option",
+    "Required",
+    "accepted",
+    "as_choice",
+    "create",
+    "get",
+    "names",
+    "options",
+    "register",
+]
+
+KINDS: Final = ("activation", "feedforward", "norm", "attention", "position", "residual", "block", "model")
+
+Component = TypeVar("Component", bound=type)
+
+_OWNERS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Required(enum.Enum):
+    """The type of `REQUIRED`: an enum, so that it stays the same object through pickle and deepcopy."""
+
+    REQUIRED = "required"
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Final = Required.REQUIRED
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which component, with which options.
+
+    The options are copied, so that nothing built from a choice can change the caller's dict.
+
+    >>> Choice("mlp", {"expansion": 2.0})
+    Choice(name='mlp', options={'expansion': 2.0})
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", dict(self.options))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a component: its name, its type, its default (or REQUIRED) and its meaning."""
+
+    name: str
+    annotation: Any
+    default: Any
+    doc: str
+
+
+def register(kind: str, name: str) -> Callable[[Component], Component]:
+    """Decorate a class to own `name` among the components of `kind`.
+
+    The class may list in `built_in: ClassVar[frozenset[str]]` the arguments that whoever builds it fills in (a size, a
+    backend, a nested choice); they are no options.
+
+    Raises:
+        ValueError: there is no such kind, the name is not in lower_case, or another class owns it.
+
+    >>> from torch import nn
+    >>> @register("norm", "no_norm_at_all")
+    ... class NoNorm(nn.Identity):
+    ...     pass
+    >>> get("norm", "no_norm_at_all") is NoNorm
+    True
+    >>> del _OWNERS["norm"]["no_norm_at_all"]
+    """
+    owners = _owners(kind)
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"the name of a {kind} must be in lower_case letters, digits and underscores, got {name!r}")
+
+    def own(component: Component) -> Component:
+        owner = owners.get(name)
+        if owner is not None and not _same_notebook_class(owner, component):
+            raise ValueError(f"{kind} {name!r} belongs to {_path(owner)}; choose another name for {_path(component)}")
+        owners[name] = component
+        return component
+
+    return own
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """Return the names of the components of a kind, sorted.
+
+    Raises:
+        ValueError: there is no such kind.
+
+    >>> "mlp" in names("feedforward")
+    True
+    """
+    return tuple(sorted(_owners(kind)))
+
+
+def get(kind: str, name: str) -> type:
+    """Return the class that owns `name`.
+
+    Raises:
+        ValueError: there is no such kind or name; the message lists the choices and the nearest one.
+
+    >>> get("feedforward", "mlp").__name__
+    'MLP'
+    """
+    owners = _owners(kind)
+    if name not in owners:
+        raise ValueError(no_such(kind, name, owners))
+    return owners[name]
+
+
+def options(kind: str, name: str) -> tuple[Option, ...]:
+    """Return the options of a component in the order of its signature.
+
+    They are the keyword-only arguments of its `__init__`, without those in its `built_in`. A doc comes from the
+    `Args:` of the class's docstring or of a base class's, so a subclass documents only what it adds.
+
+    Raises:
+        ValueError: there is no such kind or name.
+
+    >>> [option.name for option in options("norm", "layer_norm")]
+    ['eps', 'bias']
+    """
+    component = get(kind, name)
+    initialise = component.__init__  # type: ignore[misc]
+    annotations = get_type_hints(initialise)
+    docs: dict[str, str] = {}
+    for base in reversed(component.__mro__):
+        docs |= _argument_docs(base)
+    return tuple(
+        Option(
+            name=parameter.name,
+            annotation=annotations.get(parameter.name, Any),
+            default=REQUIRED if parameter.default is parameter.empty else parameter.default,
+            doc=docs.get(parameter.name, ""),
+        )
+        for parameter in inspect.signature(initialise).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _built_in(component)
+    )
+
+
+def as_choice(choice: Choice | str) -> Choice:
+    """Return a choice as it is, and a bare name as the choice of that name without options.
+
+    >>> as_choice("mlp")
+    Choice(name='mlp', options={})
+    """
+    return Choice(choice) if isinstance(choice, str) else choice
+
+
+def accepted(kind: str, choice: Choice | str, **values: Any) -> dict[str, Any]:
+    """Return those of `values` that the chosen class lists in its `built_in`.
+
+    For arguments that a builder offers to every component of a kind and only some can use, as a fusion backend.
+    What every component must honour (`causal`) is passed to `create` directly, which refuses a class without it.
+
+    >>> accepted("feedforward", "mlp", backend="eager"), accepted("feedforward", "fused_mlp", backend="eager")
+    ({}, {'backend': 'eager'})
+    """
+    built_in = _built_in(get(kind, as_choice(choice).name))
+    return {name: value for name, value in values.items() if name in built_in}
+
+
+def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
+    """Build the chosen component from its options, `args` and the arguments its builder fills in.
+
+    Raises:
+        ValueError: there is no such kind, name or option; a required option is missing; an argument is given twice; or
+            the class does not take one of the `built_in` arguments.
+
+    >>> create("norm", Choice("layer_norm", {"eps": 1e-6}), 4)
+    LayerNorm(4, eps=1e-06, bias=True)
+    """
+    choice = as_choice(choice)
+    component = get(kind, choice.name)
+    known = {option.name: option for option in options(kind, choice.name)}
+    for name in choice.options:
+        if name not in known:
+            raise ValueError(no_such(f"{choice.name} option", name, known))
+        if name in built_in:
+            raise ValueError(f"{choice.name} option {name!r} is filled in by the builder; leave it out of the options")
+    parameters = inspect.signature(component).parameters
+    for name in built_in:
+        if name not in parameters:
+            raise ValueError(f"{kind} {choice.name!r} ({_path(component)}) does not take the argument {name!r}")
+    for name, option in known.items():
+        if option.default is REQUIRED and name not in choice.options and name not in built_in:
+            meaning = f" ({option.doc})" if option.doc else ""
+            raise ValueError(f"{kind} {choice.name!r} needs the option {name!r}{meaning}")
+    return component(*args, **choice.options, **built_in)
+
+
+def _owners(kind: str) -> dict[str, type]:
+    if kind not in _OWNERS:
+        raise ValueError(no_such("kind", kind, KINDS))
+    return _OWNERS[kind]
+
+
+def _built_in(component: type) -> frozenset[str]:
+    built_in: frozenset[str] = getattr(component, "built_in", frozenset())
+    return built_in
+
+
+def _path(component: type) -> str:
+    return f"{component.__module__}.{component.__qualname__}"
+
+
+def _same_notebook_class(owner: type, component: type) -> bool:
+    # A notebook cell that is run twice defines its class twice; only there may the later one take over.
+    return component.__module__ == "__main__" and _path(owner) == _path(component)
+
+
+def _argument_docs(component: type) -> dict[str, str]:
+    """Return the entries of the `Args:` section of a class's own docstring: argument -> text on one line."""
+    _, _, section = inspect.cleandoc(component.__dict__.get("__doc__") or "").partition("Args:\n")
+    docs: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        entry = re.fullmatch(r" {4}(\w+): (.*)", line)
+        if entry:
+            name = entry[1]
+            docs[name] = entry[2].strip()
+        elif name and line.startswith(" " * 8):
+            docs[name] += f" {line.strip()}"
+        else:
+            break
+    return docs

@@ -1,0 +1,11 @@
+"""Build models from config: YAML groups composed by Hydra, checked, and turned into plain dataclasses once."""
+
+from .build import build as build
+from .compose import compose as compose
+from .files import GROUPS as GROUPS
+from .files import choices as choices
+from .render import to_yaml as to_yaml
+from .schemas import Config as Config
+from .schemas import DataConfig as DataConfig
+from .schemas import FusionConfig as FusionConfig
+from .schemas import TrainConfig as TrainConfig

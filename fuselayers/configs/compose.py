@@ -1,0 +1,100 @@
+"""compose -- the shipped files, then the caller's file or mapping, then the overrides: one checked `Config`."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from ..names import no_such
+from .files import COMPONENT_GROUPS, GROUPS, choices, chosen_component, shipped
+from .overrides import Layer, parse_overrides
+from .references import resolved
+from .schemas import Config, DataConfig, FusionConfig, TrainConfig
+from .sections import changed, checked_choice, completed
+from .source import Source, read_source
+
+__all__ = ["compose"]
+
+_COMPONENTS = ("model", *COMPONENT_GROUPS)
+_MISSING = "???"
+
+
+def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Config:
+    """Return the config that a source and overrides make.
+
+    Args:
+        source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`. It is layered over the
+            shipped files, and is not changed; see `read_source` for how a mapping says what.
+        overrides: in Hydra's grammar: "feedforward=fused_mlp" chooses, "feedforward.expansion=2" sets an option. They
+            win over the source, which wins over a model's file. Their order does not matter.
+
+    Choosing another component keeps what was set for the old one away from its defaults, where the new one has an
+    option of that name. Choosing another file of model, fusion, train or data replaces the source's section.
+
+    Raises:
+        TypeError: the source or the overrides are of another type.
+        OSError: the file cannot be read.
+        ValueError: a name, key, type or value is wrong; or the config asks for what no config may do, as to name a
+            class or a function, to run a resolver, or to set up Hydra.
+
+    >>> config = compose("gpt_nano", ["feedforward=gated_mlp", "model.num_layers=2"])
+    >>> config.feedforward.name, config.model.options["num_layers"]
+    ('gated_mlp', 2)
+    """
+    asked = read_source(source)
+    last = parse_overrides(overrides)
+    presets = {**_presets(asked), **_presets(last)}
+    sections = shipped(presets)
+    # `train=quick` over a saved config means the shipped numbers, not the saved ones.
+    for group in _presets(last):
+        asked.settings.pop(group, None)
+    for layer in (asked, last):
+        _apply(sections, layer)
+    return _checked(sections)
+
+
+def _presets(layer: Layer) -> dict[str, str]:
+    return {group: choice for group, choice in layer.choices.items() if group not in COMPONENT_GROUPS}
+
+
+def _apply(sections: dict[str, dict[str, Any]], layer: Layer) -> None:
+    for group, choice in layer.choices.items():
+        if group in COMPONENT_GROUPS:
+            sections[group] = changed(group, sections[group], chosen_component(group, choice), where=group)
+    for group, settings in layer.settings.items():
+        if group == "model" and settings.get("name") in choices("model"):
+            raise ValueError(
+                f"model.name is a registered model, such as decoder, and {settings['name']!r} is a file; "
+                f"choose it with model={settings['name']}"
+            )
+        if group in _COMPONENTS:
+            sections[group] = changed(group, sections[group], settings, where=group)
+        else:
+            sections[group] = {**sections[group], **settings}
+
+
+def _checked(sections: dict[str, dict[str, Any]]) -> Config:
+    complete = {
+        group: completed(group, sections[group], where=group) if group in _COMPONENTS else sections[group]
+        for group in GROUPS
+    }
+    plain = resolved(complete)
+    model, feedforward, attention, norm = (checked_choice(kind, plain[kind], where=kind) for kind in _COMPONENTS)
+    return Config(
+        model=model,
+        feedforward=feedforward,
+        attention=attention,
+        norm=norm,
+        fusion=_section("fusion", FusionConfig, plain["fusion"]),
+        train=_section("train", TrainConfig, plain["train"]),
+        data=_section("data", DataConfig, plain["data"]),
+    )
+
+
+def _section(name: str, schema: type, values: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(schema)]
+    for option, value in values.items():
+        if option not in known:
+            raise ValueError(no_such(f"{name} option", option, known))
+        if value == _MISSING:
+            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
+    return schema(**values)

@@ -1,0 +1,114 @@
+"""The config as dataclasses. Numbers are not here: they stand in the YAML groups."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..components import Choice
+from ..names import no_such
+from ..partition import PARTITIONERS
+from ..partition.backends import check_backends
+from .settings import check_settings, setting
+
+__all__ = ["Config", "DataConfig", "FusionConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True)
+class FusionConfig:
+    """How much of a model goes through the fusion core, and how.
+
+    Raises:
+        ValueError: an unknown backend, partitioner or scope.
+
+    >>> FusionConfig(scope="block").backend
+    'auto'
+    """
+
+    backend: str = setting("what compiles the two graphs, as `fuse` takes it", default="auto")
+    partition: str = setting("how `fuse` chooses what is saved for backward", default="min_cut")
+    scope: Literal["none", "layer", "block", "model"] = setting(
+        "what is fused as one: nothing, each fused layer's op, each block, or the whole model", default="model"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings("fusion", self)
+        check_backends(self.backend, ())
+        if self.partition not in PARTITIONERS:
+            raise ValueError(no_such("partitioner", self.partition, PARTITIONERS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run.
+
+    Raises:
+        ValueError: a value of another type or out of its range.
+    """
+
+    steps: int = setting("updates of the weights", minimum=1)
+    batch_size: int = setting("sequences in a micro-batch", minimum=1)
+    accumulate: int = setting("micro-batches whose gradients make one step", minimum=1)
+    learning_rate: float = setting("the highest one, after the warm-up", above=0)
+    min_learning_rate: float = setting("the one of the last step, at the end of the cosine", minimum=0)
+    warmup_steps: int = setting("steps in which the learning rate rises from zero", minimum=0)
+    weight_decay: float = setting("AdamW's, on matrices only; per unit of learning rate", minimum=0)
+    beta1: float = setting("AdamW's decay of the mean gradient, per step", minimum=0, below=1)
+    beta2: float = setting("AdamW's decay of the mean squared gradient, per step", minimum=0, below=1)
+    clip_norm: float = setting("the largest norm of the gradient; 0 does not clip", minimum=0)
+    precision: Literal["float32", "bfloat16"] = setting("bfloat16 runs matmuls under autocast; weights stay float32")
+    seed: int = setting("of weights, batches and dropout", minimum=0, below=2**63)
+    evaluate_every: int = setting("steps between two validation losses", minimum=1)
+    evaluate_batches: int = setting("batches a validation loss is the mean of", minimum=1)
+    checkpoint_every: int = setting("steps between two checkpoints", minimum=1)
+    resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
+    output: str = setting('folder of the run; "" makes a new one below runs/')
+    sample_bytes: int = setting("bytes of text to write at the end; 0 for none", minimum=0)
+    compare: bool = setting("whether to end with a table of eager against fused")
+    device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0", pattern=r"[a-z]+(:[0-9]+)?")
+
+    def __post_init__(self) -> None:
+        check_settings("train", self)
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"train.min_learning_rate must be at most train.learning_rate, {self.learning_rate}, "
+                f"got {self.min_learning_rate}; lower it too"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The text to train on.
+
+    Raises:
+        ValueError: a value of another type or out of its range.
+    """
+
+    path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
+    sequence_length: int = setting("bytes of a sequence; 0 for the model's context_length", minimum=0)
+    held_out: float = setting("share of the files (of one file: of its bytes) kept for validation", above=0, below=1)
+    suffixes: tuple[str, ...] = setting("what the names of a folder's files end in")
+
+    def __post_init__(self) -> None:
+        check_settings("data", self)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A model, how it is fused, and how it is trained, on what. Made by `compose`.
+
+    Attributes:
+        model: the registered model with every option, its position and block as choices of their own.
+        feedforward: the registered feedforward with every option.
+        attention: the registered attention with every option.
+        norm: the registered norm with every option.
+        fusion: how much of it goes through the fusion core.
+        train: the training run.
+        data: the text to train on.
+    """
+
+    model: Choice
+    feedforward: Choice
+    attention: Choice
+    norm: Choice
+    fusion: FusionConfig
+    train: TrainConfig
+    data: DataConfig

@@ -1,0 +1,18 @@
+"""Pure functions: each file holds one op, its formula, its reference and what it keeps for backward."""
+
+from .activations import ACTIVATIONS as ACTIVATIONS
+from .activations import activate as activate
+from .activations import check_activation as check_activation
+from .bias_activation_dropout import bias_activation_dropout as bias_activation_dropout
+from .bias_dropout_residual import bias_dropout_residual as bias_dropout_residual
+from .bias_dropout_residual_layer_norm import NormStyle as NormStyle
+from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm as bias_dropout_residual_layer_norm
+from .bias_dropout_residual_layer_norm import check_style as check_style
+from .dropout import dropout as dropout
+from .gated_activation import gated_activation as gated_activation
+from .philox import check_probability as check_probability
+from .philox import draw_seed as draw_seed
+from .philox import keep_mask as keep_mask
+from .philox import keep_scale as keep_scale
+from .residual_layer_norm import residual_layer_norm as residual_layer_norm
+from .rotary import rotary as rotary

@@ -1,0 +1,33 @@
+"""default -- save what eager autograd would save, each tensor once."""
+
+import torch.fx as fx
+
+from .joint_graph import JointGraph, is_saveable, is_view, made_from_scalars
+from .torch_private import must_recompute
+
+__all__ = ["saved_by_default"]
+
+
+def saved_by_default(joint: JointGraph) -> list[fx.Node]:
+    """Return every value of the forward that backward reads, with views replaced by what they look at.
+
+    Nothing but views, tensors made from scalars alone (dropout masks) and what the user's checkpoint policy asks for is
+    computed again.
+    """
+    scalars_only = made_from_scalars(joint)
+    saved: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    stack = [node for node in joint.backward if node not in joint.from_gradients]
+    stack += [value for node in joint.from_gradients for value in node.all_input_nodes]
+    while stack:
+        node = stack.pop()
+        if node in seen or node in joint.from_gradients:
+            continue
+        seen.add(node)
+        in_forward = node in joint.forward or node in joint.inputs
+        again = not in_forward or is_view(node) or node in scalars_only or must_recompute(node)
+        if again or not is_saveable(node):
+            stack += node.all_input_nodes
+        else:
+            saved.add(node)
+    return [node for node in joint.nodes if node in saved]

@@ -1,0 +1,59 @@
+"""FusedModule -- a module's fused twin: its own forward, the same weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["FusedModule"]
+
+
+class FusedModule(nn.Module):
+    """A fused view of a module. Made by `fuse`.
+
+    It shares the module's parameters, buffers, submodules and train/eval mode, so `parameters()`, `state_dict()`,
+    `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
+    the module's own names. Other attributes and methods are the module's; only calling it is different.
+
+    Attributes:
+        module: the module as it was given, which still runs eagerly.
+        fused: the fused function that a call goes through.
+    """
+
+    def __init__(self, module: nn.Module, fused: Callable[..., Any]) -> None:
+        self.__dict__["module"] = module  # not registered: it is this module, not a child of it
+        super().__init__()
+        self.__dict__["fused"] = fused
+        # Note: [shared registries] The dictionaries themselves are shared, not copied, so that a parameter that is
+        # replaced on one side (tied weights, sharding, a meta tensor materialised) is replaced on the other.
+        for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+            self.__dict__[registry] = module.__dict__[registry]
+
+    @property
+    def training(self) -> bool:
+        return bool(self.__dict__["module"].training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        # nn.Module's own constructor sets the mode of a new module; the module that is shared has one already.
+        if "fused" in self.__dict__:
+            self.__dict__["module"].training = mode
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["fused"](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["module"], name)
+
+    def extra_repr(self) -> str:
+        return f"fused {type(self.__dict__['module']).__name__}"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _rewrap, (self.__dict__["module"], self.__dict__["fused"])
+
+
+def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
+    return FusedModule(module, fused.over(module))

@@ -1,0 +1,63 @@
+"""The package's metadata. pyproject.toml holds the build system and the tools' settings only."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def version() -> str:
+    """The version in fuselayers/_version.py, read as text: importing the package would need torch at build time."""
+    text = (HERE / "fuselayers" / "_version.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, flags=re.MULTILINE)
+    assert found is not None, 'fuselayers/_version.py must hold the line __version__ = "..."'
+    return found.group(1)
+
+
+setup(
+    name="fuselayers",
+    version=version(),
+    description="Fused transformer layers for PyTorch: build them from config, swap them, or import them",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="the fuselayers authors",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    keywords="pytorch transformer fusion activation-checkpointing inductor triton",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.10,<3.14",
+    # Lower bounds, not pins: a torch that is already installed stays. The pins we develop with are in constraints.txt.
+    install_requires=[
+        "torch>=2.11",
+        'triton>=3.6; platform_system == "Linux"',
+        "networkx>=3.2",
+        "hydra-core>=1.3,<1.4",
+        "omegaconf>=2.3,<2.4",
+        "PyYAML>=6",
+        "rich>=13",
+        "matplotlib>=3.8",
+        "numpy>=1.26",
+    ],
+    extras_require={
+        # setuptools: the tests build a wheel and an sdist without a network.
+        "test": ["pytest>=8", "pytest-timeout", "ruff", "mypy", "setuptools>=77.0.3", "types-networkx", "types-PyYAML"],
+        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
+    },
+    packages=find_packages(include=["fuselayers", "fuselayers.*"]),
+    package_data={"fuselayers": ["py.typed", "configs/groups/*.yaml", "configs/groups/**/*.yaml"]},
+    include_package_data=False,
+    zip_safe=False,
+    entry_points={"console_scripts": ["fuselayers = fuselayers.cli.main:main"]},
+)

@@ -1,0 +1,38 @@
+"""A text and a config so small that a run takes a second."""
+
+from pathlib import Path
+
+import pytest
+
+_LINES = [f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)]
+
+TINY_MODEL = (
+    "model.hidden_dim=16",
+    "model.num_layers=1",
+    "model.context_length=16",
+    "attention.num_heads=2",
+)
+TINY_TRAINING = (
+    "train.steps=12",
+    "train.warmup_steps=2",
+    "train.batch_size=4",
+    "train.evaluate_every=4",
+    "train.evaluate_batches=2",
+    "train.checkpoint_every=4",
+    "train.sample_bytes=0",
+    "train.compare=false",
+    "train.device=cpu",
+)
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.py"
+    path.write_text("".join(_LINES))
+    return path
+
+
+@pytest.fixture
+def tiny(text_file: Path) -> list[str]:
+    """Overrides of a run that takes a second: a tiny model without fusion, 12 steps, a checkpoint every 4."""
+    return [*TINY_MODEL, *TINY_TRAINING, "fusion=off", "model.dropout=0.1", f"data.path={text_file}"]

@@ -1,0 +1,311 @@
+"""Whole runs, from the overrides to the files."""
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+from rich.console import Console
+
+from fuselayers.cli.train import train
+from fuselayers.cli.train.checkpoint import read_checkpoint
+from fuselayers.cli.train.loop import Trainer, Update
+from fuselayers.cli.train.metrics import Metrics, read_metrics
+from fuselayers.configs import compose
+
+
+def _last(overrides: list[str]) -> list[str]:
+    """The overrides, of each key the last one: what a test sets wins over `tiny`."""
+    return list({override.partition("=")[0]: override for override in overrides}.values())
+
+
+def _train(overrides: list[str]) -> str:
+    output = io.StringIO()
+    assert train(_last(overrides), console=Console(file=output, width=200)) == 0
+    return output.getvalue()
+
+
+def _curve(folder: Path) -> list[tuple[object, ...]]:
+    """All of the curve that does not depend on the clock."""
+    return [
+        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
+        for row in read_metrics(folder / "metrics.csv")
+    ]
+
+
+def _assert_same_state(first: Path, second: Path) -> None:
+    left, right = (read_checkpoint(folder / "checkpoint.pt") for folder in (first, second))
+    assert left.step == right.step
+    for name, tensor in left.model.items():
+        assert torch.equal(tensor, right.model[name]), name
+    for index, state in left.optimizer["state"].items():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, right.optimizer["state"][index][name]), (index, name)
+    assert torch.equal(left.random_state["cpu"], right.random_state["cpu"])
+
+
+def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    output = _train(
+        [
+            *tiny,
+            f"train.output={folder}",
+            "train.steps=120",
+            "train.learning_rate=1e-2",
+            "train.sample_bytes=40",
+            "train.evaluate_every=40",
+        ]
+    )
+    rows = read_metrics(folder / "metrics.csv")
+    assert [row.step for row in rows] == list(range(1, 121))
+    assert rows[0].loss == pytest.approx(5.545, abs=0.1)  # ln 256: it knows nothing
+    assert rows[-1].validation_loss is not None
+    assert rows[-1].validation_loss < 2.7
+    assert [row.step for row in rows if row.validation_loss is not None] == [40, 80, 120]
+    assert f"validation loss {rows[-1].validation_loss:.4f} nats per byte" in output
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint.pt",
+        "config.yaml",
+        "loss.png",
+        "metrics.csv",
+        "sample.txt",
+    ]
+    assert matplotlib.image.imread(folder / "loss.png").shape[:2] == (450, 800)
+    sample = (folder / "sample.txt").read_text()
+    assert 20 <= len(sample) <= 40
+    assert all(f"  | {line}" in output for line in sample.splitlines())
+    config = compose(str(folder / "config.yaml"))
+    assert config.train.steps == 120
+    assert config.model.options["hidden_dim"] == 16
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    overrides = [*tiny, f"train.accumulate={accumulate}"]
+    _train([*overrides, f"train.output={tmp_path / 'whole'}"])
+
+    step = Trainer.step
+
+    def killed_in_the_tenth(trainer: Trainer, number: int) -> Update:
+        if number == 10:
+            raise RuntimeError("killed")
+        return step(trainer, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", killed_in_the_tenth)
+        with pytest.raises(RuntimeError, match="killed"):
+            _train([*overrides, f"train.output={tmp_path / 'parts'}"])
+    assert len(_curve(tmp_path / "parts")) == 9
+    assert read_checkpoint(tmp_path / "parts" / "checkpoint.pt").step == 8
+    torch.manual_seed(999)
+    output = _train([f"train.resume={tmp_path / 'parts'}"])
+
+    assert "continuing after step 8" in output
+    assert len(_curve(tmp_path / "whole")) == 12
+    assert _curve(tmp_path / "parts") == _curve(tmp_path / "whole")
+    _assert_same_state(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(tiny: list[str], tmp_path: Path) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'first'}"])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()}
+    _train(
+        [f"train.resume={tmp_path / 'first' / 'checkpoint.pt'}", "train.steps=16", f"train.output={tmp_path / 'on'}"]
+    )
+    assert {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()} == before
+    assert _curve(tmp_path / "on")[:12] == _curve(tmp_path / "first")
+    assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
+
+
+def test_another_implementation_of_the_same_layer_may_continue(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _train([*tiny, "feedforward=fused_mlp", f"train.output={folder}", "train.steps=8"])
+    _train([f"train.resume={folder}", "feedforward=mlp", "train.steps=10"])
+    assert [row[0] for row in _curve(folder)] == list(range(1, 11))
+    assert compose(str(folder / "config.yaml")).feedforward.name == "mlp"
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("attention.num_heads=4", r"attention\.num_heads is 2 there and 4 here"),
+        ("model.hidden_dim=32", r"model\.hidden_dim is 16 there and 32 here"),
+        ("feedforward.activation=relu", r"feedforward\.activation is gelu there and relu here"),
+        ("feedforward=gated_mlp", r"feedforward\.name is mlp there and gated_mlp here"),
+        ("norm=rms_norm", r"norm\.name is layer_norm there and rms_norm here"),
+        ("train.steps=4", r"is of step 12, beyond train\.steps=4; there is nothing left to train"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(tiny: list[str], tmp_path: Path, override: str, text: str) -> None:
+    folder = tmp_path / "run"
+    _train([*tiny, f"train.output={folder}"])
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ValueError, match=text):
+        _train([f"train.resume={folder}", override])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_another_text_is_said(tiny: list[str], tmp_path: Path, text_file: Path) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'run'}"])
+    text_file.write_text(text_file.read_text() + "more")
+    assert "the text is not the checkpoint's" in _train([f"train.resume={tmp_path / 'run'}", "train.steps=13"])
+
+
+def test_a_run_is_not_overwritten(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _train([*tiny, f"train.output={folder}"])
+    with pytest.raises(
+        FileExistsError, match=rf"already holds a run \(checkpoint\.pt\); .* train\.resume={folder}, or"
+    ):
+        _train([*tiny, f"train.output={folder}"])
+
+
+def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"cannot make the folder of the run, .*/file/run: Not a directory"):
+        _train([*tiny, f"train.output={tmp_path / 'file' / 'run'}"])
+
+
+def test_runs_of_one_second_get_folders_of_their_own(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3):
+        _train([*tiny, "train.steps=1"])
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert len(folders) == 3
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(\+\d)?", folder.name) for folder in folders)
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'whole'}"])
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, number: int) -> Update:
+        update = step(trainer, number)
+        if number == 6:
+            signal.raise_signal(signal.SIGINT)
+        return update
+
+    output = io.StringIO()
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        code = train(_last([*tiny, f"train.output={folder}"]), console=Console(file=output, width=200))
+    assert code == 128 + signal.SIGINT
+    assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
+    assert (folder / "loss.png").exists()
+    _train([f"train.resume={folder}"])
+    assert _curve(folder) == _curve(tmp_path / "whole")
+    _assert_same_state(folder, tmp_path / "whole")
+
+
+def test_a_full_disk_in_training_keeps_the_last_checkpoint(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'whole'}"])
+    folder = tmp_path / "run"
+    replace = os.replace
+    written = []
+
+    def fills_up(source: Path, target: Path) -> None:
+        if Path(target).name == "checkpoint.pt":
+            written.append(target)
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fills_up)
+        text = r"cannot write .*checkpoint\.pt: No space left on device \(checkpoint of step 8\); .*\(step 4\) is whole"
+        with pytest.raises(OSError, match=text):
+            _train([*tiny, f"train.output={folder}"])
+    assert read_checkpoint(folder / "checkpoint.pt").step == 4
+    _train([f"train.resume={folder}"])
+    assert _curve(folder) == _curve(tmp_path / "whole")
+    _assert_same_state(folder, tmp_path / "whole")
+
+
+def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"training diverged at step \d+: the loss is .*lower train\.learning_rate"):
+        _train([*tiny, f"train.output={folder}", "train.learning_rate=1e30", "train.clip_norm=0"])
+    assert all(row.loss == row.loss for row in read_metrics(folder / "metrics.csv"))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_plain_and_fused_feedforwards_reach_the_same_loss(tiny: list[str], tmp_path: Path, dropout: float) -> None:
+    curves: dict[str, list[Metrics]] = {}
+    for name in ("mlp", "fused_mlp"):
+        folder = tmp_path / name
+        overrides = [f"feedforward={name}", f"feedforward.dropout={dropout}", f"model.dropout={dropout}"]
+        _train([*tiny, *overrides, f"train.output={folder}"])
+        curves[name] = read_metrics(folder / "metrics.csv")
+    for plain, fused in zip(curves["mlp"], curves["fused_mlp"], strict=True):
+        assert fused.loss == pytest.approx(plain.loss, abs=1e-5)
+        assert fused.validation_loss == pytest.approx(plain.validation_loss, abs=1e-5)
+    assert curves["mlp"][0].loss - curves["mlp"][-1].loss > 0.1
+
+
+def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
+    compared, not_compared = tmp_path / "compared", tmp_path / "not"
+    overrides = [*tiny, "feedforward=fused_mlp"]
+    output = _train([*overrides, f"train.output={compared}", "train.compare=true"])
+    _train([*overrides, f"train.output={not_compared}"])
+    result = json.loads((compared / "comparison.json").read_text())
+    assert result["loss_difference"] < 1e-5
+    assert result["fused"]["saved_bytes"] <= result["eager"]["saved_bytes"]
+    assert "tokens/s" in output
+    assert "saved for backward" in output
+    assert f"torch {torch.__version__}" in output
+    assert not (not_compared / "comparison.json").exists()
+    # Going on from either gives the same run.
+    for folder in (compared, not_compared):
+        _train([f"train.resume={folder}", "train.steps=14", "train.compare=false"])
+    _assert_same_state(compared, not_compared)
+
+
+def test_there_is_nothing_to_compare_in_plain_layers(tiny: list[str], tmp_path: Path) -> None:
+    output = _train([*tiny, "feedforward=mlp", "train.compare=true", f"train.output={tmp_path / 'run'}"])
+    assert "no comparison of eager with fused: nothing in this model is fused" in output
+
+
+def test_bfloat16_learns(tiny: list[str], tmp_path: Path) -> None:
+    _train([*tiny, "train.precision=bfloat16", "train.steps=30", f"train.output={tmp_path / 'run'}"])
+    rows = read_metrics(tmp_path / "run" / "metrics.csv")
+    assert rows[-1].loss < rows[0].loss - 0.5
+    for tensor in read_checkpoint(tmp_path / "run" / "checkpoint.pt").model.values():
+        assert tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["model=bert_base"], r"train needs a model that predicts the next byte, a decoder; model\.name is 'encoder'"),
+        (["model.vocab_size=100"], r"model\.vocab_size must be at least 256 to hold every byte, got 100"),
+        (["data.sequence_length=17"], r"data\.sequence_length must be at most model\.context_length, 16, got 17"),
+        (["train.device=toaster"], r"train\.device must be auto, cpu or a GPU that torch can use, got 'toaster'"),
+        (
+            ["train.resume=/nowhere"],
+            r"no checkpoint /nowhere; train\.resume= takes a checkpoint or the folder of a run",
+        ),
+        (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
+        (["train.stepz=3"], r"steps"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_written(
+    tiny: list[str], tmp_path: Path, overrides: list[str], text: str
+) -> None:
+    with pytest.raises((ValueError, OSError), match=text):
+        _train([*tiny, f"train.output={tmp_path / 'run'}", *overrides])
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,139 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers.cli.train.data import check_length, evaluation_batches, read_text, standard_library, training_batch
+
+
+def _folder(path: Path, number: int) -> Path:
+    for index in range(number):
+        (path / f"part{index % 3}").mkdir(exist_ok=True)
+        (path / f"part{index % 3}" / f"file{index}.py").write_text(f"content of file {index}\n")
+    return path
+
+
+def _bytes(text_N: torch.Tensor) -> bytes:
+    return bytes(text_N.tolist())
+
+
+def test_the_standard_library_is_text_without_its_tests_and_without_site_packages() -> None:
+    text = read_text()
+    files = [path for path in standard_library().rglob("*.py") if not {"site-packages", "test"} & set(path.parts)]
+    assert 0.8 * len(files) < text.num_files <= len(files)
+    assert b"def popen" in _bytes(text.train_N) + _bytes(text.held_out_N)
+    share = text.held_out_N.numel() / (text.train_N.numel() + text.held_out_N.numel())
+    assert 0.03 < share < 0.25
+
+
+def test_every_byte_of_a_folder_is_in_exactly_one_part(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, 40)
+    text = read_text(str(folder), held_out=0.25)
+    parts = (_bytes(text.train_N) + _bytes(text.held_out_N)).split(b"\0")
+    assert sorted(parts[:-1]) == sorted(path.read_bytes() for path in folder.rglob("*.py"))
+    assert parts[-1] == b""
+    assert 2 <= _bytes(text.held_out_N).count(b"\0") <= 20
+
+
+def test_the_held_out_files_are_the_same_wherever_the_folder_lies_and_whatever_is_added(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = set(_bytes(read_text(str(_folder(tmp_path / "a", 30))).held_out_N).split(b"\0"))
+    second = set(_bytes(read_text(str(_folder(tmp_path / "b", 60))).held_out_N).split(b"\0"))
+    assert len(first) > 1
+    assert first <= second
+
+
+def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, 10)
+    for name in ("site-packages", "__pycache__", ".git", "test"):
+        (folder / name).mkdir()
+        (folder / name / "a.py").write_text("other people's")
+    (folder / "a.bin").write_bytes(b"other people's")
+    (folder / "empty.py").touch()
+    text = read_text(str(folder))
+    assert text.num_files == 10
+    assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)
+
+
+def test_the_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(200)))
+    text = read_text(str(path), held_out=0.1)
+    assert _bytes(text.train_N) == bytes(range(180))
+    assert _bytes(text.held_out_N) == bytes(range(180, 200))
+
+
+def test_both_parts_of_two_files_have_text(tmp_path: Path) -> None:
+    for held_out in (0.001, 0.999):
+        text = read_text(str(_folder(tmp_path, 2)), held_out=held_out)
+        assert _bytes(text.train_N).count(b"\0") == _bytes(text.held_out_N).count(b"\0") == 1
+
+
+def test_errors_name_the_path_and_what_to_do(tmp_path: Path) -> None:
+    empty_file, empty_folder = tmp_path / "empty.txt", tmp_path / "folder"
+    empty_file.touch()
+    empty_folder.mkdir()
+    (empty_folder / "a.txt").write_text("not python")
+    with pytest.raises(FileNotFoundError, match=r"there is no .*/missing; set data\.path= to a text file or a folder"):
+        read_text(str(tmp_path / "missing"))
+    with pytest.raises(ValueError, match=rf"no text in {empty_file}: the file is empty; set data\.path="):
+        read_text(str(empty_file))
+    with pytest.raises(ValueError, match=rf"no text in {empty_folder}: no file .* ends in \.py or \.rst"):
+        read_text(str(empty_folder), suffixes=(".py", ".rst"))
+    with pytest.raises(ValueError, match=r"data\.suffixes must name at least one suffix"):
+        read_text(str(empty_folder), suffixes=())
+    with pytest.raises(ValueError, match=r"data\.held_out must be above 0 and below 1, got 1\.0"):
+        read_text(held_out=1.0)
+
+
+def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests may run as root, for whom every file is readable.
+    path = tmp_path / "a.py"
+    path.write_text("x")
+
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(OSError, match=rf"cannot read the text {path}: Permission denied; set data\.path="):
+        read_text(str(path))
+
+
+def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * 100)
+    text = read_text(str(path), held_out=0.1)
+    check_length(text, sequence_length=9)
+    with pytest.raises(ValueError, match=r"the held-out text must be longer than a sequence of 10 bytes, got 10 bytes"):
+        check_length(text, sequence_length=10)
+    with pytest.raises(ValueError, match=r"the training text must be longer than a sequence of 90 bytes, got 90 bytes"):
+        check_length(text, sequence_length=90)
+
+
+def test_batches_depend_on_seed_step_and_micro_batch_alone() -> None:
+    train_N = torch.randint(256, (10_000,)).to(torch.uint8)
+    size = {"batch_size": 4, "sequence_length": 16}
+    first = training_batch(train_N, seed=1, step=7, **size)[0]
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(first, training_batch(train_N, seed=1, step=7, **size)[0])
+    assert torch.equal(state, torch.get_rng_state())
+    for other in ({"seed": 2, "step": 7}, {"seed": 1, "step": 8}, {"seed": 1, "step": 7, "micro_batch": 1}):
+        assert not torch.equal(first, training_batch(train_N, **other, **size)[0])
+
+
+def test_batches_reach_the_whole_text_and_targets_follow_their_tokens() -> None:
+    train_N = torch.arange(21, dtype=torch.uint8)
+    tokens_BT, targets_BT = training_batch(train_N, seed=0, step=0, batch_size=1000, sequence_length=16)
+    assert torch.equal(tokens_BT + 1, targets_BT)
+    assert set(tokens_BT[:, 0].tolist()) == set(range(5))
+
+
+@pytest.mark.parametrize("size", [17, 18, 1000])
+def test_evaluation_covers_the_held_out_text_from_its_start_to_its_end(size: int) -> None:
+    held_out_N = (torch.arange(size) % 256).to(torch.uint8)
+    batches = evaluation_batches(held_out_N, num_batches=3, batch_size=2, sequence_length=16)
+    assert [tokens_BT.shape for tokens_BT, _ in batches] == [(2, 16)] * 3
+    assert batches[0][0][0, 0] == held_out_N[0]
+    assert batches[-1][1][-1, -1] == held_out_N[-1]

@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import pytest
+
+from fuselayers.cli.train.metrics import Metrics, MetricsFile, read_metrics
+
+_ROWS = [
+    Metrics(step, 1 / 3 + step, 0.1 * step if step % 2 else None, 1e-3 / step, 2.0**-step, 1234.5, step / 7)
+    for step in range(1, 6)
+]
+
+
+def _write(path: Path) -> None:
+    file = MetricsFile(path, after_step=0)
+    for row in _ROWS:
+        file.append(row)
+    file.sync()
+
+
+def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
+    _write(tmp_path / "metrics.csv")
+    assert read_metrics(tmp_path / "metrics.csv") == _ROWS
+
+
+def test_rows_after_the_checkpoint_and_a_half_row_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    _write(path)
+    with open(path, "a") as file:
+        file.write("6,1.2")
+    assert read_metrics(path) == _ROWS
+    resumed = MetricsFile(path, after_step=3)
+    assert resumed.rows == read_metrics(path) == _ROWS[:3]
+    resumed.append(_ROWS[3])
+    resumed.append(_ROWS[4])
+    assert resumed.rows == read_metrics(path) == _ROWS
+
+
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("my,own,table\n1,2,3\n")
+    with pytest.raises(ValueError, match=r"is not the curve of a run: its first line must be step,loss,"):
+        MetricsFile(path, after_step=0)
+    assert path.read_text() == "my,own,table\n1,2,3\n"
+    _write(tmp_path / "other.csv")
+    with open(tmp_path / "other.csv", "a") as file:
+        file.write("six,1.2\n")
+    with pytest.raises(ValueError, match=r"cannot read the row six,1\.2"):
+        read_metrics(tmp_path / "other.csv")
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.csv"
+    file = MetricsFile(path, after_step=0)
+    file.path = Path("/dev/full")
+    with pytest.raises(OSError, match=r"cannot write /dev/full: No space left on device; the last checkpoint of"):
+        file.append(_ROWS[0])

@@ -1,0 +1,84 @@
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+
+from fuselayers.components import GatedMLP
+from fuselayers.ops import dropout
+from tests.components.compare import assert_same_step, randomise
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_swiglu(bias: bool) -> None:
+    layer = randomise(GatedMLP(6, bias=bias))
+    x = torch.randn(3, 5, 6)
+    gate, up, down = layer.gate, layer.up, layer.down
+    gated = x @ gate.weight.T + (gate.bias if bias else 0)
+    product = gated * torch.sigmoid(gated) * (x @ up.weight.T + (up.bias if bias else 0))
+    torch.testing.assert_close(layer(x), product @ down.weight.T + (down.bias if bias else 0), rtol=1e-5, atol=1e-4)
+
+
+def test_the_activation_is_on_the_gate() -> None:
+    layer = GatedMLP(2, expansion=1.0, activation="relu")
+    with torch.no_grad():
+        layer.gate.weight.copy_(-torch.eye(2))
+        layer.up.weight.copy_(torch.eye(2))
+        layer.down.weight.copy_(torch.eye(2))
+    assert layer(torch.tensor([2.0, -3.0])).tolist() == [0.0, -9.0]
+
+
+@pytest.mark.parametrize("backend", ["eager"])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_fused_is_plain(backend: str, p: float) -> None:
+    plain = randomise(GatedMLP(6, dropout=p))
+    fused = GatedMLP(6, dropout=p, backend=backend)
+    fused.load_state_dict(plain.state_dict())
+    assert_same_step(plain, fused, torch.randn(9, 6), rtol=1e-4, atol=1e-4)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(fused.eval()(x), plain.eval()(x))
+    for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        torch.testing.assert_close(other(x), fused(x), rtol=0, atol=0)
+
+
+def test_dropout_falls_on_the_product() -> None:
+    layer = GatedMLP(6, dropout=0.4)
+    x = torch.randn(4, 6)
+    torch.manual_seed(1)
+    got = layer(x)
+    torch.manual_seed(1)
+    gate = layer.gate(x)
+    expected = layer.down(dropout(gate * torch.sigmoid(gate) * layer.up(x), 0.4))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("hidden_dim", "expansion", "multiple_of", "width"),
+    [(96, 8 / 3, 1, 256), (64, 8 / 3, 1, 170), (64, 8 / 3, 32, 192), (64, 2.0, 32, 128), (3, 0.4, 8, 8)],
+)
+def test_the_hidden_width_is_rounded_up_to_a_multiple(
+    hidden_dim: int, expansion: float, multiple_of: int, width: int
+) -> None:
+    layer = GatedMLP(hidden_dim, expansion=expansion, multiple_of=multiple_of)
+    assert [layer.gate.out_features, layer.up.out_features, layer.down.in_features] == [width] * 3
+
+
+def test_names_of_the_parameters() -> None:
+    assert list(GatedMLP(4).state_dict()) == ["gate.weight", "up.weight", "down.weight"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
+        ({"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
+        ({"expansion": 0.1}, "expansion must give at least one hidden value, got 0.1 for hidden_dim 4"),
+        ({"dropout": 1.5}, "dropout probability p must satisfy 0 <= p < 1, got 1.5"),
+        ({"activation": "swish"}, "no activation 'swish'"),
+        ({"backend": "inducter"}, "no backend 'inducter'; did you mean 'inductor'"),
+    ],
+)
+def test_errors(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        GatedMLP(**{"hidden_dim": 4, **arguments})  # type: ignore[arg-type]

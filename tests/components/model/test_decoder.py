@@ -1,0 +1,310 @@
+import copy
+import math
+import pickle
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.components import Choice, Decoder, FusedMLP
+from fuselayers.ops import dropout
+from fuselayers.partition import fuse
+from tests.components.compare import randomise
+
+HEADS = Choice("multi_head", {"num_heads": 2})
+LLAMA = {
+    "attention": Choice("multi_head", {"num_heads": 4, "num_kv_heads": 2, "bias": False}),
+    "feedforward": "gated_mlp",
+    "norm": "rms_norm",
+    "position": "rotary",
+}
+GPT2_SMALL = {
+    "vocab_size": 50257,
+    "hidden_dim": 768,
+    "num_layers": 12,
+    "context_length": 1024,
+    "attention": Choice("multi_head", {"num_heads": 12}),
+}
+
+
+def made(**options: object) -> Decoder:
+    """A small decoder with weights so large that every part of it moves the logits."""
+    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "attention": HEADS}
+    return Decoder(**{**sizes, "init_std": 0.5, **options})  # type: ignore[arg-type]
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(13, shape)
+
+
+def gradients(model: Decoder, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(9)
+    loss = model(tokens_BT, targets_BT)
+    loss.backward()
+    return loss.detach(), {name: value.grad.clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameter_count_of_gpt2_small(feedforward: str, tied: bool) -> None:
+    with torch.device("meta"):
+        model = Decoder(**GPT2_SMALL, feedforward=feedforward, tie_embeddings=tied)  # type: ignore[arg-type]
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808 + (0 if tied else 50257 * 768)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
+    model = made(dropout=p, tie_embeddings=tied)
+    tokens_BT = tokens(3, 6)
+    torch.manual_seed(1)
+    x = dropout(model.token.weight[tokens_BT] + model.position.table.weight, p)
+    for block in model.blocks:
+        x = block(x)
+    x = F.layer_norm(x, (8,), model.norm.weight, model.norm.bias)
+    expected = x @ (model.token.weight if tied else model.head.weight).T
+    torch.manual_seed(1)
+    torch.testing.assert_close(model(tokens_BT), expected)
+
+
+def test_rotary_positions_reach_every_block() -> None:
+    model = made(**LLAMA)
+    tokens_BT = tokens(2, 5)
+    x = model.token(tokens_BT)
+    for block in model.blocks:
+        x = block(x, rotate=model.position.rotate)
+    torch.testing.assert_close(model(tokens_BT), model.norm(x) @ model.token.weight.T)
+    bare = made(**{**LLAMA, "position": "none"})
+    bare.load_state_dict(model.state_dict())
+    assert not torch.allclose(bare(tokens_BT), model(tokens_BT), atol=1e-2)
+
+
+@pytest.mark.parametrize("block", ["pre_norm", "post_norm"])
+def test_only_pre_norm_blocks_need_a_norm_at_the_end(block: str) -> None:
+    model = made(block=block, num_layers=3)
+    assert (model.norm is not None) == (block == "pre_norm")
+    features = model.features(tokens(2, 6))
+    torch.testing.assert_close(features.mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, LLAMA, {"block": "post_norm"}, {"position": "none"}], ids=["gpt", "llama", "post", "none"]
+)
+def test_a_later_token_never_changes_earlier_logits(options: dict[str, object]) -> None:
+    model = made(**options)
+    tokens_BT = tokens(2, 6)
+    expected = model(tokens_BT)
+    for place in range(1, 6):
+        changed = tokens_BT.clone()
+        changed[:, place:] = (changed[:, place:] + 1) % 13
+        got = model(changed)
+        torch.testing.assert_close(got[:, :place], expected[:, :place], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(got[:, place], expected[:, place], atol=1e-3)
+        torch.testing.assert_close(model(tokens_BT[:, :place]), expected[:, :place], rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count() -> None:
+    model = made()
+    tokens_BT, targets_BT = tokens(3, 6), tokens(3, 6)
+    targets_BT[0] = -100
+    shares = model(tokens_BT).double().log_softmax(-1)
+    counted = [-shares[b, t, targets_BT[b, t]] for b in (1, 2) for t in range(6)]
+    loss = model(tokens_BT, targets_BT)
+    assert loss.shape == ()
+    torch.testing.assert_close(loss.double(), torch.stack(counted).mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_is_float32_in_bfloat16_too() -> None:
+    model = made()
+    tokens_BT = tokens(3, 6)
+    exact = model(tokens_BT, tokens_BT)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(tokens_BT).dtype == torch.bfloat16
+        loss = model(tokens_BT, tokens_BT)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, exact, rtol=0.1, atol=0.1)
+    assert model.bfloat16()(tokens_BT, tokens_BT).dtype == torch.float32
+
+
+def test_an_untrained_model_knows_nothing() -> None:
+    model = made(init_std=0.02)
+    assert model(tokens(16, 6), tokens(16, 6)).item() == pytest.approx(math.log(13), abs=0.02)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2])
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_fused_feedforward_changes_nothing(p: float, backend: str | None) -> None:
+    heads = Choice("multi_head", {"num_heads": 2, "dropout": p})
+    plain = made(attention=heads, feedforward=Choice("mlp", {"dropout": p}), dropout=p)
+    fused = made(attention=heads, feedforward=Choice("fused_mlp", {"dropout": p}), dropout=p, backend=backend)
+    assert isinstance(fused.blocks[1].feedforward, FusedMLP)
+    assert fused.blocks[1].feedforward.backend == backend
+    fused.load_state_dict(plain.state_dict())
+    tokens_BT, targets_BT = tokens(4, 6), tokens(4, 6)
+    loss, expected = gradients(plain, tokens_BT, targets_BT)
+    fused_loss, got = gradients(fused, tokens_BT, targets_BT)
+    torch.testing.assert_close(fused_loss, loss)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
+def test_the_whole_model_fused_has_the_same_losses_and_gradients(options: dict[str, object]) -> None:
+    plain = made(dropout=0.2, **options)
+    fused = fuse(plain, backend="eager", fullgraph=True)
+    tokens_BT, targets_BT = tokens(4, 6), tokens(4, 6)
+    loss, expected = gradients(plain, tokens_BT, targets_BT)
+    fused_loss, got = gradients(fused, tokens_BT, targets_BT)
+    torch.testing.assert_close(fused_loss, loss)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_few_steps_learn_a_pattern() -> None:
+    model = made(init_std=0.02, dropout=0.1, feedforward="fused_mlp")
+    pattern = torch.arange(60).view(10, 6) % 4
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(pattern[:, :-1], pattern[:, 1:]).backward()
+        optimizer.step()
+    assert model.eval()(pattern[:, :-1], pattern[:, 1:]).item() < 0.05
+    assert model.generate(torch.tensor([[0, 1]]), 4, temperature=0).tolist() == [[0, 1, 2, 3, 0, 1]]
+
+
+def test_copies_keep_the_tie() -> None:
+    model = made()
+    tokens_BT = tokens(2, 4)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(tokens_BT), model(tokens_BT), rtol=0, atol=0)
+        assert other.head is None
+        assert other.token.weight is not model.token.weight
+    assert not [name for name in model.state_dict() if "head" in name]
+
+
+def test_no_module_keeps_a_choice() -> None:
+    for module in made().modules():
+        assert not [name for name, value in vars(module).items() if isinstance(value, Choice)]
+
+
+def test_generate_is_reproducible_and_leaves_torchs_generator_alone() -> None:
+    model = made()
+    prompt = tokens(2, 3)
+    state = torch.get_rng_state()
+
+    def generated(seed: int) -> Tensor:
+        return model.generate(prompt, 20, generator=torch.Generator().manual_seed(seed))
+
+    first = generated(1)
+    assert first.shape == (2, 23)
+    assert torch.equal(first[:, :3], prompt)
+    assert torch.equal(first, generated(1))
+    assert not torch.equal(first, generated(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(5)
+    once = model.generate(prompt, 8)
+    torch.manual_seed(5)
+    assert torch.equal(model.generate(prompt, 8), once)
+
+
+@pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
+def test_generate_takes_the_likeliest_token_of_the_last_context(options: dict[str, object]) -> None:
+    model = made(**options)
+    expected = tokens(2, 3)
+    prompt = expected
+    for _ in range(8):
+        likeliest = model(expected[:, -6:])[:, -1].argmax(-1)
+        expected = torch.cat((expected, likeliest[:, None]), dim=1)
+    assert torch.equal(model.generate(prompt, 8, temperature=0), expected)
+    assert torch.equal(model.generate(prompt, 8, top_k=1), expected)
+    assert model.generate(prompt.int(), 2).dtype == torch.int32
+    assert torch.equal(model.generate(prompt, 0), prompt)
+
+
+def test_generate_drops_nothing_and_leaves_every_mode_as_it_was() -> None:
+    model = made(dropout=0.5)
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    prompt = tokens(1, 4)
+    assert torch.equal(model.generate(prompt, 5, temperature=0), model.generate(prompt, 5, temperature=0))
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(ValueError, match=r"^tokens must be in"):
+        model.generate(torch.tensor([[99]]), 5)
+    assert [module.training for module in model.modules()] == modes
+    assert not model.generate(prompt, 1).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_tokens": -1}, "num_tokens must not be negative, got -1"),
+        ({"temperature": -0.5}, "temperature must be 0 (the likeliest token) or more, got -0.5"),
+        ({"temperature": math.nan}, "temperature must be 0 (the likeliest token) or more, got nan"),
+        ({"top_k": 0}, "top_k must be at least 1, or None for all tokens, got 0"),
+    ],
+)
+def test_errors_of_generate(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made().generate(tokens(1, 2), **{"num_tokens": 1, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ([[1, 2]], TypeError, "tokens must be a tensor [B, T], got list; use torch.tensor(tokens)"),
+        (torch.zeros(1, 2), TypeError, "tokens must be int64 or int32, got torch.float32; convert with tokens.long()"),
+        (torch.tensor([1, 2]), ValueError, "tokens must be [B, T], got [2]; add the batch dimension with tokens[None]"),
+        (torch.zeros(1, 2, 3).long(), ValueError, "tokens must be [B, T], got [1, 2, 3]"),
+        (torch.zeros(2, 0).long(), ValueError, "tokens must hold at least one token per row, got [2, 0]"),
+        (torch.tensor([[5, 13]]), ValueError, "tokens must be in 0..12, got 5..13"),
+        (torch.tensor([[5, -1]]), ValueError, "tokens must be in 0..12, got -1..5"),
+        (
+            torch.zeros(1, 7).long(),
+            ValueError,
+            "a sequence of 7 tokens does not fit the context_length 6; shorten it, or build the model with a longer "
+            "context",
+        ),
+    ],
+)
+def test_errors_of_tokens(given: Tensor, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        made()(given)
+
+
+@pytest.mark.parametrize(
+    ("targets", "text"),
+    [
+        (torch.zeros(2, 4).long(), "targets must be torch.int64 [2, 3] like tokens, got torch.int64 [2, 4]"),
+        (torch.zeros(2, 3).int(), "targets must be torch.int64 [2, 3] like tokens, got torch.int32 [2, 3]"),
+    ],
+)
+def test_errors_of_targets(targets: Tensor, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made()(tokens(2, 3), targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout probability p must satisfy 0 <= p < 1, got 1.0"),
+        ({"position": "rotory"}, "no position 'rotory'; did you mean 'rotary'? there are: learned, none, rotary"),
+        ({"block": "prenorm"}, "no block 'prenorm'; did you mean 'pre_norm'? there are: post_norm, pre_norm"),
+        ({"position": Choice("rotary", {"bass": 1})}, "no rotary option 'bass'; did you mean 'base'? there are: base"),
+        ({"init_std": -1.0}, "std must not be negative, got -1.0"),
+    ],
+)
+def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)
+
+
+def test_rotary_takes_its_options_and_a_sequence_of_any_length() -> None:
+    model = made(**{**LLAMA, "position": Choice("rotary", {"base": 500.0})})
+    assert model.position.base == 500.0
+    randomise(model)
+    assert model(tokens(1, 20)).isfinite().all()

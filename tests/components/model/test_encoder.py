@@ -1,0 +1,184 @@
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.components import Choice, Encoder
+from fuselayers.ops import dropout
+from fuselayers.partition import fuse
+
+HEADS = Choice("multi_head", {"num_heads": 2})
+BERT_BASE = {
+    "vocab_size": 30522,
+    "hidden_dim": 768,
+    "num_layers": 12,
+    "context_length": 512,
+    "attention": Choice("multi_head", {"num_heads": 12}),
+    "norm": Choice("layer_norm", {"eps": 1e-12}),
+}
+
+
+def made(**options: object) -> Encoder:
+    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "attention": HEADS}
+    return Encoder(**{**sizes, "init_std": 0.5, **options})  # type: ignore[arg-type]
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(13, shape)
+
+
+@pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp"])
+def test_parameter_count_of_bert_base(feedforward: str) -> None:
+    with torch.device("meta"):
+        model = Encoder(**BERT_BASE, feedforward=feedforward)  # type: ignore[arg-type]
+    assert sum(p.numel() for p in model.parameters()) == 109_514_298
+    assert model.blocks[11].norm2.eps == model.embedding_norm.eps == model.head_norm.eps == 1e-12
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_is_embeddings_blocks_and_head(p: float, tied: bool) -> None:
+    model = made(dropout=p, tie_embeddings=tied)
+    with torch.no_grad():
+        model.bias.normal_()
+    tokens_BT, segments_BT = tokens(3, 6), torch.randint(2, (3, 6))
+    torch.manual_seed(1)
+    x = model.token.weight[tokens_BT] + model.position.table.weight + model.segment.weight[segments_BT]
+    x = dropout(F.layer_norm(x, (8,), model.embedding_norm.weight, model.embedding_norm.bias), p)
+    for block in model.blocks:
+        x = block(x)
+    x = F.gelu(x @ model.head_dense.weight.T + model.head_dense.bias)
+    x = F.layer_norm(x, (8,), model.head_norm.weight, model.head_norm.bias)
+    expected = x @ (model.token.weight if tied else model.head.weight).T + model.bias
+    torch.manual_seed(1)
+    torch.testing.assert_close(model(tokens_BT, segments_BT=segments_BT), expected)
+
+
+def test_every_token_sees_every_other() -> None:
+    model = made()
+    assert not any(block.attention.causal for block in model.blocks)
+    tokens_BT = tokens(1, 6)
+    changed = tokens_BT.clone()
+    changed[0, 5] = (changed[0, 5] + 1) % 13
+    assert ((model(changed) - model(tokens_BT)).abs().amax(-1) > 1e-4).all()
+
+
+def test_padding_changes_nothing_for_real_tokens() -> None:
+    model = made()
+    tokens_BT = tokens(2, 6)
+    real_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    got = model(tokens_BT, key_padding_mask=real_BT)
+    torch.testing.assert_close(got[0], model(tokens_BT[:1])[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got[1, :4], model(tokens_BT[1:, :4])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_without_segments_all_are_in_the_first() -> None:
+    model = made()
+    tokens_BT = tokens(2, 6)
+    first = torch.zeros_like(tokens_BT)
+    torch.testing.assert_close(model(tokens_BT), model(tokens_BT, segments_BT=first))
+    assert not torch.allclose(model(tokens_BT), model(tokens_BT, segments_BT=first + 1), atol=1e-2)
+    assert made(num_segments=0).segment is None
+
+
+def test_the_loss_counts_masked_positions_only() -> None:
+    model = made()
+    tokens_BT = tokens(2, 6)
+    targets_BT = torch.full_like(tokens_BT, -100)
+    targets_BT[0, 2], targets_BT[1, 5] = 3, 12
+    shares = model(tokens_BT).log_softmax(-1)
+    torch.testing.assert_close(model(tokens_BT, targets_BT), -(shares[0, 2, 3] + shares[1, 5, 12]) / 2)
+
+
+def test_a_norm_at_the_end_after_pre_norm_blocks_only() -> None:
+    assert made().norm is None
+    model = made(block="pre_norm")
+    torch.testing.assert_close(model.features(tokens(2, 6)).mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
+
+
+def test_rotary_positions_reach_the_blocks() -> None:
+    model, bare = made(position="rotary"), made(position="none")
+    bare.load_state_dict(model.state_dict())
+    tokens_BT = tokens(2, 6)
+    assert not torch.allclose(model(tokens_BT), bare(tokens_BT), atol=1e-2)
+
+
+def test_fused_is_plain() -> None:
+    heads = Choice("multi_head", {"num_heads": 2, "dropout": 0.2})
+    plain = made(attention=heads, feedforward="fused_mlp", dropout=0.2)
+    fused = fuse(plain, backend="eager", fullgraph=True)
+    arguments = {
+        "targets_BT": tokens(3, 6),
+        "segments_BT": torch.randint(2, (3, 6)),
+        "key_padding_mask": torch.arange(6) < torch.tensor([[6], [4], [1]]),
+    }
+    tokens_BT = tokens(3, 6)
+    results = []
+    for model in (plain, fused):
+        plain.zero_grad()
+        torch.manual_seed(2)
+        loss = model(tokens_BT, **arguments)
+        loss.backward()
+        results.append((loss.detach(), {name: value.grad.clone() for name, value in plain.named_parameters()}))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+
+def test_copies() -> None:
+    model, tokens_BT = made(), tokens(2, 4)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(tokens_BT), model(tokens_BT), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (
+            {"targets_BT": torch.zeros(2, 2).long()},
+            ValueError,
+            "targets must be torch.int64 [2, 3] like tokens, got torch.int64 [2, 2]",
+        ),
+        (
+            {"segments_BT": torch.zeros(1, 3).long()},
+            ValueError,
+            "segments must be torch.int64 [2, 3] like tokens, got torch.int64 [1, 3]",
+        ),
+        (
+            {"segments_BT": torch.zeros(2, 3)},
+            TypeError,
+            "segments must be int64 or int32, got torch.float32; convert with segments.long()",
+        ),
+        ({"segments_BT": torch.full((2, 3), 2)}, ValueError, "segments must be in 0..1, got 2..2"),
+        (
+            {"key_padding_mask": torch.ones(2, 3)},
+            ValueError,
+            "key_padding_mask must be torch.bool [2, 3] like tokens, got torch.float32 [2, 3]",
+        ),
+    ],
+)
+def test_errors_of_a_call(arguments: dict[str, Tensor], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        made()(tokens(2, 3), **arguments)
+
+
+def test_segments_for_a_model_without_them() -> None:
+    text = r"^this model has no segment embeddings; build it with num_segments, or leave segments out$"
+    with pytest.raises(ValueError, match=text):
+        made(num_segments=0)(tokens(2, 3), segments_BT=torch.zeros(2, 3).long())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_segments": -1}, "num_segments must not be negative, got -1"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"dropout": 2.0}, "dropout probability p must satisfy 0 <= p < 1, got 2.0"),
+    ],
+)
+def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)

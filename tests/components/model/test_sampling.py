@@ -1,0 +1,35 @@
+import math
+
+import pytest
+import torch
+
+from fuselayers.components.model.sampling import next_token
+
+LOGITS = torch.tensor([0.0, 1.0, 2.0, 3.0])
+
+
+def shares(**arguments: object) -> list[float]:
+    drawn = next_token(LOGITS.expand(40_000, 4), generator=torch.Generator().manual_seed(0), **arguments)  # type: ignore[arg-type]
+    return (drawn.bincount(minlength=4) / drawn.numel()).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_tokens_are_drawn_with_their_probabilities(temperature: float) -> None:
+    expected = (LOGITS / temperature).softmax(-1).tolist()
+    assert shares(temperature=temperature) == pytest.approx(expected, abs=0.01)
+
+
+def test_top_k_draws_among_the_likeliest() -> None:
+    scale = 1 / (math.e**2 + math.e**3)
+    assert shares(top_k=2) == pytest.approx([0, 0, math.e**2 * scale, math.e**3 * scale], abs=0.01)
+    assert shares(top_k=99) == shares()
+
+
+def test_equal_logits_do_not_add_to_top_k() -> None:
+    drawn = next_token(torch.zeros(1000, 5), top_k=2)
+    assert len(drawn.unique()) == 2
+
+
+def test_bfloat16_logits() -> None:
+    drawn = next_token(LOGITS.bfloat16()[None], temperature=0.01)
+    assert drawn.tolist() == [3]

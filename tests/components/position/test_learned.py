@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from fuselayers.components import LearnedPosition
+from tests.components.compare import run
+
+
+def test_each_token_gets_the_row_of_its_place() -> None:
+    position = LearnedPosition(5, 3)
+    x = torch.randn(2, 4, 3)
+    got = position(x)
+    for place in range(4):
+        torch.testing.assert_close(got[:, place], x[:, place] + position.table.weight[place])
+    q = torch.randn(2, 1, 4, 2)
+    assert position.rotate(q, q) == (q, q)
+
+
+def test_only_used_rows_learn() -> None:
+    gradient = run(LearnedPosition(5, 3), [torch.randn(2, 4, 3)])["gradient of table.weight"]
+    assert (gradient.abs().sum(-1) > 0).tolist() == [True] * 4 + [False]
+
+
+def test_it_starts_small() -> None:
+    assert 0.018 < LearnedPosition(100, 100).table.weight.std().item() < 0.022
+
+
+def test_a_full_context_fits_and_a_longer_one_does_not() -> None:
+    position = LearnedPosition(4, 3)
+    position(torch.zeros(1, 4, 3))
+    text = (
+        "a sequence of 5 tokens does not fit the context_length 4; shorten it, or build the model with a longer context"
+    )
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        position(torch.zeros(1, 5, 3))
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^context_length must be at least 1, got 0$"):
+        LearnedPosition(0, 3)
+    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
+        LearnedPosition(3, 0)

@@ -1,0 +1,78 @@
+import cmath
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import RotaryPosition
+from tests.components.compare import run
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """[..., C] -> [..., C / 2]: channel i is the real part and channel i + C / 2 the imaginary part."""
+    first, second = x.double().chunk(2, dim=-1)
+    return torch.complex(first, second)
+
+
+def turned(x: Tensor, base: float) -> Tensor:
+    """The reference: each pair of channels is a complex number, multiplied by exp(i t base^(-2 j / C))."""
+    tokens, channels = x.shape[-2:]
+    turns = [[cmath.exp(1j * t * base ** (-2 * j / channels)) for j in range(channels // 2)] for t in range(tokens)]
+    product = as_complex(x) * torch.tensor(turns, dtype=torch.complex128)
+    return torch.cat((product.real, product.imag), dim=-1)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+@pytest.mark.parametrize("channels", [2, 6, 64])
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+def test_it_multiplies_complex_numbers(tokens: int, channels: int, base: float) -> None:
+    q, k = torch.randn(2, 4, tokens, channels), torch.randn(2, 2, tokens, channels)
+    rotated_q, rotated_k = RotaryPosition(base=base).rotate(q, k)
+    torch.testing.assert_close(rotated_q.double(), turned(q, base), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(rotated_k.double(), turned(k, base), rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_turn_back() -> None:
+    position = RotaryPosition()
+    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4)
+    got = run(lambda q, k: position.rotate(q, k), [q, k])
+    weights = torch.linspace(-1, 1, q.numel()).view_as(q)
+    back = (
+        as_complex(weights)
+        * as_complex(turned(torch.ones_like(q), 10000.0)).conj()
+        / as_complex(torch.ones(4))[0].conj()
+    )
+    expected = torch.cat((back.real, back.imag), dim=-1)
+    torch.testing.assert_close(got["gradient of input 0"].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_products_depend_on_the_distance_only() -> None:
+    q, k = torch.randn(8), torch.randn(8)
+    rotated_q, rotated_k = RotaryPosition().rotate(q.repeat(1, 1, 20, 1), k.repeat(1, 1, 20, 1))
+    products = rotated_q[0, 0] @ rotated_k[0, 0].T
+    for distance in (0, 3, -5):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-4)
+    assert (products.diagonal(0)[0] - products.diagonal(3)[0]).abs() > 0.01
+
+
+def test_dtype_is_kept_and_angles_are_not_rounded_to_it() -> None:
+    q = torch.randn(1, 1, 300, 8).bfloat16()
+    rotated, _ = RotaryPosition().rotate(q, q)
+    assert rotated.dtype == torch.bfloat16
+    torch.testing.assert_close(rotated.double(), turned(q, 10000.0), rtol=0.01, atol=0.01)
+
+
+def test_nothing_is_saved_in_the_state_dict_and_embeddings_stay() -> None:
+    position = RotaryPosition()
+    assert not position.state_dict()
+    x = torch.randn(1, 2, 4)
+    assert position(x) is x
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^base must be positive, got 0$"):
+        RotaryPosition(base=0)
+    q = torch.zeros(1, 1, 2, 3)
+    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, got 3$"):
+        RotaryPosition().rotate(q, q)

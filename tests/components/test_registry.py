@@ -1,0 +1,311 @@
+import copy
+import pickle
+import re
+from typing import ClassVar, Literal
+
+import pytest
+from torch import nn
+
+from fuselayers import components
+from fuselayers.components import registry
+from fuselayers.components.registry import (
+    KINDS,
+    REQUIRED,
+    Choice,
+    Option,
+    accepted,
+    as_choice,
+    create,
+    get,
+    names,
+    options,
+    register,
+)
+
+EVERY_COMPONENT = [(kind, name) for kind in KINDS for name in names(kind)]
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_OWNERS", {kind: dict(owners) for kind, owners in registry._OWNERS.items()})
+
+
+class Shape(nn.Module):
+    """A component with arguments of every sort.
+
+    Args:
+        size: how large it is,
+            in metres.
+        colour: its colour: red or blue.
+        backend: filled in by the builder.
+
+    Raises:
+        ValueError: never.
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"backend"})
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        size: float,
+        colour: Literal["red", "blue"] = "red",
+        secret: int | None = None,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.arguments = (width, size, colour, secret, backend)
+
+
+class RoundShape(Shape):
+    """A subclass that documents only what it adds.
+
+    Args:
+        radius: half of its width.
+    """
+
+    def __init__(self, width: int, *, size: float, radius: float = 1.0) -> None:
+        super().__init__(width, size=size)
+
+
+def test_what_is_registered() -> None:
+    assert {kind: names(kind) for kind in KINDS} == {
+        "activation": (
+            "bias_activation_dropout",
+            "gelu",
+            "gelu_tanh",
+            "leaky_relu",
+            "relu",
+            "silu",
+            "smelu",
+            "squared_relu",
+            "star_relu",
+        ),
+        "feedforward": ("fused_mlp", "gated_mlp", "mlp"),
+        "norm": ("layer_norm", "rms_norm"),
+        "attention": ("multi_head",),
+        "position": ("learned", "none", "rotary"),
+        "residual": ("bias_dropout_residual", "bias_dropout_residual_layer_norm"),
+        "block": ("post_norm", "pre_norm"),
+        "model": ("decoder", "encoder"),
+    }
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY_COMPONENT)
+def test_every_registered_class_is_public_and_every_option_is_typed_and_explained(kind: str, name: str) -> None:
+    component = get(kind, name)
+    assert getattr(components, component.__name__) is component
+    for option in options(kind, name):
+        assert option.doc, f"{name}.{option.name} has no entry under Args"
+        assert option.doc[-1] in ".1", f"{name}.{option.name}: {option.doc!r} is cut off"
+        assert option.annotation is not registry.Any, f"{name}.{option.name} has no type"
+        assert option.name not in {"backend", "partition", "causal"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("feedforward", "mlp", {"expansion": 4.0, "activation": "gelu", "bias": True, "dropout": 0.0}),
+        ("feedforward", "fused_mlp", {"expansion": 4.0, "activation": "gelu", "bias": True, "dropout": 0.0}),
+        (
+            "feedforward",
+            "gated_mlp",
+            {"expansion": 8 / 3, "multiple_of": 1, "activation": "silu", "bias": False, "dropout": 0.0},
+        ),
+        (
+            "attention",
+            "multi_head",
+            {"num_heads": REQUIRED, "num_kv_heads": None, "head_dim": None, "bias": True, "dropout": 0.0},
+        ),
+        ("norm", "layer_norm", {"eps": 1e-5, "bias": True}),
+        ("norm", "rms_norm", {"eps": 1e-6}),
+        ("position", "learned", {}),
+        ("position", "rotary", {"base": 10000.0}),
+        ("position", "none", {}),
+        ("activation", "gelu", {}),
+        ("activation", "bias_activation_dropout", {"activation": None}),
+        ("residual", "bias_dropout_residual", {}),
+        ("residual", "bias_dropout_residual_layer_norm", {"bias_shape": None, "style": "post", "eps": 1e-5}),
+        ("block", "pre_norm", {}),
+        ("block", "post_norm", {}),
+        (
+            "model",
+            "decoder",
+            {
+                "vocab_size": REQUIRED,
+                "hidden_dim": REQUIRED,
+                "num_layers": REQUIRED,
+                "context_length": REQUIRED,
+                "position": "learned",
+                "block": "pre_norm",
+                "dropout": 0.0,
+                "tie_embeddings": True,
+                "init_std": 0.02,
+            },
+        ),
+        (
+            "model",
+            "encoder",
+            {
+                "vocab_size": REQUIRED,
+                "hidden_dim": REQUIRED,
+                "num_layers": REQUIRED,
+                "context_length": REQUIRED,
+                "num_segments": 2,
+                "position": "learned",
+                "block": "post_norm",
+                "dropout": 0.0,
+                "tie_embeddings": True,
+                "init_std": 0.02,
+            },
+        ),
+    ],
+)
+def test_options_of_every_component(kind: str, name: str, expected: dict[str, object]) -> None:
+    assert {option.name: option.default for option in options(kind, name)} == expected
+
+
+def test_options_come_from_the_signature_and_the_docstring() -> None:
+    register("norm", "shape")(Shape)
+    assert options("norm", "shape") == (
+        Option("size", float, REQUIRED, "how large it is, in metres."),
+        Option("colour", Literal["red", "blue"], "red", "its colour: red or blue."),
+        Option("secret", int | None, None, ""),
+    )
+
+
+def test_a_subclass_documents_only_what_it_adds() -> None:
+    register("norm", "round_shape")(RoundShape)
+    assert [(option.name, option.doc) for option in options("norm", "round_shape")] == [
+        ("size", "how large it is, in metres."),
+        ("radius", "half of its width."),
+    ]
+
+
+def test_create_passes_sizes_options_and_built_in_arguments() -> None:
+    register("norm", "shape")(Shape)
+    choice = Choice("shape", {"size": 2.5, "colour": "blue"})
+    assert create("norm", choice, 7, backend="eager").arguments == (7, 2.5, "blue", None, "eager")
+    assert create("norm", "layer_norm", 7).weight.numel() == 7
+
+
+def test_create_leaves_the_callers_options_alone() -> None:
+    given = {"expansion": 2.0}
+    choice = Choice("mlp", given)
+    create("feedforward", choice, 4)
+    assert given == {"expansion": 2.0}
+    given["expansion"] = 9.0
+    assert choice.options == {"expansion": 2.0}
+
+
+def test_a_second_owner_is_refused_and_the_first_one_stays() -> None:
+    text = (
+        "feedforward 'mlp' belongs to fuselayers.components.feedforward.mlp.MLP; choose another name for "
+        f"{Shape.__module__}.Shape"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        register("feedforward", "mlp")(Shape)
+    assert get("feedforward", "mlp") is components.MLP
+
+
+def test_one_name_may_be_used_in_two_kinds_and_one_class_may_have_two_names() -> None:
+    register("norm", "mlp")(Shape)
+    register("norm", "shape")(Shape)
+    assert get("norm", "mlp") is get("norm", "shape") is Shape
+    assert get("feedforward", "mlp") is components.MLP
+
+
+def test_a_notebook_cell_may_run_twice() -> None:
+    def cell() -> type:
+        return register("norm", "mine")(type("Mine", (nn.Module,), {"__module__": "__main__"}))
+
+    cell()
+    second = cell()
+    assert get("norm", "mine") is second
+
+
+@pytest.mark.parametrize("name", ["", "MyNorm", "my-norm", "my norm", "9norm", "torch.nn.LayerNorm"])
+def test_a_name_that_no_config_could_hold_is_refused(name: str) -> None:
+    text = f"the name of a norm must be in lower_case letters, digits and underscores, got {name!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        register("norm", name)
+
+
+EVERY_KIND = "there are: activation, attention, block, feedforward, model, norm, position, residual"
+
+
+@pytest.mark.parametrize("use", [names, lambda kind: get(kind, "mlp"), lambda kind: register(kind, "x")])
+def test_an_unknown_kind(use: object) -> None:
+    with pytest.raises(ValueError, match=f"^no kind 'feedfoward'; did you mean 'feedforward'\\? {EVERY_KIND}$"):
+        use("feedfoward")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("use", [get, create, options, accepted])
+def test_an_unknown_name(use: object) -> None:
+    text = r"^no feedforward 'mpl'; did you mean 'mlp'\\? there are: fused_mlp, gated_mlp, mlp$"
+    with pytest.raises(ValueError, match=text):
+        use("feedforward", "mpl")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "built_in", "text"),
+    [
+        (
+            "feedforward",
+            Choice("mlp", {"expantion": 2.0}),
+            {},
+            "no mlp option 'expantion'; did you mean 'expansion'? there are: activation, bias, dropout, expansion",
+        ),
+        (
+            "attention",
+            Choice("multi_head", {"num_heads": 2, "causal": False}),
+            {},
+            "no multi_head option 'causal'; there are: bias, dropout, head_dim, num_heads, num_kv_heads",
+        ),
+        (
+            "norm",
+            Choice("layer_norm", {"hidden_dim": 4}),
+            {},
+            "no layer_norm option 'hidden_dim'; there are: bias, eps",
+        ),
+        ("attention", "multi_head", {}, "attention 'multi_head' needs the option 'num_heads' (number of query heads.)"),
+        (
+            "feedforward",
+            "mlp",
+            {"backend": "eager"},
+            "feedforward 'mlp' (fuselayers.components.feedforward.mlp.MLP) does not take the argument 'backend'",
+        ),
+        (
+            "feedforward",
+            Choice("mlp", {"bias": True}),
+            {"bias": False},
+            "mlp option 'bias' is filled in by the builder; leave it out of the options",
+        ),
+    ],
+)
+def test_what_create_refuses(kind: str, choice: Choice | str, built_in: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        create(kind, choice, 4, **built_in)
+
+
+def test_accepted_keeps_what_the_class_lists() -> None:
+    offer = {"backend": "eager", "partition": "default", "hidden_dim": 3}
+    assert accepted("feedforward", Choice("fused_mlp"), **offer) == {"backend": "eager", "partition": "default"}
+    assert accepted("feedforward", "mlp", **offer) == {}
+    assert accepted("position", "learned", **offer) == {"hidden_dim": 3}
+
+
+def test_choices_are_values() -> None:
+    choice = Choice("mlp", {"expansion": 2.0})
+    assert choice == Choice("mlp", {"expansion": 2.0}) != Choice("mlp")
+    assert pickle.loads(pickle.dumps(choice)) == copy.deepcopy(choice) == choice
+    assert as_choice(choice) is choice
+    assert as_choice("mlp") == Choice("mlp", {})
+    with pytest.raises(AttributeError, match="cannot assign to field 'name'"):
+        choice.name = "other"  # type: ignore[misc]
+
+
+def test_required_stays_itself() -> None:
+    assert pickle.loads(pickle.dumps(REQUIRED)) is copy.deepcopy(REQUIRED) is REQUIRED
+    assert repr(REQUIRED) == "REQUIRED"

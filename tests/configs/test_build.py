@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import Block, Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, registry
+from fuselayers.configs import Config, FusionConfig, build, compose
+from fuselayers.configs.build import build as build_itself
+from fuselayers.partition import FusedModule
+
+# Small enough to compile in seconds; the parts stay those of the shipped model.
+TINY = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2"]
+LLAMA = [*TINY, "attention.num_kv_heads=1", "model=llama_tiny"]
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def on_meta(*arguments: Any) -> Any:
+    with torch.device("meta"):
+        return build(*arguments)
+
+
+def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one batch, with dropout drawn from a fixed seed, and every gradient."""
+    generator = torch.Generator().manual_seed(1)
+    tokens_BT = torch.randint(256, (2, 9), generator=generator)
+    torch.manual_seed(2)
+    loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:].contiguous())
+    loss.backward()
+    return loss.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+def check_same_step(model: nn.Module, reference: nn.Module) -> None:
+    loss, gradients = step(model)
+    expected_loss, expected = step(reference)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
+    assert list(gradients) == [name for name, _ in model.named_parameters()] == list(expected)
+    for name, gradient in expected.items():
+        assert gradient.abs().sum() > 0
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "count"), [("gpt2_small", 124_439_808), ("bert_base", 109_514_298)])
+def test_the_published_models_have_their_published_sizes(model: str, count: int) -> None:
+    built = on_meta(model)
+    assert parameters(built) == count
+    assert all(parameter.is_meta for parameter in built.parameters())
+
+
+@pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp"])
+def test_an_mlps_implementation_does_not_change_the_weights(feedforward: str) -> None:
+    state, plain = (on_meta("gpt2_small", [f"feedforward={name}"]).state_dict() for name in (feedforward, "mlp"))
+    assert {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in plain.items()}
+
+
+def test_gpt_nano_has_the_size_of_its_numbers() -> None:
+    options = compose("gpt_nano").model.options
+    width, layers = options["hidden_dim"], options["num_layers"]
+    block = 4 * width * width + 4 * width + 8 * width * width + 5 * width + 4 * width
+    embeddings = (options["vocab_size"] + options["context_length"]) * width
+    assert parameters(on_meta("gpt_nano")) == embeddings + layers * block + 2 * width
+
+
+def test_llama_tiny_has_the_size_of_its_numbers() -> None:
+    config = compose("llama_tiny")
+    options, heads = config.model.options, config.attention.options
+    width, kv_width = options["hidden_dim"], options["hidden_dim"] // heads["num_heads"] * heads["num_kv_heads"]
+    multiple = config.feedforward.options["multiple_of"]
+    hidden = -(-int(width * 8 / 3) // multiple) * multiple
+    block = 2 * width * width + 2 * width * kv_width + 3 * width * hidden + 2 * width
+    built = on_meta(config)
+    assert parameters(built) == 2 * options["vocab_size"] * width + options["num_layers"] * block + width
+    assert 1_000_000 < parameters(built) < 10_000_000
+    assert not [name for name, _ in built.named_parameters() if "bias" in name]
+    kinds = {type(module) for module in built.modules()}
+    assert {GatedMLP, RMSNorm} <= kinds
+    assert not {LayerNorm, FusedMLP} & kinds
+
+
+def test_gpt_nano_learns_a_batch_as_shipped() -> None:
+    torch.manual_seed(0)
+    model = build("gpt_nano", ["fusion=off", "model.dropout=0"])
+    tokens_BT = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:].contiguous())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    # An untrained model is as good as chance: ln 256 nats.
+    assert losses[0] == pytest.approx(5.545, abs=0.3)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp", "gated_mlp"])
+@pytest.mark.parametrize("fusion", ["off", "eager", "inductor", "auto"])
+def test_gpt_nano_with_each_feedforward_and_each_fusion(feedforward: str, fusion: str) -> None:
+    asked = [*TINY, "model.num_layers=1", f"feedforward={feedforward}"]
+    asked.remove("model.num_layers=2")
+    torch.manual_seed(0)
+    model = build("gpt_nano", [*asked, f"fusion={fusion}"])
+    reference = build("gpt_nano", [*asked, "fusion=off"])
+    assert isinstance(model, FusedModule) == (fusion != "off")
+    reference.load_state_dict(model.state_dict())
+    assert model.training
+    check_same_step(model, reference)
+
+
+@pytest.mark.parametrize("scope", ["none", "layer", "block", "model"])
+def test_scopes(scope: str) -> None:
+    asked = ["fusion=eager", *TINY]
+    torch.manual_seed(0)
+    model = build("gpt_nano", [*asked, f"fusion.scope={scope}"])
+    reference = build("gpt_nano", [*asked, "fusion.scope=none"])
+    fused = [name for name, module in model.named_modules() if isinstance(module, FusedModule)]
+    assert fused == {"none": [], "layer": [], "block": ["blocks.0", "blocks.1"], "model": [""]}[scope]
+    layers = [module for module in model.modules() if isinstance(module, FusedMLP)]
+    assert [layer.backend for layer in layers] == ["eager" if scope == "layer" else None] * 2
+    assert list(model.state_dict()) == list(reference.state_dict())
+    reference.load_state_dict(model.state_dict())
+    check_same_step(model, reference)
+
+
+def test_a_layer_gets_the_partitioner_too() -> None:
+    model = build("gpt_nano", [*TINY, "fusion.scope=layer", "fusion=eager", "fusion.partition=default"])
+    assert {module.partition for module in model.modules() if isinstance(module, FusedMLP)} == {"default"}
+
+
+@pytest.mark.parametrize("scope", ["none", "block"])
+def test_llama_tiny_runs_forward_and_backward(scope: str) -> None:
+    torch.manual_seed(0)
+    model = build(overrides=[*LLAMA, "fusion=eager", f"fusion.scope={scope}"])
+    reference = build(overrides=[*LLAMA, "fusion=off"])
+    reference.load_state_dict(model.state_dict())
+    check_same_step(model, reference)
+
+
+@pytest.mark.parametrize("scope", ["none", "block", "model"])
+def test_a_small_bert_runs_forward_and_backward(scope: str) -> None:
+    asked = ["fusion=eager", "model.vocab_size=256", "attention.dropout=0", *TINY]
+    torch.manual_seed(0)
+    model, reference = (build("bert_base", [*asked, f"fusion.scope={each}"]) for each in (scope, "none"))
+    reference.load_state_dict(model.state_dict())
+    assert len([module for module in reference.modules() if isinstance(module, Block)]) == 2
+    check_same_step(model, reference)
+
+
+def test_a_source_of_every_kind_builds() -> None:
+    config = compose("gpt_nano", [*TINY, "fusion=off"])
+    keys = list(on_meta(config).state_dict())
+    assert list(on_meta("gpt_nano", [*TINY, "fusion=off"]).state_dict()) == keys
+    mapping = {"model": {"hidden_dim": 32, "num_layers": 2}, "attention": {"num_heads": 2}, "fusion": "off"}
+    before = copy.deepcopy(mapping)
+    assert list(on_meta(mapping).state_dict()) == keys
+    assert mapping == before
+    fewer = on_meta(config, ["model.num_layers=1"])
+    assert len(fewer.blocks) == 1
+
+
+def test_a_config_made_by_hand_is_built_as_it_is() -> None:
+    config = compose("gpt_nano", TINY)
+    fields = {**vars(config), "feedforward": Choice("mlp", {"expansion": 2.0}), "fusion": FusionConfig(scope="none")}
+    built = on_meta(Config(**fields))
+    assert built.blocks[0].feedforward.up.out_features == 64
+
+
+def test_no_module_keeps_the_config() -> None:
+    config = compose("gpt_nano", [*TINY, "fusion.scope=block"])
+    for module in on_meta(config).modules():
+        assert not any(isinstance(value, (Config, FusionConfig, Choice)) for value in vars(module).values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["model.hidden_dim=30", "attention.num_heads=4"], "hidden_dim must be a multiple of num_heads, got 30 and 4"),
+        (["model.num_layers=0"], "num_layers must be at least 1, got 0"),
+        (["feedforward.expansion=-1"], "expansion must give at least one hidden value, got -1.0"),
+        (["model.dropout=1.5"], "must satisfy 0 <= p < 1, got 1.5"),
+        (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
+    ],
+)
+def test_errors(overrides: list[str], text: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        on_meta("gpt_nano", overrides)
+    assert text in str(caught.value)
+
+
+def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tiny(nn.Module):
+        built_in = frozenset({"attention", "feedforward", "norm"})
+
+        def __init__(self, *, attention: Choice, feedforward: Choice, norm: Choice, width: int = 3) -> None:
+            super().__init__()
+            self.width = width
+
+    monkeypatch.setitem(registry._OWNERS["model"], "tiny", Tiny)
+    assert build({"model": {"name": "tiny", "width": 5}, "fusion": {"scope": "layer"}}).width == 5
+
+
+def test_it_is_the_function_that_the_package_shows() -> None:
+    assert build is build_itself

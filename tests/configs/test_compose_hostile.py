@@ -1,0 +1,178 @@
+"""Configs from a stranger: through every door, each is refused by its text, and nothing of it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuselayers.configs import compose
+
+CALL = "is refused: a config names registered components, it cannot call code"
+RESOLVER = "is refused: ${...} may only stand alone and name another value"
+HYDRA = "is refused: Hydra only composes here, its own settings are not part of a config"
+TAG = "YAML tags are refused, got"
+
+OVERRIDES = [
+    ("_target_=os.system", f"'_target_' {CALL}"),
+    ("model._target_=os.system", f"'model._target_' {CALL}"),
+    ("feedforward._target_=torch.load", f"'feedforward._target_' {CALL}"),
+    ("feedforward={_target_: builtins.eval, _args_: [1]}", f"'feedforward._target_' {CALL}"),
+    ("model.position={name: rotary, _target_: os.system}", f"'model.position._target_' {CALL}"),
+    ("model.position._partial_=true", f"'model.position._partial_' {CALL}"),
+    ("feedforward._recursive_=true", f"'feedforward._recursive_' {CALL}"),
+    ("train._convert_=all", f"'train._convert_' {CALL}"),
+    ("+feedforward._target_=os.system", "is refused: every option has its place already"),
+    ("++train.anything=1", "is refused: every option has its place already"),
+    ("~model", "is refused: every option has its place already"),
+    ("feedforward@_global_=mlp", "is refused: every option has its place already"),
+    ("train.output=${oc.env:HOME}", f"train.output='${{oc.env:HOME}}' {RESOLVER}"),
+    ("train.output=${hydra:runtime.cwd}", RESOLVER),
+    ("train.output=${now:%Y}", RESOLVER),
+    ("train.output='${train.${oc.env:HOME}}'", RESOLVER),
+    ("train.output='x${oc.env:HOME}'", RESOLVER),
+    ("train.output='\\${oc.env:HOME}'", RESOLVER),
+    ("train.output='${data.path}${data.path}'", RESOLVER),
+    ("model=${oc.env:HOME}", f"model='${{oc.env:HOME}}' {RESOLVER}"),
+    ("data.suffixes=[.py,'${oc.decode:1}']", f"data.suffixes[1]='${{oc.decode:1}}' {RESOLVER}"),
+    ("hydra.run.dir=/tmp/x", HYDRA),
+    ("hydra.searchpath=[file:///tmp]", HYDRA),
+    ("hydra/launcher=basic", HYDRA),
+    ("hydra/job_logging=disabled", HYDRA),
+    ("+hydra.sweeper.x=1", HYDRA),
+    ("searchpath=[/tmp]", "no config group 'searchpath'"),
+    ("model=../../../etc/passwd", "no model '../../../etc/passwd'"),
+    ("model=/etc/passwd", "no model '/etc/passwd'"),
+    ("feedforward=torch.nn.Linear", "no feedforward 'torch.nn.Linear'"),
+    ("feedforward.name=os.system", "no feedforward 'os.system'"),
+    ("feedforward.activation=os.system", "no activation 'os.system'"),
+    ("fusion.partition=os.system", "no partitioner 'os.system'"),
+    ("model.block=builtins.eval", "no block 'builtins.eval'"),
+    ("train.steps=1,2", "asks for several runs; give one value, or a list as [a,b]"),
+    ("train.steps=glob(*)", "asks for several runs"),
+    ("train.steps=range(1,5)", "asks for several runs"),
+    ("--config-path=/tmp", "cannot read the override '--config-path=/tmp': write group=choice or group.option=value"),
+    ("train.steps", "cannot read the override 'train.steps'"),
+    ("train.steps=!!python/object/apply:os.system", "cannot read the override"),
+    ("train.steps=" + "[" * 400, "cannot read the override"),
+    ("train.steps=" + "[" * 4000 + "]" * 4000, f"cannot read the override '{'train.steps='.ljust(60, '[')}'...: write"),
+    ("train.steps=" + "1" * 5000, "cannot read the override"),
+    ("train.output=" + "x" * 20_000, "an override may have 10,000 characters at most, got 20,013"),
+    ("train.steps=[[[[[[[[1]]]]]]]]", "is nested deeper than 8 levels; no config is"),
+    ("a.b.c.d.e.f.g.h.i.j=1", "is nested deeper than 8 levels; no config is"),
+    ("model={hidden_dim: {_target_: os.system}}", f"'model.hidden_dim._target_' {CALL}"),
+    ("model={1: 2}", "the keys of model must be text, got 1"),
+]
+
+
+@pytest.mark.parametrize(("override", "text"), OVERRIDES, ids=[override[:40] for override, _ in OVERRIDES])
+def test_overrides(override: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "the secret")
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose(overrides=[override])
+    assert text in str(caught.value)
+    assert "the secret" not in str(caught.value)
+
+
+FILES = [
+    ("feedforward: {_target_: os.system, command: touch TOUCHED}", f"'feedforward._target_' {CALL}"),
+    ("_target_: os.system", f"'_target_' {CALL}"),
+    ("model: {position: {_target_: torch.hub.load, name: rotary}}", f"'model.position._target_' {CALL}"),
+    ("!!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 'tag:yaml.org,2002:python/object/apply:os.system'"),
+    ("model: !!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 'tag:yaml.org,2002:python/object/apply:os."),
+    ("model: !!python/name:os.system ''", f"{TAG} 'tag:yaml.org,2002:python/name:os.system' in line 1"),
+    ("train:\n  output: !!python/object/apply:pathlib.Path [x]", f"{TAG} 'tag:yaml.org,2002:python/object/apply:path"),
+    ("train: {output: !env HOME}", f"{TAG} '!env' in line 1: a config holds plain values"),
+    ("train: {steps: !!int '5'}", f"{TAG} 'tag:yaml.org,2002:int' in line 1"),
+    ("train: &t {steps: 5}\ndata: *t", "YAML anchors are refused, got 't' in line 1: write the value out"),
+    ("train: {output: '${oc.env:HOME}'}", f"train.output='${{oc.env:HOME}}' {RESOLVER}"),
+    ("train: ${oc.create:{steps:1}}", f"train='${{oc.create:{{steps:1}}}}' {RESOLVER}"),
+    ("train: '${oc.create:{steps:1}}'", f"train='${{oc.create:{{steps:1}}}}' {RESOLVER}"),
+    ("hydra: {searchpath: [/tmp]}", f"'hydra' {HYDRA}"),
+    ("hydra: {run: {dir: /tmp}}", f"'hydra' {HYDRA}"),
+    ("defaults: [{hydra/launcher: x}]", "no config group 'hydra/launcher'"),
+    ("defaults: [{'override hydra/job_logging': x}]", "no config group 'hydra/job_logging'"),
+    ("defaults: [{model: ../../../etc/passwd}]", "no model '../../../etc/passwd'"),
+    ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
+    ("model: gpt_nano\nmodel: bert_base", "'model' stands twice in one mapping, line 2"),
+    ("1: {steps: 5}", "the keys of a config must be text, got 1"),
+    ("? [model]\n: gpt_nano", "not YAML, line 1"),
+    ("--- {}\n--- {}", "not YAML"),
+    ("a: " + "[" * 5000, "line 1 is nested deeper than 20 levels; no config is"),
+    ("a: [" + "1, " * 20_000 + "]", "the config is larger than 10,000 values; no config is"),
+    ("# " + "x" * 100_001, "a config file may have 100,000 characters at most; no config is larger"),
+    ("model: {steps: 5", "not YAML, line 1"),
+    ("model: \x07", "not YAML"),
+]
+
+
+@pytest.mark.parametrize(("content", "text"), FILES, ids=[content[:40] for content, _ in FILES])
+def test_files(content: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "the secret")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.yaml").write_text(content)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose("./theirs.yaml")
+    assert text in str(caught.value)
+    assert "the secret" not in str(caught.value)
+    assert not (tmp_path / "TOUCHED").exists()
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "theirs.yaml").write_bytes(b"model: \xff\xfe")
+    with pytest.raises(ValueError, match=r"theirs\.yaml: a config file must be UTF-8 text"):
+        compose(tmp_path / "theirs.yaml")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(print, "builtin_function_or_method"), (b"x", "bytes"), ({1}, "set"), (Path("x"), "PosixPath")]
+)
+def test_objects_in_a_mapping(value: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"train.output must be text, a number, .* got a {kind}"):
+        compose({"train": {"output": value}})
+
+
+def test_a_mapping_that_holds_itself() -> None:
+    endless: dict[str, Any] = {}
+    endless["model"] = endless
+    with pytest.raises(ValueError, match=r"model.* is nested deeper than 8 levels; no config is"):
+        compose(endless)
+
+
+def test_no_module_is_imported_on_a_strangers_word() -> None:
+    sys.modules.pop("antigravity", None)
+    for override in ("feedforward._target_=antigravity.fly", "feedforward=antigravity", "model.block=antigravity"):
+        with pytest.raises(ValueError, match=r"antigravity|_target_"):
+            compose(overrides=[override])
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize("overrides", ["model=gpt_nano", [5], [None]])
+def test_overrides_of_another_type(overrides: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"overrides must be a list of strings, got the string|an override must be a str"
+    ):
+        compose(overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["feedforward=mlp", "feedforward=gated_mlp"], "feedforward is given twice, as 'mlp' and 'gated_mlp'"),
+        (["train.steps=1", "train.steps=2"], "train.steps is given twice, as 1 and 2; give it once"),
+        (["train.steps=1", "train={steps: 2}"], "train.steps is given twice, as 1 and 2; give it once"),
+        (["model.position=rotary", "model.position={name: none}"], "given twice, as 'rotary' and 'none'"),
+        (["model.position={name: none}", "model.position=rotary"], "given twice, as 'none' and 'rotary'"),
+        (["train.compare=true", "train.compare=1"], "train.compare is given twice, as True and 1"),
+    ],
+)
+def test_contradictions(overrides: list[str], text: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose(overrides=overrides)
+    assert text in str(caught.value)
+
+
+def test_the_same_thing_said_twice_is_no_contradiction() -> None:
+    assert compose(overrides=["train.steps=3", "train={steps: 3}"]).train.steps == 3

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import pytest
+
+from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
+from fuselayers.configs.settings import settings_of
+
+
+@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
+def test_every_field_says_what_it_means(section: type) -> None:
+    assert all(len(about.doc.split()) >= 2 for about in settings_of(section).values())
+
+
+@pytest.mark.parametrize("section", [TrainConfig, DataConfig])
+def test_every_number_has_a_bound_and_no_value_but_the_files(section: type) -> None:
+    for field in fields(section):
+        about = field.metadata["setting"]
+        if field.type in (int, float):
+            assert about.minimum is not None or about.above is not None
+        with pytest.raises(TypeError, match="missing"):
+            section(**{other.name: "" for other in fields(section) if other is not field})
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "text"),
+    [
+        *(
+            ("train", {name: 0}, f"train.{name} must be at least 1, got 0")
+            for name in ("steps", "batch_size", "accumulate", "evaluate_every", "evaluate_batches", "checkpoint_every")
+        ),
+        *(
+            ("train", {name: -1}, f"train.{name} must be at least 0, got -1")
+            for name in ("min_learning_rate", "warmup_steps", "weight_decay", "clip_norm", "sample_bytes")
+        ),
+        ("train", {"learning_rate": 0.0}, "train.learning_rate must be above 0, got 0.0"),
+        ("train", {"beta1": -0.1}, "train.beta1 must be at least 0 and below 1, got -0.1"),
+        ("train", {"beta2": 1.0}, "train.beta2 must be at least 0 and below 1, got 1.0"),
+        ("train", {"seed": -1}, "train.seed must be at least 0 and below 9223372036854775808, got -1"),
+        (
+            "train",
+            {"seed": 2**63},
+            "train.seed must be at least 0 and below 9223372036854775808, got 9223372036854775808",
+        ),
+        ("train", {"min_learning_rate": 1.0}, "got 1.0; lower it too"),
+        (
+            "train",
+            {"device": "gpu 1"},
+            "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0",
+        ),
+        ("train", {"compare": "yes"}, "train.compare must be true or false, got 'yes'"),
+        ("data", {"held_out": 0.0}, "data.held_out must be above 0 and below 1, got 0.0"),
+        ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),
+        ("data", {"sequence_length": -1}, "data.sequence_length must be at least 0, got -1"),
+        ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, layer"),
+        ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
+        ("fusion", {"partition": "min-cut"}, "no partitioner 'min-cut'; did you mean 'min_cut'? there are: default"),
+    ],
+)
+def test_a_section_cannot_be_made_wrong(section: str, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        replace(getattr(compose(), section), **changes)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
+def test_devices(device: str) -> None:
+    assert replace(compose().train, device=device).device == device
+
+
+def test_edges_that_are_allowed() -> None:
+    train = replace(compose().train, min_learning_rate=0, warmup_steps=0, clip_norm=0, sample_bytes=0, beta1=0)
+    assert (train.min_learning_rate, type(train.clip_norm)) == (0.0, float)
+    assert replace(compose().data, suffixes=[".c"]).suffixes == (".c",)
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        compose().train.steps = 3  # type: ignore[misc]

@@ -1,0 +1,23 @@
+"""What every test starts from: the same random numbers, and no compiled code of another test file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_compiled_code_of_others() -> Iterator[None]:
+    # Dynamo counts recompilations per code object and gives up at a limit, so one file's calls could turn another
+    # file's compiled function into a plain one.
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -1,0 +1,91 @@
+import pytest
+import torch
+
+from fuselayers.ops import ACTIVATIONS, bias_activation_dropout
+from fuselayers.ops.bias_activation_dropout import bias_activation_dropout_reference
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, seed_of, tensors
+
+OPTIONS = {"activation": "gelu", "p": 0.3}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs = tensors(shape, shape[-1:], dtype=dtype)
+    assert_as_good_as(bias_activation_dropout, bias_activation_dropout_reference, inputs, seed=seed_of(), **OPTIONS)
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
+def test_every_activation(activation: str | None) -> None:
+    inputs = tensors((5, 40), (40,))
+    for p in (0.0, 0.5):  # the ancestor skipped an activation on one of the two paths
+        assert_as_good_as(
+            bias_activation_dropout,
+            bias_activation_dropout_reference,
+            inputs,
+            activation=activation,
+            p=p,
+            seed=seed_of() if p else None,
+        )
+
+
+def test_layouts() -> None:
+    inputs = tensors((6, 9), (9,))
+    check_layouts(bias_activation_dropout, bias_activation_dropout_reference, inputs, seed=seed_of(), **OPTIONS)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_fused(backend: str) -> None:
+    inputs = tensors((6, 20), (20,))
+    check_fused(
+        bias_activation_dropout,
+        bias_activation_dropout_reference,
+        inputs,
+        backend=backend,
+        seed=seed_of(),
+        **OPTIONS,
+    )
+
+
+def test_gradcheck_of_the_reference() -> None:
+    x, bias = (value.double().requires_grad_() for value in tensors((3, 4), (4,)))
+    assert torch.autograd.gradcheck(
+        lambda x, bias: bias_activation_dropout_reference(x, bias, activation="gelu", p=0.3, seed=seed_of()), (x, bias)
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_eval_and_zero_probability_are_exact(activation: str) -> None:
+    x, bias = torch.randn(3, 8), torch.randn(8)
+    expected = ACTIVATIONS[activation](x + bias)
+    assert torch.equal(bias_activation_dropout(x, bias, activation=activation, p=0.9, training=False), expected)
+    assert torch.equal(bias_activation_dropout(x, bias, activation=activation, p=0.0), expected)
+
+
+def test_bias_is_optional() -> None:
+    x = torch.randn(3, 8)
+    assert torch.equal(bias_activation_dropout(x, activation="relu"), torch.relu(x))
+
+
+def test_backward_keeps_one_tensor_and_a_seed() -> None:
+    x, bias = torch.randn(64, 128, requires_grad=True), torch.randn(128, requires_grad=True)
+
+    def call(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return bias_activation_dropout(x, bias, activation="gelu", p=0.1)
+
+    one_tensor = x.numel() * 4
+    assert saved_bytes(call, x, bias, parameters=(bias,)) == one_tensor + 8
+    assert saved_bytes(fuse(call, backend="inductor", fallback=()), x, bias, parameters=(bias,)) == one_tensor + 8
+
+
+def test_errors() -> None:
+    x = torch.ones(3, 5)
+    with pytest.raises(ValueError, match=r"^bias must be \[5\] to fit x \[3, 5\], got \[4\]$"):
+        bias_activation_dropout(x, torch.ones(4))
+    with pytest.raises(ValueError, match=r"^no activation 'rellu'; did you mean 'relu'\?"):
+        bias_activation_dropout(x, activation="rellu")
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1.5$"):
+        bias_activation_dropout(x, p=1.5)
+    with pytest.raises(ValueError, match=r"^bias must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
+        bias_activation_dropout(x, torch.ones(5, device="meta"))

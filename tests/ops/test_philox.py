@@ -1,0 +1,126 @@
+import pytest
+import torch
+
+from fuselayers.ops import draw_seed, keep_mask, keep_scale
+from fuselayers.ops.philox import philox_4x32
+from fuselayers.partition import fuse
+from tests.ops.contract import seed_of
+
+# From the reference implementation's known-answer file (Random123, kat_vectors): counter, key, result.
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def one_row(seed: int, row: int, columns: int, threshold: int) -> list[bool]:
+    """The mask's definition in plain Python integers, written a second time."""
+    word, m0, m1, w0, w1 = 0xFFFFFFFF, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
+    kept = []
+    for column in range(columns):
+        c = [column // 8, row, 0, 0]
+        k = [seed & word, (seed >> 32) & word]
+        for _ in range(10):
+            p0, p1 = m0 * c[0], m1 * c[2]
+            c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & word, (p0 >> 32) ^ c[3] ^ k[1], p0 & word]
+            k = [(k[0] + w0) & word, (k[1] + w1) & word]
+        lane = column % 8
+        kept.append((c[lane // 2] >> (16 * (lane % 2))) & 0xFFFF >= threshold)
+    return kept
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    words = philox_4x32(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    assert tuple(int(word) for word in words) == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 8), (5, 129)])
+def test_mask_is_its_definition(shape: tuple[int, int]) -> None:
+    seed = seed_of(3)
+    expected = [one_row(int(seed), row, shape[1], round(0.3 * 65536)) for row in range(shape[0])]
+    assert keep_mask(seed, shape, p=0.3).tolist() == expected
+
+
+# One group per row is a shape of its own: there the compiled arithmetic is scalar, and overflow would show.
+@pytest.mark.parametrize("shape", [(3, 7), (5, 1), (33, 100), (2, 3, 40)])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_every_backend_has_the_same_mask(shape: tuple[int, ...], backend: str) -> None:
+    fused = fuse(lambda seed: keep_mask(seed, shape, p=0.5), backend=backend, fallback=(), fullgraph=True)
+    for number in range(1, 5):
+        assert torch.equal(fused(seed_of(number)), keep_mask(seed_of(number), shape, p=0.5))
+
+
+def test_leading_dimensions_are_rows() -> None:
+    assert torch.equal(keep_mask(seed_of(), (2, 3, 20), p=0.5).view(6, 20), keep_mask(seed_of(), (6, 20), p=0.5))
+
+
+def test_chunks_leave_no_seam() -> None:
+    whole = keep_mask(seed_of(), (5000, 256), p=0.5)
+    assert one_row(int(seed_of()), 4999, 256, 32768) == whole[4999].tolist()
+
+
+def test_rate_is_right_in_every_row_and_column() -> None:
+    mask = keep_mask(seed_of(), (2048, 2048), p=0.1).double()
+    deviation = (0.1 * 0.9 / 2048) ** 0.5
+    assert abs(mask.mean().item() - 0.9) < 5 * deviation / 2048**0.5
+    # Of 2048 means the largest deviates by some 3.5 standard deviations; 5.5 happens once in ten thousand such tests.
+    assert (mask.mean(0) - 0.9).abs().max() < 5.5 * deviation
+    assert (mask.mean(1) - 0.9).abs().max() < 5.5 * deviation
+
+
+def test_rows_columns_and_seeds_are_independent() -> None:
+    mask = keep_mask(seed_of(), (2048, 2048), p=0.5).double() * 2 - 1
+    bound = 5.5 / 2048**0.5
+    for lag in (1, 2, 7, 8, 32, 1024):  # the ancestor's mask repeated every 32 rows
+        assert (mask * mask.roll(lag, 0)).mean(1).abs().max() < bound
+        assert (mask * mask.roll(lag, 1)).mean(0).abs().max() < bound
+    for other in (keep_mask(seed_of() + 1, (2048, 2048), p=0.5), keep_mask(seed_of(), (2048, 2048), p=0.5, offset=1)):
+        assert abs((mask * (other.double() * 2 - 1)).mean().item()) < 5.5 / 2048
+
+
+def test_scale_makes_the_mean_exact() -> None:
+    assert keep_scale(0.25) == 4 / 3
+    assert keep_scale(0.1) == 65536 / (65536 - 6554)  # 0.1 is rounded to 6554 / 65536
+    assert keep_scale(1 - 1e-9) == 65536
+
+
+def test_manual_seed_reproduces_draws() -> None:
+    first = [int(draw_seed()) for _ in range(3)]
+    torch.manual_seed(0)
+    assert first == [int(draw_seed()) for _ in range(3)]
+    assert len(set(first)) == 3
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition", "inductor"])
+def test_plain_torch_compile_keeps_two_draws_apart(backend: str) -> None:
+    def two_masks(x: torch.Tensor) -> torch.Tensor:
+        first = keep_mask(draw_seed(device=x.device), x.shape, p=0.5)
+        return (x * first * keep_mask(draw_seed(device=x.device), x.shape, p=0.5)).cos()
+
+    x = torch.ones(16, 64, requires_grad=True)
+    torch.manual_seed(1)
+    expected = two_masks(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(torch.compile(two_masks, backend=backend)(x), expected)
+    assert 0.15 < (expected != 1).double().mean() < 0.35  # a quarter survives two masks, a half would survive one
+
+
+def test_torch_accepts_the_drawing_op() -> None:
+    fresh = torch.empty((), dtype=torch.int64)
+    tests = ("test_schema", "test_faketensor")  # nothing to differentiate, and no two draws agree
+    torch.library.opcheck(
+        torch.ops.fuselayers.draw_seed.default, (fresh,), {"device": torch.device("cpu")}, test_utils=tests
+    )
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1.0$"):
+        keep_mask(seed_of(), (2, 2), p=1.0)
+    with pytest.raises(ValueError, match=r"^seed must be an int64 tensor of shape \[\], got torch.int64 \[1\]$"):
+        keep_mask(seed_of()[None], (2, 2), p=0.5)

@@ -1,0 +1,55 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.ops import residual_layer_norm
+from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
+from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, tensors
+
+
+def op(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return residual_layer_norm(x, residual, weight=weight, bias=bias, **options)
+
+
+def reference(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return residual_layer_norm_reference(x, residual, weight=weight, bias=bias, **options)
+
+
+def inputs_of(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return tensors(shape, shape, shape[-1:], shape[-1:], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert_as_good_as(op, reference, inputs_of(shape, dtype), eps=1e-2)
+
+
+def test_layouts() -> None:
+    check_layouts(op, reference, inputs_of((6, 9)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_fused(backend: str) -> None:
+    check_fused(op, reference, inputs_of((6, 20)), backend=backend, eps=1e-5)
+
+
+def test_gradcheck_of_the_reference() -> None:
+    assert torch.autograd.gradcheck(reference, [value.double().requires_grad_() for value in inputs_of((3, 4))])
+
+
+def test_second_output_is_the_sum() -> None:
+    x, residual = torch.randn(4, 8), torch.randn(4, 8)
+    assert torch.equal(residual_layer_norm(x, residual, weight=torch.ones(8))[1], x + residual)
+
+
+def test_errors() -> None:
+    x = torch.ones(3, 5)
+    with pytest.raises(ValueError, match=r"^residual must have x's shape \[3, 5\], got \[1, 5\]$"):
+        residual_layer_norm(x, torch.ones(1, 5), weight=torch.ones(5))
+    with pytest.raises(ValueError, match=r"^weight must be \[5\] to fit x \[3, 5\], got \[2\]$"):
+        residual_layer_norm(x, x, weight=torch.ones(2))
+    with pytest.raises(ValueError, match=r"^bias must be \[5\] to fit x \[3, 5\], got \[2\]$"):
+        residual_layer_norm(x, x, weight=torch.ones(5), bias=torch.ones(2))

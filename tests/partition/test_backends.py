@@ -1,0 +1,111 @@
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import Tensor
+
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, backends, fuse
+from fuselayers.partition import backends as backends_function
+from fuselayers.partition.backends import check_backends
+
+module: Any = __import__("sys").modules[backends_function.__module__]
+
+
+def wave(x: Tensor) -> Tensor:
+    return x.sin().cos()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_said", set())
+
+
+@pytest.fixture
+def no_compiler() -> Iterator[None]:
+    # What Inductor itself looks at, so that its own search for a compiler fails.
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        yield
+
+
+@pytest.mark.usefixtures("no_compiler")
+class TestWithoutACompiler:
+    @pytest.mark.parametrize("backend", ["auto", "inductor"])
+    def test_falls_back_and_says_so_once(self, backend: str) -> None:
+        x = torch.randn(4, requires_grad=True)
+        first, second = fuse(wave, backend=backend), fuse(torch.tan, backend=backend)
+        with pytest.warns(
+            FallbackWarning, match=r"^backend 'inductor' is not used: no C\+\+ compiler was found;"
+        ) as said:
+            outputs = first(x), second(x)
+        torch.testing.assert_close(outputs, (wave(x), x.tan()))
+        assert len([one for one in said if one.category is FallbackWarning]) == 1
+        assert first.served_by == ("eager",)
+
+    def test_raises_when_told_to(self) -> None:
+        with pytest.raises(
+            Exception, match=r"no backend could compile this function \(inductor: no C\+\+ compiler"
+        ) as error:
+            fuse(wave, backend="inductor", fallback=())(torch.randn(4))
+        assert "BackendUnavailableError" in repr(error.value) or isinstance(error.value, BackendUnavailableError)
+
+    def test_is_listed_with_what_to_do(self) -> None:
+        status = {one.name: one for one in backends()}
+        assert not status["inductor"].available
+        assert status["inductor"].hint == "apt install g++"
+        assert status["auto"].reason.endswith("here eager")
+        assert status["eager"].available
+
+
+def test_a_backend_that_fails_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward compiles, backward does not: the whole call goes to the next backend, from the untouched graph."""
+    import torch._inductor.compile_fx as compile_fx
+
+    original = compile_fx.compile_fx_inner
+    compiled = []
+
+    def fails_in_backward(*args: Any, **kwargs: Any) -> Any:
+        compiled.append(kwargs.get("is_backward", False))
+        if kwargs.get("is_backward"):
+            raise RuntimeError("no kernel for this")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", fails_in_backward)
+    monkeypatch.setattr(compile_fx.compile_fx, "__kwdefaults__", None)
+    monkeypatch.setattr(
+        compile_fx.compile_fx,
+        "__defaults__",
+        tuple(fails_in_backward if value is original else value for value in compile_fx.compile_fx.__defaults__ or ()),
+    )
+    fused = fuse(wave, backend="inductor", fallback=("eager",))
+    x = torch.randn(4, requires_grad=True)
+    with (
+        torch._inductor.config.patch(force_disable_caches=True),
+        pytest.warns(FallbackWarning, match="no kernel for this"),
+    ):
+        out = fused(x)
+    assert compiled, "Inductor was never asked"
+    assert True in compiled
+    assert fused.served_by == ("eager",)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(wave(x).sum(), x)[0])
+
+
+def test_chain() -> None:
+    assert check_backends("auto", ("inductor", "eager")) == ("inductor", "eager")
+    assert check_backends("eager", ("inductor", "eager")) == ("eager", "inductor")
+    assert check_backends("inductor", ()) == ("inductor",)
+
+
+def test_status_of_this_machine() -> None:
+    status = {one.name: one for one in backends()}
+    assert set(status) == {"auto", "eager", "inductor"}
+    if status["inductor"].available:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FallbackWarning)
+            fused = fuse(wave, backend="auto")
+            fused(torch.randn(4))
+        assert fused.served_by == ("inductor",)
+    assert re.fullmatch(r"the first that works of inductor, eager: here (inductor|eager)", status["auto"].reason)

@@ -1,0 +1,349 @@
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fuselayers import ops
+from fuselayers.partition import FallbackWarning, fuse, memory_efficient_fusion
+from fuselayers.partition import fuse as fuse_function
+
+
+def tutorial(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return (a + b + c + d).cos().cos()
+
+
+def with_exponent(x: Tensor, exponent: Any, *, shift: float = 0.0) -> Tensor:
+    return x.abs().pow(exponent).sin() + shift
+
+
+def gradients(fn: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+    leaves = [value.detach().clone().requires_grad_() for value in inputs]
+    out = fn(*leaves)
+    return (out.detach(), *torch.autograd.grad(out.square().sum(), leaves))
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_values_and_gradients(backend: str, partition: str) -> None:
+    inputs = [torch.randn(16, 32) for _ in range(4)]
+    fused = fuse(tutorial, backend=backend, partition=partition, fallback=())
+    torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+    assert fused.served_by == (backend,)
+
+
+def test_functorch_name_is_the_same_function() -> None:
+    assert memory_efficient_fusion is fuse
+
+
+# functorch's aot_function answers every one of these changes with the graph of its first call.
+class TestGuards:
+    def test_shape_and_dtype(self) -> None:
+        fused = fuse(tutorial, backend="eager")
+        for shape in ((2, 3), (4, 3), (5, 7), (6,)):
+            for dtype in (torch.float32, torch.float64):
+                inputs = [torch.randn(shape, dtype=dtype) for _ in range(4)]
+                torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+
+    def test_python_value(self) -> None:
+        fused = fuse(with_exponent, backend="eager")
+        x = torch.rand(8)
+        for exponent in (2, 3, 2.0, 0.5):
+            torch.testing.assert_close(fused(x, exponent), with_exponent(x, exponent))
+
+    def test_requires_grad(self) -> None:
+        fused = fuse(lambda a, b: a * b.sin(), backend="eager")
+        a, b = torch.randn(3), torch.randn(3)
+        assert not fused(a, b).requires_grad
+        b.requires_grad_()
+        (gradient,) = torch.autograd.grad(fused(a, b).sum(), b)
+        torch.testing.assert_close(gradient, a * b.detach().cos())
+        a.requires_grad_()
+        torch.testing.assert_close(torch.autograd.grad(fused(a, b).sum(), a)[0], b.detach().sin())
+
+    def test_grad_mode(self) -> None:
+        fused = fuse(torch.sin, backend="eager")
+        x = torch.randn(3, requires_grad=True)
+        with torch.no_grad():
+            assert not fused(x).requires_grad
+        assert fused(x).requires_grad
+
+    def test_train_and_eval(self) -> None:
+        layer = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        fused = fuse(layer, backend="eager")
+        x = torch.randn(4, 8)
+        for mode in (True, False, True):
+            layer.train(mode)
+            statistics = copy.deepcopy(layer.state_dict())
+            expected = layer(x)
+            layer.load_state_dict(statistics)
+            torch.testing.assert_close(fused(x), expected)
+
+    def test_autocast(self) -> None:
+        fused = fuse(lambda a, b: a @ b, backend="eager")
+        a = torch.randn(4, 4)
+        assert fused(a, a).dtype == torch.float32
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert fused(a, a).dtype == torch.bfloat16
+        assert fused(a, a).dtype == torch.float32
+
+    def test_more_values_than_dynamo_allows(self) -> None:
+        fused = fuse(with_exponent, backend="eager", static_argnums=1, fullgraph=True)
+        x = torch.rand(8)
+        for exponent in range(1, 19):
+            torch.testing.assert_close(fused(x, exponent), with_exponent(x, exponent))
+        assert len(fused._compiled) == 18
+
+
+class TestStaticArguments:
+    def test_by_position_and_by_name(self) -> None:
+        fused = fuse(with_exponent, backend="eager", static_argnums=(-1,), static_argnames="shift")
+        x = torch.rand(8)
+        for exponent in (2, 3, 2.0, True):
+            for shift in (0.0, 1.0):
+                got = fused(x, exponent, shift=shift)
+                torch.testing.assert_close(got, with_exponent(x, exponent, shift=shift))
+
+    def test_equal_values_of_different_types_stay_apart(self) -> None:
+        fused = fuse(lambda x, n: x * (2 if isinstance(n, bool) else 3), backend="eager", static_argnums=1)
+        x = torch.ones(2)
+        assert fused(x, 1).tolist() == [3.0, 3.0]
+        assert fused(x, True).tolist() == [2.0, 2.0]
+
+    def test_a_string(self) -> None:
+        fused = fuse(ops.activate, backend="eager", static_argnums=(1,))
+        x = torch.randn(5)
+        for name in ("relu", "silu"):
+            torch.testing.assert_close(fused(x, name), ops.activate(x, name))
+
+    def test_must_be_hashable(self) -> None:
+        fused = fuse(with_exponent, backend="eager", static_argnums=1)
+        with pytest.raises(TypeError, match=r"^a static argument must be hashable, got a list; pass a tuple, or leave"):
+            fused(torch.ones(2), [1])
+
+
+class Block(nn.Module):
+    """A small pre-norm feedforward block with dropout; `scale` and `describe` are there to be forwarded."""
+
+    scale = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+        self.register_buffer("shift", torch.ones(16))
+
+    def describe(self) -> str:
+        return f"block of {self.up.out_features}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ops.bias_activation_dropout(
+            F.linear(self.norm(x), self.up.weight), self.up.bias, activation="gelu", p=0.2, training=self.training
+        )
+        return ops.bias_dropout_residual(self.down(hidden), x, p=0.1, training=self.training) + self.shift
+
+
+class TestModules:
+    def test_shares_weights_mode_and_keys(self) -> None:
+        block = Block()
+        fused = fuse(block, backend="eager")
+        assert fused.state_dict().keys() == block.state_dict().keys()
+        assert [id(value) for value in fused.parameters()] == [id(value) for value in block.parameters()]
+        fused.eval()
+        assert not block.training
+        assert not block.norm.training
+        block.train()
+        assert fused.training
+        fused.load_state_dict({name: torch.zeros_like(value) for name, value in block.state_dict().items()})
+        assert block.up.weight.abs().sum() == 0
+        assert fused.module is block
+        assert fused.scale == 3
+        assert fused.describe() == "block of 32"
+        fused.double()
+        assert block.up.weight.dtype == torch.float64
+
+    def test_fusing_does_not_change_the_mode(self) -> None:
+        block = Block().eval()
+        fuse(block, backend="eager")
+        assert not block.training
+
+    def test_keys_inside_a_parent(self) -> None:
+        plain = nn.Sequential(Block(), nn.Linear(16, 4))
+        parent = nn.Sequential(fuse(Block(), backend="eager"), nn.Linear(16, 4))
+        assert parent.state_dict().keys() == plain.state_dict().keys()
+        parent.load_state_dict(plain.state_dict())
+        assert torch.equal(parent[0].up.weight, plain[0].up.weight)
+        assert dict(parent.named_parameters()).keys() == dict(plain.named_parameters()).keys()
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_trains_like_the_module(self, backend: str) -> None:
+        block = Block()
+        fused = fuse(copy.deepcopy(block), backend=backend, fallback=())
+        x = torch.randn(8, 16)
+        losses: list[list[float]] = []
+        for model in (block, fused):
+            torch.manual_seed(4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            losses.append([])
+            for _ in range(4):
+                loss = model(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses[-1].append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+        assert losses[0][-1] < losses[0][0]
+
+    @pytest.mark.parametrize("clone", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+    def test_copies_are_independent(self, clone: Any) -> None:
+        fused = fuse(Block(), backend="eager").eval()
+        x = torch.randn(2, 16)
+        expected = fused(x)
+        twin = clone(fused)
+        torch.testing.assert_close(twin(x), expected)
+        with torch.no_grad():
+            twin.down.weight.zero_()
+        torch.testing.assert_close(fused(x), expected)
+        assert not torch.allclose(twin(x), expected)
+
+    def test_hooks_of_the_module_run(self) -> None:
+        block = Block().eval()
+        fused = fuse(block, backend="eager")
+        x = torch.randn(2, 16)
+        expected = block(x)
+        block.register_forward_hook(lambda module, args, out: out * 2)
+        torch.testing.assert_close(fused(x), expected * 2)
+
+    def test_unknown_attribute_is_an_attribute_error(self) -> None:
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = fuse(Block(), backend="eager").nothing
+
+
+class TestTransparency:
+    def test_inside_torch_compile(self) -> None:
+        fused = fuse(tutorial, backend="eager")
+        inputs = [torch.randn(4) for _ in range(4)]
+        whole = torch.compile(lambda *args: fused(*args) * 2, backend="eager", fullgraph=True)
+        torch.testing.assert_close(whole(*inputs), tutorial(*inputs) * 2)
+        assert fused.served_by == ()
+
+    def test_inside_another_fuse(self) -> None:
+        block = fuse(Block().eval(), backend="eager")
+        whole = fuse(lambda x: block(x) + 1, backend="eager", fullgraph=True)
+        x = torch.randn(2, 16)
+        torch.testing.assert_close(whole(x), block.module(x) + 1)
+        assert block.fused.served_by == ()
+
+    def test_twice(self) -> None:
+        fused = fuse(fuse(tutorial, backend="eager"), backend="eager")
+        inputs = [torch.randn(4) for _ in range(4)]
+        torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+
+    def test_as_decorator_of_a_method(self) -> None:
+        class Layer:
+            factor = 2.0
+
+            @fuse_function
+            def call(self, x: Tensor) -> Tensor:
+                return x.sin() * self.factor
+
+        x = torch.randn(3)
+        torch.testing.assert_close(Layer().call(x), x.sin() * 2)
+        assert Layer.call.__name__ == "call"
+
+
+class TestDropout:
+    @pytest.mark.parametrize("partition", ["default", "min_cut"])
+    def test_same_masks_as_eager(self, partition: str) -> None:
+        def drop_twice(x: Tensor) -> Tensor:
+            return ops.dropout(ops.dropout(x, 0.5).sin(), 0.3)
+
+        fused = fuse(drop_twice, backend="eager", partition=partition)
+        x = torch.randn(16, 40)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            expected = gradients(drop_twice, x)
+            torch.manual_seed(seed)
+            torch.testing.assert_close(gradients(fused, x), expected)
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_under_checkpointing(self, use_reentrant: bool) -> None:
+        block = Block()
+        fused = fuse(block, backend="eager")
+        x = torch.randn(4, 16, requires_grad=True)
+        torch.manual_seed(2)
+        (expected,) = torch.autograd.grad(block(x).square().sum(), x)
+        torch.manual_seed(2)
+        checkpoint(fused, x, use_reentrant=use_reentrant).square().sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, expected)
+
+    def test_checkpointing_inside(self) -> None:
+        block = Block()
+        fused = fuse(lambda x: checkpoint(block, x, use_reentrant=False).square(), backend="eager")
+        x = torch.randn(4, 16)
+        torch.manual_seed(2)
+        expected = gradients(lambda x: block(x).square(), x)
+        torch.manual_seed(2)
+        torch.testing.assert_close(gradients(fused, x), expected)
+
+    def test_torch_dropout_keeps_its_mask(self) -> None:
+        fused = fuse(lambda x: F.dropout(x, 0.5) * 1.0, backend="eager")
+        x = torch.ones(64, requires_grad=True)
+        out = fused(x)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        torch.testing.assert_close(gradient, out)
+
+
+def test_dynamic_sizes_share_a_graph() -> None:
+    fused = fuse(tutorial, backend="eager", dynamic=True)
+    graphs = 0
+
+    def count(name: str) -> None:
+        nonlocal graphs
+        graphs += 1
+
+    fused._note_backend = count
+    for size in (5, 9, 17, 33):
+        inputs = [torch.randn(size, 4) for _ in range(4)]
+        torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+    assert graphs == 1
+
+
+def test_fullgraph_says_where_it_breaks() -> None:
+    def breaks(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    with pytest.raises(Exception, match="graph_break"):
+        fuse(breaks, backend="eager", fullgraph=True)(torch.ones(2))
+    assert torch.equal(fuse(breaks, backend="eager")(torch.ones(2)), torch.ones(2).sin())
+
+
+def test_no_fallback_is_said_when_all_is_well() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        fuse(tutorial, backend="eager")(*[torch.randn(3) for _ in range(4)])
+
+
+def test_errors() -> None:
+    with pytest.raises(
+        ValueError, match=r"^no backend 'inducter'; did you mean 'inductor'\? there are: auto, eager, ind"
+    ):
+        fuse(tutorial, backend="inducter")
+    with pytest.raises(
+        ValueError, match=r"^no partitioner 'mincut'; did you mean 'min_cut'\? there are: default, min_cut"
+    ):
+        fuse(tutorial, partition="mincut")
+    with pytest.raises(TypeError, match=r"^partition must be a name or a callable, got int$"):
+        fuse(tutorial, partition=3)
+    with pytest.raises(TypeError, match=r"^fuse takes a function or a module, got int$"):
+        fuse(3)
+    with pytest.raises(TypeError, match=r"^fallback must be a sequence of backends, got the string 'eager'; write"):
+        fuse(tutorial, fallback="eager")

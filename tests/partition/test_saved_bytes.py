@@ -1,0 +1,27 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fuselayers.partition import fuse, saved_bytes
+
+
+def test_counts_each_storage_once() -> None:
+    x = torch.randn(8, 16, requires_grad=True)
+    assert saved_bytes(lambda x: x.sin() * x.cos().view(16, 8).view(8, 16), x) == 3 * 512
+
+
+def test_a_torch_dropout_keeps_its_mask() -> None:
+    x = torch.randn(8, 16, requires_grad=True)
+    assert saved_bytes(lambda x: F.dropout(x, 0.5), x) >= 128
+
+
+def test_parameters_do_not_count() -> None:
+    layer = nn.Linear(16, 4)
+    x = torch.randn(8, 16)
+    assert saved_bytes(layer, x) == x.numel() * 4
+    assert saved_bytes(lambda x: layer(x), x, parameters=layer.parameters()) == x.numel() * 4
+    assert saved_bytes(fuse(layer, backend="eager"), x) == x.numel() * 4
+
+
+def test_nothing_to_save() -> None:
+    assert saved_bytes(torch.sin, torch.randn(4)) == 0

@@ -1,0 +1,206 @@
+"""What the pages show is true: python blocks run, and the commands in shell blocks exist.
+
+The python blocks of a page are one program, in order, run in a fresh process and an empty folder, as a reader would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fuselayers import ops
+from fuselayers.cli.main import main
+from fuselayers.configs import compose
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Commands of a shell block that belong to the reader's machine.
+FOREIGN = {"apt", "cd", "git", "pip", "source"}
+
+_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w+-]*)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the number of its first line in the page, and its lines."""
+
+    language: str
+    first_line: int
+    lines: list[str]
+
+
+def _blocks(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = _FENCE.match(line)
+        if opening is None:
+            if fence is not None:
+                opening, lines = fence, []
+        elif fence is not None and fence["fence"].startswith(opening["fence"]) and not fence["language"]:
+            blocks.append(Block(opening["language"], number - len(lines), lines))
+            opening = None
+        else:
+            lines.append(line.removeprefix(opening["indent"]))
+    assert opening is None, f"a block is not closed: {opening}"
+    return blocks
+
+
+def _program(blocks: list[Block]) -> str:
+    """The python blocks as one file, each line where it stands in the page, so that errors name the page's lines."""
+    lines: list[str] = []
+    for block in blocks:
+        if block.language == "python":
+            lines += [""] * (block.first_line - 1 - len(lines)) + block.lines
+    return "\n".join(lines) + "\n"
+
+
+def _failure(page: Path, folder: Path) -> str | None:
+    """Run a page; None if all is well, else file, line, error and traceback."""
+    program = _program(_blocks(page.read_text(encoding="utf-8")))
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'))", str(page)],
+        input=program,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return None
+    errors = done.stderr.strip()
+    lines = re.findall(rf'File "{re.escape(str(page))}", line (\d+)', errors)
+    return f"{page}:{lines[-1] if lines else '?'}: {errors.splitlines()[-1] if errors else done.returncode}\n\n{errors}"
+
+
+def _has(page: Path, *languages: str) -> bool:
+    return any(block.language in languages for block in _blocks(page.read_text(encoding="utf-8")))
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _has(page, "python")], ids=_name)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    failure = _failure(page, tmp_path)
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)
+
+
+def test_a_failing_block_is_named_by_file_and_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n\n```python\nx = 1\n```\n\n```text\nnot python\n```\n\n- listed:\n\n  ```python\n  x / 0\n  ```\n"
+    )
+    failure = _failure(page, tmp_path)
+    assert failure is not None
+    assert failure.startswith(f"{page}:14: ZeroDivisionError: division by zero\n")
+
+
+def _commands(page: Path) -> Iterator[tuple[int, list[str]]]:
+    """The words of each command of the page's shell blocks, with its line."""
+    for block in _blocks(page.read_text(encoding="utf-8")):
+        if block.language in {"bash", "sh", "shell", "console"}:
+            start, pending = block.first_line, ""
+            for number, line in enumerate(block.lines, start=block.first_line):
+                start = start if pending else number
+                if line.endswith("\\"):
+                    pending += line[:-1]
+                    continue
+                words = shlex.split((pending + line).removeprefix("$ "), comments=True)
+                pending = ""
+                if words:
+                    yield start, words
+
+
+def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str | None:
+    """None if the command exists with these arguments, else what is wrong with it."""
+    if words[:3] == ["python", "-m", "fuselayers"]:
+        words = ["fuselayers", *words[3:]]
+    if words[0] == "make":
+        clean = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+        arguments = ["make", "--dry-run", *words[1:]]
+        done = subprocess.run(arguments, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
+        overrides = [word.partition("=")[2] for word in words if word.startswith("ARGS=") and "train" in words]
+        if done.returncode == 0 and overrides:
+            return _check_command(["fuselayers", "train", *shlex.split(overrides[0])], monkeypatch, capsys)
+        return done.stderr.strip() if done.returncode else None
+    if words[0] == "fuselayers":
+        _measure_nothing(monkeypatch)
+        code = main(words[1:])
+        return capsys.readouterr().err.strip() if code else None
+    return None if words[0] in FOREIGN else f"no such command: {words[0]}"
+
+
+def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands that take minutes stop after they have read their arguments."""
+
+    def only_compose(arguments: argparse.Namespace, _: object) -> int:
+        subject = getattr(arguments, "subject", None)
+        if subject == "op" and not hasattr(ops, arguments.name):
+            raise ValueError(f"no op {arguments.name!r}")
+        compose(arguments.name if subject == "model" else "gpt_nano", arguments.overrides)
+        return 0
+
+    for command in ("train", "bench"):
+        monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _has(page, "bash", "sh", "shell", "console")], ids=_name)
+def test_shell_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ((line, _check_command(words, monkeypatch, capsys)) for line, words in _commands(page))
+    assert [f"{_name(page)}:{line}: {problem}" for line, problem in found if problem is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("make trian", "No rule to make target 'trian'"),
+        ("fuselayers trian", "no command 'trian'; did you mean 'train'?"),
+        ("fuselayers train feedforward=mpl", "no feedforward 'mpl'; did you mean 'mlp'?"),
+        ("python -m fuselayers bench model gpt_nano feedforward=mpl", "no feedforward 'mpl'; did you mean 'mlp'?"),
+        ("fuselayers bench op bias_relu", "no op 'bias_relu'"),
+        ("make train ARGS='feedforward=mpl'", "no feedforward 'mpl'; did you mean 'mlp'?"),
+        ("fusemakers train", "no such command: fusemakers"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(
+    command: str, problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _check_command(shlex.split(command), monkeypatch, capsys)
+    assert found is not None
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "command", ["fuselayers train feedforward=fused_mlp train.steps=5", "make test", "pip install .", "fuselayers list"]
+)
+def test_a_command_that_exists_is_left_alone(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _check_command(shlex.split(command), monkeypatch, capsys) is None
+
+
+@pytest.mark.parametrize("floor", ["partition", "ops", "components", "configs"])
+def test_every_public_name_is_in_the_reference(floor: str) -> None:
+    page = (ROOT / "docs" / "api" / f"{floor}.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE))
+    package = importlib.import_module(f"fuselayers.{floor}")
+    public = [value for name, value in vars(package).items() if not name.startswith("_")]
+    ours = (value for value in public if getattr(value, "__module__", "").startswith("fuselayers."))
+    homes = {f"{value.__module__}.{value.__qualname__}" for value in ours if hasattr(value, "__qualname__")}
+    assert homes != set()
+    assert {home for home in homes if home.rpartition(".")[0] not in shown} == set()

@@ -1,0 +1,225 @@
+"""The package as a whole: what is built from it, which way its imports run, and that its files agree."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import fuselayers
+
+ROOT = Path(__file__).parents[1]
+# What is lower in the list knows nothing of what is above it; the package's own __init__ and __main__ stand on top.
+FLOORS = ("partition", "ops", "components", "configs", "cli")
+# Import names that differ from the name of the package that brings them.
+PACKAGE_OF = {"hydra": "hydra-core", "yaml": "PyYAML"}
+
+
+def _modules(package: Path) -> dict[str, Path]:
+    """The dotted name of every module of a package folder; a folder's name stands for its __init__."""
+    names = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module that a file imports; `from package import module` names the module."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in modules else base
+
+
+def _height(name: str) -> int:
+    parts = name.split(".")
+    if len(parts) == 1 or parts[1] == "__main__":
+        return len(FLOORS)
+    return FLOORS.index(parts[1]) if parts[1] in FLOORS else -1
+
+
+def _upward_imports(package: Path) -> list[str]:
+    modules = _modules(package)
+    return [
+        f"{path.relative_to(package.parent)}:{line}: {name} imports {target}, which stands above it"
+        for name, path in modules.items()
+        for line, target in _imports(name, path, modules)
+        if target in modules and _height(target) > _height(name)
+    ]
+
+
+def _circle(package: Path) -> list[str]:
+    modules = _modules(package)
+    graph = {
+        name: {target for _, target in _imports(name, path, modules) if target in modules and target != name}
+        for name, path in modules.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_imports_run_one_way() -> None:
+    assert _upward_imports(ROOT / "fuselayers") == []
+
+
+def test_imports_make_no_circle() -> None:
+    assert _circle(ROOT / "fuselayers") == []
+
+
+def _write_package(folder: Path, **files: str) -> Path:
+    package = folder / "house"
+    for name, text in files.items():
+        path = package / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return package
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from house.components import mlp",
+        "from ..components import mlp",
+        "from ..components.mlp import MLP",
+        "import house.components.mlp",
+        "def late():\n    from ..components.mlp import MLP",
+    ],
+)
+def test_an_upward_import_is_found_however_it_is_written(line: str, tmp_path: Path) -> None:
+    package = _write_package(tmp_path, components__mlp="from ..ops import add", ops__add=f"import torch\n{line}")
+    at = 3 if line.startswith("def") else 2
+    assert _upward_imports(package) == [
+        f"house/ops/add.py:{at}: house.ops.add imports house.components.mlp, which stands above it"
+    ]
+
+
+def test_the_package_itself_stands_above_its_floors(tmp_path: Path) -> None:
+    package = _write_package(tmp_path, ops__add="from .. import fuse\nfrom .. import names", names="")
+    (package / "__init__.py").write_text("from .ops import add")
+    assert _upward_imports(package) == ["house/ops/add.py:1: house.ops.add imports house, which stands above it"]
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    package = _write_package(tmp_path, ops__a="from .b import x", ops__b="from . import c", ops__c="from .a import y")
+    assert set(_circle(package)) == {"house.ops.a", "house.ops.b", "house.ops.c"}
+
+
+def test_every_module_has_its_test_file() -> None:
+    missing = []
+    for path in sorted((ROOT / "fuselayers").rglob("*.py")):
+        if path.name in {"__init__.py", "__main__.py", "_version.py"}:
+            continue
+        mirror = ROOT / "tests" / path.relative_to(ROOT / "fuselayers").with_name(f"test_{path.stem.lstrip('_')}.py")
+        if not mirror.exists():
+            missing.append(str(mirror.relative_to(ROOT)))
+    assert missing == []
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a wheel and an sdist, built from a copy: a build leaves files in the tree it runs in."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in ("fuselayers", "tests", "docs", "plots"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tree)
+    build = "from setuptools import build_meta as b; b.build_wheel('built'); b.build_sdist('built')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tree / "built"
+
+
+def _wheel(built: Path) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def _metadata(built: Path) -> Message:
+    wheel = _wheel(built)
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def _package_files() -> set[str]:
+    kept = {".py", ".yaml", ".typed"}
+    found = (path for path in (ROOT / "fuselayers").rglob("*") if path.suffix in kept or path.name == "py.typed")
+    return {str(path.relative_to(ROOT)) for path in found}
+
+
+def test_the_wheel_holds_the_package_its_config_files_and_nothing_else(built: Path) -> None:
+    files = {name for name in _wheel(built).namelist() if ".dist-info/" not in name}
+    assert files == _package_files()
+    assert "fuselayers/configs/groups/model/gpt_nano.yaml" in files
+    assert "fuselayers/py.typed" in files
+
+
+def test_the_sdist_holds_what_its_tests_need(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as sdist:
+        files = {name.partition("/")[2] for name in sdist.getnames()}
+    assert _package_files() - files == set()
+    wanted = {"setup.py", "pyproject.toml", "constraints.txt", "Makefile", "mkdocs.yml", "LICENSE", "README.md"}
+    assert wanted | {"CHANGELOG.md", "docs/index.md", "tests/test_package.py", "plots/README.md"} <= files
+
+
+def test_versions_agree(built: Path) -> None:
+    newest = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest is not None
+    assert newest.group(1) == fuselayers.__version__ == _metadata(built)["Version"]
+
+
+def test_a_torch_that_is_installed_already_may_stay(built: Path) -> None:
+    requirements = _metadata(built).get_all("Requires-Dist", [])
+    assert "torch>=2.11" in requirements
+    assert [line for line in requirements if "==" in line.partition(";")[0]] == []
+
+
+def _requirements(built: Path, *, extras: bool) -> set[str]:
+    lines = _metadata(built).get_all("Requires-Dist", [])
+    names = (re.split(r"[<>=!~;\[ ]", line)[0] for line in lines if extras or "extra ==" not in line)
+    return {_canonical(name) for name in names}
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_package_that_is_imported_is_required(built: Path) -> None:
+    modules = _modules(ROOT / "fuselayers")
+    imported = {target.split(".")[0] for name, path in modules.items() for _, target in _imports(name, path, modules)}
+    foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
+    # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU, NumPy in `Tensor.numpy`.
+    needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton", "numpy"}
+    assert needed == _requirements(built, extras=False)
+
+
+def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert [pin for pin in pins if len(pin) != 2] == []
+    names = [_canonical(name) for name, _ in pins]
+    assert len(names) == len(set(names))
+    assert _requirements(built, extras=True) - set(names) == set()
