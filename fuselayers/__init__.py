@@ -1,4 +1,11 @@
 """Fused transformer layers for PyTorch: build them from config, swap them, or import them."""
 
+from . import components as components
+from . import configs as configs
 from . import ops as ops
 from . import partition as partition
+from ._version import __version__ as __version__
+from .configs import build as build
+from .partition import backends as backends
+from .partition import fuse as fuse
+from .partition import memory_efficient_fusion as memory_efficient_fusion

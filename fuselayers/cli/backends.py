@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..partition import backends
+from .machine import choose_device
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
@@ -14,7 +15,8 @@ DESCRIPTION = "Shows each backend of the fusion core: whether it works on this m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """This command takes none."""
+    """The device that is asked about."""
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -22,7 +24,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     table = Table(box=None, pad_edge=False)
     for heading in ("backend", "available", "why", "to install what is missing"):
         table.add_column(heading, overflow="fold")
-    for status in backends():
+    for status in backends(device=choose_device(arguments.device, setting="--device")):
         table.add_row(status.name, "yes" if status.available else "no", status.reason, status.hint)
     console.print(table, highlight=False)
     return 0

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from ..components import registry
 from ..configs import build, compose, to_yaml
@@ -55,7 +56,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _table(kind: str) -> Table:
     table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("name", "option", "type", "default"):
+    for heading in ("name", "option"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("type", "default"):
         table.add_column(heading, overflow="fold")
     table.add_column("meaning", overflow="fold", ratio=1)
     for name in registry.names(kind):
@@ -65,7 +68,8 @@ def _table(kind: str) -> Table:
         for number, option in enumerate(options):
             default = "required" if option.default is registry.REQUIRED else repr(option.default)
             cells = (name if number == 0 else "", option.name, type_name(option.annotation), default, option.doc)
-            table.add_row(*(_plain(cell) for cell in cells))
+            # As Text, because a type holds square brackets, and rich would read markup in them.
+            table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
@@ -96,8 +100,3 @@ def _print_config(overrides: list[str], console: Console) -> None:
         model = build(config)
     console.print(Syntax(to_yaml(config).rstrip(), "yaml", background_color="default"))
     console.print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", highlight=False)
-
-
-def _plain(text: str) -> str:
-    """Text whose square brackets rich is not to read as markup."""
-    return text.replace("[", "\\[")

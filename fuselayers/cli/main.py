@@ -44,22 +44,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if first is None:
             parser.print_help()
             return 0
-        return commands[first](parsed, Console())
+        return commands[first](parsed, _console())
     except SystemExit as done:
-        # argparse exits after --help and --version.
+        # argparse exits after --help and --version, rich when whoever read our output has had enough (`| head`).
         return int(done.code or 0)
     except KeyboardInterrupt:
         print("fuselayers: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`fuselayers list | head`): what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (ValueError, TypeError, OSError) as error:
         if show_traceback:
             raise
         print(f"fuselayers: {_one_line(error)}", file=sys.stderr)
         return _BAD_INPUT
+
+
+def _console() -> Console:
+    """stdout; what is not a terminal has no width, and 80 columns, rich's guess, are few for a table."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 class _Parser(argparse.ArgumentParser):

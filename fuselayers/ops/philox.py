@@ -21,6 +21,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ..partition import fuse
+
 __all__ = ["check_probability", "draw_seed", "keep_mask", "keep_scale", "philox_4x32"]
 
 LANES: Final = 8
@@ -28,9 +30,8 @@ _LANE_VALUES: Final = 1 << 16
 _WORD: Final = 0xFFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
-# Words per chunk of the eager CPU form: its 64-bit temporaries then stay in a core's second-level cache.
-# 2048x1024 at p = 0.1: 4.9 ms in one piece, 3.2 ms in chunks (2 cores, torch 2.13).
-_CHUNK_WORDS: Final = 1 << 15
+# Below this many groups the words are computed op by op: compiling pays only where there is something to compute.
+_WORTH_COMPILING: Final = 1 << 13
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -105,34 +106,23 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0) 
     rows = 1
     for size in shape[:-1]:
         rows = rows * size
-    threshold = _threshold(p)
-    row_index = torch.arange(rows, device=seed.device)
-    if torch.compiler.is_compiling() or seed.device.type != "cpu":
-        return _rows_mask(seed, row_index, columns, threshold, offset).view(shape)
-    mask = torch.empty(rows, columns, dtype=torch.bool)
-    chunk = max(1, _CHUNK_WORDS // max(1, _groups(columns)))
-    for start in range(0, rows, chunk):
-        piece = row_index[start : start + chunk]
-        mask[start : start + chunk] = _rows_mask(seed, piece, columns, threshold, offset)
-    return mask.view(shape)
+    groups = (columns + LANES - 1) // LANES
+    if seed.device.type == "cpu":
+        word_RG4 = torch.ops.fuselayers.philox_words(seed, rows, groups, offset)
+    else:
+        word_RG4 = _words(seed, rows, groups, offset)
+    lane_RG42 = torch.stack([word_RG4 & 0xFFFF, (word_RG4 >> 16) & 0xFFFF], dim=-1)
+    return (lane_RG42 >= _threshold(p)).view(rows, groups * LANES)[:, :columns].view(shape)
 
 
-def _rows_mask(seed: Tensor, row_R: Tensor, columns: int, threshold: int, offset: int) -> Tensor:
-    """[R, columns] bool: the mask of the given rows."""
-    row_R1 = row_R[:, None] & _WORD
-    group_1G = torch.arange(_groups(columns), device=seed.device)[None, :]
+def _words(seed: Tensor, rows: int, groups: int, offset: int) -> Tensor:
+    """The words of every group of every row, as they lie in an int32: [R, G, 4]."""
+    row_R1 = torch.arange(rows, device=seed.device)[:, None] & _WORD
+    group_1G = torch.arange(groups, device=seed.device)[None, :]
     counter = (group_1G, row_R1, torch.full_like(seed, offset), torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
-    shape_RG = (row_R.shape[0], group_1G.shape[1])
-    # Note: [words in int32] Inductor's C++ vectorises compares of int32, not of int16 or of a stack of int64.
-    # gelu + dropout, 2048x1024: 1.1 ms in this form, 2.1 ms with 64-bit lanes, 7 ms with a stack of bools.
-    word_RG4 = torch.stack([word.to(torch.int32).expand(shape_RG) for word in words], dim=-1)
-    lane_RG42 = torch.stack([word_RG4 & 0xFFFF, (word_RG4 >> 16) & 0xFFFF], dim=-1)
-    return (lane_RG42 >= threshold).view(row_R.shape[0], -1)[:, :columns]
-
-
-def _groups(columns: int) -> int:
-    return (columns + LANES - 1) // LANES
+    # Inductor's C++ vectorises shifts and compares of int32, not of int16 or of a stack of int64.
+    return torch.stack([word.to(torch.int32).expand(rows, groups) for word in words], dim=-1)
 
 
 def _threshold(p: float) -> int:
@@ -171,6 +161,27 @@ def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
     return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device)
 
 
+_library.define(  # type: ignore[no-untyped-call]
+    "philox_words(Tensor seed, SymInt rows, SymInt groups, int offset) -> Tensor"
+)
+
+
+# Note: [one kernel for all masks on the CPU] Ten rounds make some 400 operations. Left in the formula they are C++ in
+# every kernel that drops something, forward and backward: gpt_nano then takes minutes to compile. As an op of its own
+# they are compiled once, and what the formula still does with the words is fused with its neighbours as before. A GPU's
+# compiler takes the formula whole, which saves the trip to memory.
+def _words_on_cpu(seed: Tensor, rows: int, groups: int, offset: int) -> Tensor:
+    words = _compiled_words if rows * groups >= _WORTH_COMPILING else _words
+    return words(seed, rows, groups, offset)
+
+
+_compiled_words = fuse(_words, dynamic=True, static_argnums=3)
+_library.impl("philox_words", _words_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake(
+    "fuselayers::philox_words",
+    lambda seed, rows, groups, offset: seed.new_empty((rows, groups, 4), dtype=torch.int32),
+    lib=_library,
+)
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake(
     "fuselayers::draw_seed", lambda fresh, *, device: torch.empty((), dtype=torch.int64, device=device), lib=_library

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.fx as fx
@@ -21,7 +21,16 @@ from .torch_private import (
     size_of,
 )
 
-__all__ = ["JointGraph"]
+__all__ = [
+    "JointGraph",
+    "is_fusible",
+    "is_recomputable",
+    "is_saveable",
+    "is_view",
+    "made_from_scalars",
+    "num_bytes",
+    "runs_once",
+]
 
 # What Inductor makes of dropout and rand: pure functions of a saved seed, so computing them again gives the same mask.
 _SEEDED_RANDOM: Final = tuple(
@@ -67,8 +76,8 @@ class JointGraph:
             module=module,
             num_forward_outputs=num_forward_outputs,
             forward=frozenset(info.required_fw_nodes),
-            backward=frozenset(info.required_bw_nodes),
-            from_gradients=frozenset(info.tangents_closure),
+            backward=frozenset(node for node in info.required_bw_nodes if node.op != "output"),
+            from_gradients=frozenset(node for node in info.tangents_closure if node.op != "output"),
             inputs=frozenset(info.inputs),
             static_inputs=frozenset(info.static_lifetime_input_nodes),
         )
@@ -139,6 +148,11 @@ def is_recomputable(node: fx.Node) -> bool:
     return not runs_once(node) and (packet in known_ops().recomputable_ops or packet in _SEEDED_RANDOM)
 
 
+def _is_saveable_scalar(node: fx.Node) -> bool:
+    # A tuple of two scalars is as small, but cannot be saved; its elements can.
+    return is_saveable(node) and (is_sym_node(node) or 0 < num_bytes(node) <= _SCALAR_BYTES)
+
+
 def made_from_scalars(joint: JointGraph) -> frozenset[fx.Node]:
     """Return what is computed from nothing but scalars: a dropout mask from its seed, an `arange` from its length.
 
@@ -151,7 +165,6 @@ def made_from_scalars(joint: JointGraph) -> frozenset[fx.Node]:
             continue
         if overload_packet(node) in known_ops().compute_intensive_ops:
             continue
-        sources: list[Any] = node.all_input_nodes
-        if all(source in made or is_sym_node(source) or 0 < num_bytes(source) <= _SCALAR_BYTES for source in sources):
+        if all(source in made or _is_saveable_scalar(source) for source in node.all_input_nodes):
             made.add(node)
     return frozenset(made)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fuselayers.ops import draw_seed, keep_mask, keep_scale
-from fuselayers.ops.philox import philox_4x32
+from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_words, _words, philox_4x32
 from fuselayers.partition import fuse
 from tests.ops.contract import seed_of
 
@@ -60,9 +60,18 @@ def test_leading_dimensions_are_rows() -> None:
     assert torch.equal(keep_mask(seed_of(), (2, 3, 20), p=0.5).view(6, 20), keep_mask(seed_of(), (6, 20), p=0.5))
 
 
-def test_chunks_leave_no_seam() -> None:
-    whole = keep_mask(seed_of(), (5000, 256), p=0.5)
-    assert one_row(int(seed_of()), 4999, 256, 32768) == whole[4999].tolist()
+def test_large_masks_are_compiled_and_the_same() -> None:
+    rows, columns = 5000, 250
+    assert rows * columns / 8 > _WORTH_COMPILING
+    whole = keep_mask(seed_of(), (rows, columns), p=0.5)
+    for row in (0, 1, 4999):
+        assert whole[row].tolist() == one_row(int(seed_of()), row, columns, 32768)
+    assert _compiled_words.served_by
+
+
+def test_the_op_on_the_cpu_is_the_formula() -> None:
+    words = torch.ops.fuselayers.philox_words(seed_of(), 7, 3, 2)
+    assert torch.equal(words, _words(seed_of(), 7, 3, 2))
 
 
 def test_rate_is_right_in_every_row_and_column() -> None:
@@ -117,6 +126,10 @@ def test_torch_accepts_the_drawing_op() -> None:
     torch.library.opcheck(
         torch.ops.fuselayers.draw_seed.default, (fresh,), {"device": torch.device("cpu")}, test_utils=tests
     )
+
+
+def test_torch_accepts_the_words_op() -> None:
+    torch.library.opcheck(torch.ops.fuselayers.philox_words.default, (seed_of(), 5, 3, 0))
 
 
 def test_errors() -> None:

@@ -158,11 +158,15 @@ def _check(subject: Subject) -> tuple[list[Candidate], dict[str, str]]:
 
     right, wrong = [], {}
     for check in subject.checks:
-        reason = disagreement(of(check.checked), eager=of(check.eager), truth=of(check.truth))
-        if reason is None:
-            right.append(check.timed)
+        reasons = [
+            reason
+            for proof in check.proofs
+            if (reason := disagreement(of(proof.checked), eager=of(proof.eager), truth=of(proof.truth))) is not None
+        ]
+        if reasons:
+            wrong[check.timed.name] = reasons[0]
         else:
-            wrong[check.timed.name] = reason
+            right.append(check.timed)
     return right, wrong
 
 

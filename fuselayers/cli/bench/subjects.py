@@ -15,7 +15,7 @@ from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, op_case
 from .measure import Candidate
 
-__all__ = ["COMPILE", "Check", "Subject", "model_subject", "op_subject"]
+__all__ = ["COMPILE", "Check", "Proof", "Subject", "model_subject", "op_subject"]
 
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
@@ -24,20 +24,26 @@ _SEQUENCES: Final = 4
 
 
 @dataclass(frozen=True)
-class Check:
-    """One candidate with its proof.
+class Proof:
+    """What shows that a candidate is right.
 
     Args:
-        timed: what is timed.
-        checked: what is checked in its place; the same, unless it draws dropout masks of its own.
+        checked: the candidate, or what stands for it without dropout.
         eager: whose error in the same dtype is the measure.
         truth: the same in float64.
     """
 
-    timed: Candidate
     checked: Candidate
     eager: Candidate
     truth: Candidate
+
+
+@dataclass(frozen=True)
+class Check:
+    """One candidate with its proofs, all of which must hold; none for what the others are held against."""
+
+    timed: Candidate
+    proofs: list[Proof]
 
 
 @dataclass(frozen=True)
@@ -51,29 +57,29 @@ class Subject:
 def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
     """An op: plain eager PyTorch, the library's eager form, and each backend.
 
-    F.dropout draws masks of its own, so the plain form is checked without dropout; all forms of the library draw the
-    same masks and are checked with it.
+    F.dropout draws masks of its own, so without dropout the library's eager form is held against the plain one. All
+    forms of the library draw the same masks, so with dropout a backend is held against its eager form.
 
     Raises:
         ValueError: no such op, or settings that do not fit it.
     """
     case, still = op_case(name, settings), op_case(name, replace(settings, dropout=0.0))
-    still_plain, still_eager = _op(_PLAIN, still, still.plain), _op(_EAGER, still, still.op)
-    still_truth, truth = _op_truth(still), _op_truth(case)
-    eager = _op(_EAGER, case, case.op)
-    plain = _op(_PLAIN, case, case.plain)
-    checks = [Check(plain, still_plain, eager=still_eager, truth=still_truth)]
+    plain, eager = _op(_PLAIN, case, case.plain), _op(_EAGER, case, case.op)
+    still_plain, still_truth = _op(_PLAIN, still, still.plain), _op("float64", _double(still), still.plain)
+    formula = Proof(_op(_EAGER, still, still.op), eager=still_plain, truth=still_truth)
+    truth = _op("float64", _double(case), case.op)
+    checks = [Check(plain, [])]
     for backend in backends:
         if backend == _EAGER:
-            checks.append(Check(eager, still_eager, eager=still_plain, truth=still_truth))
+            checks.append(Check(eager, [formula]))
         elif backend == COMPILE:
-            compiled, still_compiled = torch.compile(case.plain), torch.compile(still.plain)
-            checked = _op(COMPILE, still, still_compiled)
-            checks.append(Check(_op(COMPILE, case, compiled), checked, eager=still_plain, truth=still_truth))
+            checked = _op(COMPILE, still, torch.compile(still.plain))
+            proof = Proof(checked, eager=still_plain, truth=still_truth)
+            checks.append(Check(_op(COMPILE, case, torch.compile(case.plain)), [proof]))
         else:
             fused = fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
             candidate = _op(backend, case, fused)
-            checks.append(Check(candidate, candidate, eager=eager, truth=truth))
+            checks.append(Check(candidate, [formula, Proof(candidate, eager=eager, truth=truth)]))
     details = [f"{key} {value}" for key, value in case.options.items()]
     shapes = [f"{key} {list(tensor.shape)}" for key, tensor in case.tensors.items()]
     return Subject(", ".join([f"op {name}: {' '.join(shapes)}", *details, _dtype_name(settings.dtype)]), checks)
@@ -125,7 +131,7 @@ def model_subject(
     double = copy.deepcopy(plain).double()
     truth = candidate("float64", double, double)
     baseline, eager = candidate(_PLAIN, plain, plain), candidate(_EAGER, own, own)
-    checks = [Check(baseline, baseline, eager=eager, truth=truth)]
+    checks = [Check(baseline, [])]
     for backend in backends:
         if backend == _EAGER:
             other = eager
@@ -133,7 +139,7 @@ def model_subject(
             other = candidate(COMPILE, torch.compile(plain), plain)
         else:
             other = candidate(backend, fuse(own, backend=backend, fallback=()), own)
-        checks.append(Check(other, other, eager=baseline, truth=truth))
+        checks.append(Check(other, [Proof(other, eager=baseline, truth=truth)]))
     parameters = sum(parameter.numel() for parameter in own.parameters())
     title = (
         f"model {name}: {parameters:,} parameters, {config.feedforward.name}, "
@@ -143,10 +149,7 @@ def model_subject(
 
 
 def _op(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    """A candidate that calls `function` with the case's tensors.
-
-    The library's ops take tensors after x by name; those that take several in order are given them by name as well.
-    """
+    """A candidate that calls `function` with the case's tensors, each by its name."""
     arguments: dict[str, Any] = case.tensors | case.options
 
     def call() -> tuple[Tensor, ...]:
@@ -156,11 +159,11 @@ def _op(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate
     return Candidate(label, call, tuple(tensor for tensor in case.tensors.values() if tensor.requires_grad))
 
 
-def _op_truth(case: OpCase) -> Candidate:
+def _double(case: OpCase) -> OpCase:
     tensors = {
         name: tensor.detach().double().requires_grad_(tensor.requires_grad) for name, tensor in case.tensors.items()
     }
-    return _op("float64", replace(case, tensors=tensors), case.op)
+    return replace(case, tensors=tensors)
 
 
 def _with_dropout(config: Config, dropout: float | None) -> Config:

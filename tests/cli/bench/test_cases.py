@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from fuselayers import ops
+from fuselayers.cli.bench.cases import OPS, Settings, op_case
+
+_SETTINGS = Settings((2, 7, 64), dropout=0.0, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_the_plain_form_computes_what_the_op_computes_from_tensors_of_their_own(name: str) -> None:
+    case = op_case(name, _SETTINGS)
+    got, wanted = case.op(**case.tensors, **case.options), case.plain(**case.tensors, **case.options)
+    torch.testing.assert_close(got, wanted)
+    tensors = list(case.tensors.values())
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+    floats = [tensor for key, tensor in case.tensors.items() if key not in ("cos", "sin")]
+    assert all(tensor.requires_grad for tensor in floats)
+    assert not any(torch.equal(left, right) for left in tensors for right in tensors if left is not right)
+
+
+def test_every_op_of_the_library_can_be_timed() -> None:
+    helpers = {"check_activation", "check_probability", "check_style", "draw_seed", "keep_mask", "keep_scale"}
+    functions = {name for name in vars(ops) if callable(getattr(ops, name)) and name.islower()}
+    assert set(OPS) == {name for name in functions - helpers if not name.startswith("_")}
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(ValueError, match=r"no op 'dropuot'; did you mean 'dropout'\? there are: activate, bias_"):
+        op_case("dropuot", _SETTINGS)
+    for shape in ((4, 64), (2, 4, 65)):
+        settings = Settings(shape, dropout=0.0, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
+        with pytest.raises(
+            ValueError, match=r"rotary needs a shape BATCHxTOKENSxWIDTH whose width is a multiple of 64"
+        ):
+            op_case("rotary", settings)
+    settings = Settings((4, 8), dropout=1.0, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"dropout probability p must satisfy 0 <= p < 1, got 1\.0"):
+        op_case("dropout", settings)
+    settings = Settings((4, 8), dropout=0.0, activation="galu", dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"no activation 'galu'; did you mean 'gelu'"):
+        op_case("activate", settings)

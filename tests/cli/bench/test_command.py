@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers.cli.bench import command
+from fuselayers.cli.main import main
+from fuselayers.ops import dropout
+from fuselayers.partition import BackendStatus
+
+_TINY_MODEL = [
+    "model.hidden_dim=16",
+    "model.num_layers=1",
+    "model.context_length=16",
+    "attention.num_heads=2",
+    "feedforward=fused_mlp",
+]
+
+
+def _bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["bench", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_times_an_op_in_its_plain_its_eager_and_its_compiled_form(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "result.json"
+    arguments = ["op", "bias_activation_dropout", "--shape", "4x32", "--dropout", "0.1", "--repeats", "3"]
+    code, out, err = _bench(capsys, *arguments, "--backends", "eager,inductor", "--json", str(path))
+    assert (code, err) == (0, "")
+    assert "op bias_activation_dropout: x [4, 32] bias [32], activation gelu, p 0.1, float32" in out
+    assert f"torch {torch.__version__}" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if " x" in line and "%" in line}
+    assert list(rows) == ["plain", "eager", "inductor"]
+    assert rows["plain"][3:5] == ["1.00", "x"]
+    content = json.loads(path.read_text())
+    assert content["wrong"] == {}
+    for name, row in rows.items():
+        times = content["seconds"][name]
+        assert len(times["forward"]) == len(times["forward_backward"]) == 3
+        assert float(row[1]) == pytest.approx(sorted(times["forward"])[1] * 1e3, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_times_a_model(capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+    arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--dropout", "0.2", "--repeats", "2"]
+    code, out, err = _bench(capsys, *arguments, "--backends", "eager", "--dtype", dtype)
+    assert (code, err) == (0, "")
+    assert "model gpt_nano: 7,664 parameters, fused_mlp, 2 x 16 tokens, " + dtype in out
+    assert [line.split()[0] for line in out.splitlines() if "%" in line] == ["plain", "eager"]
+
+
+def test_wrong_numbers_are_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.cli.bench.cases.ops.dropout", lambda x, p: dropout(x, p) * 1.001)
+    code, out, _ = _bench(capsys, "op", "dropout", "--shape", "4x32", "--repeats", "2", "--backends", "eager,inductor")
+    assert code == 1
+    for name in ("eager", "inductor"):
+        assert f"{name} is not timed, its numbers are wrong: output 0 is off by" in out
+    assert [line.split()[0] for line in out.splitlines() if "%" in line] == ["plain"]
+
+
+def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = (
+        BackendStatus("eager", True, "here", ""),
+        BackendStatus("inductor", False, "no C++ compiler", "apt install g++"),
+    )
+    monkeypatch.setattr(command, "backends", lambda device: statuses)
+    arguments = ("op", "dropout", "--shape", "4x32", "--repeats", "2")
+    code, _, err = _bench(capsys, *arguments, "--backends", "inductor")
+    assert (code, err) == (
+        2,
+        "fuselayers: backend 'inductor' is not available: no C++ compiler; apt install g++\n",
+    )
+    code, out, _ = _bench(capsys, *arguments)
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if "%" in line] == ["plain", "eager"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["opp", "dropout"], "no subject of bench 'opp'; did you mean 'op'? there are: model, op"),
+        (["op", "dropuot"], "no op 'dropuot'; did you mean 'dropout'?"),
+        (["model", "gpt_namo"], "no model 'gpt_namo'; did you mean 'gpt_nano'?"),
+        (
+            ["op", "dropout", "--shape", "8xx2"],
+            "--shape must be sizes above 0 with x between them, as 8x256x512, got '8xx2'",
+        ),
+        (["op", "dropout", "--shape", "8x0"], "--shape must be sizes above 0"),
+        (["op", "dropout", "--dtype", "float31"], "no dtype 'float31'; did you mean 'float32'?"),
+        (["op", "dropout", "--backends", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
+        (["op", "dropout", "--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["op", "dropout", "--repeats", "two"], "argument --repeats: invalid int value: 'two'"),
+        (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p < 1, got 1.5"),
+        (
+            ["op", "dropout", "--device", "toaster"],
+            "--device must be auto, cpu or a GPU that torch can use, got 'toaster'",
+        ),
+        (["op", "dropout", "model.dropout=1"], "an op takes no overrides, got model.dropout=1"),
+        (["model", "gpt_nano", "--activation", "relu"], "--activation is for ops"),
+        (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
+        (["op"], "the following arguments are required: NAME"),
+    ],
+)
+def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    code, out, err = _bench(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("fuselayers: ")
+    assert text in err
+    assert err.count("\n") == 1

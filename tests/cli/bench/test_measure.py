@@ -1,0 +1,66 @@
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.cli.bench.measure import Candidate, disagreement, results, spread, time_interleaved
+
+_X = torch.linspace(-3, 3, 50).requires_grad_()
+_EXACT = _X.detach().double().requires_grad_()
+
+
+def _candidate(name: str, function: object, x: Tensor = _X) -> Candidate:
+    return Candidate(name, lambda: (function(x),), (x,))  # type: ignore[operator]
+
+
+class _WrongBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: object, dy: Tensor) -> Tensor:
+        return dy
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (torch.sin, None),
+        (lambda x: (x.double().sin()).float(), None),
+        (lambda x: x.sin() + 1e-4, r"output 0 is off by 1\.\de-04"),
+        (lambda x: x.sin() / (x.detach() - x.detach()).abs() * 0, "output 0 is off by nan"),
+        (_WrongBackward.apply, "gradient 0 is off by"),
+    ],
+)
+def test_only_right_numbers_agree(function: object, reason: str | None) -> None:
+    eager, truth = results(_candidate("eager", torch.sin)), results(_candidate("truth", torch.sin, _EXACT))
+    said = disagreement(results(_candidate("mine", function)), eager=eager, truth=truth)
+    if reason is None:
+        assert said is None
+    else:
+        assert said is not None
+        with pytest.raises(ValueError, match=reason):
+            raise ValueError(said)
+
+
+def test_candidates_take_turns_after_a_warm_up() -> None:
+    calls = []
+
+    def candidate(name: str) -> Candidate:
+        def call() -> tuple[Tensor, ...]:
+            calls.append(name)
+            return (_X * 2,)
+
+        return Candidate(name, call, (_X,))
+
+    timings = time_interleaved([candidate("a"), candidate("b")], repeats=5, device=torch.device("cpu"))
+    assert calls == ["a", "b"] * 8
+    for timing in timings:
+        assert len(timing.forward) == len(timing.both) == 5
+        assert all(0 < forward < both for forward, both in zip(timing.forward, timing.both, strict=True))
+
+
+def test_the_spread_is_relative_and_not_moved_by_one_outlier() -> None:
+    assert spread([2.0]) == 0
+    assert spread([1.0] * 20 + [100.0]) == 0
+    assert spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)

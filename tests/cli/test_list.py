@@ -1,0 +1,88 @@
+from typing import Literal
+
+import pytest
+
+from fuselayers.cli.list import type_name
+from fuselayers.cli.main import main
+from fuselayers.components import registry
+
+
+def _list(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["list", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def _tables(out: str) -> dict[str, str]:
+    """The text of each kind's table."""
+    found: dict[str, str] = {}
+    kind = ""
+    for line in out.splitlines():
+        if line.strip() in registry.KINDS and not line.startswith(" "):
+            kind = line.strip()
+        found[kind] = found.get(kind, "") + line + "\n"
+    return found
+
+
+def test_prints_every_registered_component_with_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = _tables(_list(capsys))
+    assert set(tables) == {kind for kind in registry.KINDS if registry.names(kind)}
+    for kind, text in tables.items():
+        words = text.split()
+        for name in registry.names(kind):
+            assert name in words, (kind, name)
+            for option in registry.options(kind, name):
+                assert option.name in words, (kind, name, option.name)
+
+
+def test_an_option_has_its_type_its_default_and_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(_list(capsys, "feedforward").split())
+    options = {option.name: option for option in registry.options("feedforward", "mlp")}
+    assert "expansion float 4.0" in text
+    assert "activation str | None 'gelu'" in text
+    first_words = " ".join(options["expansion"].doc.split()[:3])
+    assert first_words
+    assert first_words in text
+    assert "layer_norm" not in text
+
+
+def test_a_required_option_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "num_heads int required" in " ".join(_list(capsys, "attention").split())
+
+
+def test_overrides_show_the_config_they_make_and_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    out = _list(capsys, "model=gpt2_small")
+    assert "124,439,808 parameters" in out
+    assert "hidden_dim: 768" in out
+    assert "109,514,298 parameters" in _list(capsys, "model=bert_base")
+    assert "name: rms_norm" in _list(capsys, "norm=rms_norm")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["feedforwrd"], "no kind 'feedforwrd'; did you mean 'feedforward'? there are: activation, attention"),
+        (["norm", "block"], "list takes one kind or overrides key=value, got norm block"),
+        (["norm", "model=gpt_nano"], "list takes one kind or overrides key=value, got norm model=gpt_nano"),
+        (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
+    ],
+)
+def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    assert main(["list", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"fuselayers: {text}")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (int, "int"),
+        (bool | None, "bool | None"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (Literal["pre", "post"], "'pre' | 'post'"),
+        (int | list[str], "int | list[str]"),
+    ],
+)
+def test_types_are_written_as_in_code(annotation: object, text: str) -> None:
+    assert type_name(annotation) == text

@@ -1,0 +1,104 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fuselayers import cli
+from fuselayers._version import __version__
+from fuselayers.cli.main import main
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fuselayers {__version__}\n"
+    for arguments in ([], ["--help"]):
+        assert main(arguments) == 0
+        out = capsys.readouterr().out
+        assert all(f"\n    {name} " in out for name in ("train", "list", "bench", "backends"))
+
+
+def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    out = capsys.readouterr().out
+    for name in ("train.steps", "train.resume", "train.precision", "data.path", "data.held_out"):
+        assert f"  {name} " in out
+    assert "updates of the weights" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["trian"], "no command 'trian'; did you mean 'train'? there are: backends, bench, list, train"),
+        (["backends", "--al"], "unrecognized arguments: --al; see fuselayers --help"),
+        (["train", "feedforwrd=mlp"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
+        (["train", "train.learning_rate=fast"], "train.learning_rate must be a number, got 'fast'"),
+        (["train", "train.steps=0"], "train.steps must be at least 1, got 0"),
+        (["train", "feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
+        (["train", "data.path=/nowhere"], "cannot read the text: there is no /nowhere; set data.path="),
+    ],
+)
+def test_bad_input_gets_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"fuselayers: {text}")
+    assert captured.err.count("\n") == 1
+
+
+def _fails(error: BaseException) -> object:
+    def run(arguments: object, console: object) -> int:
+        raise error
+
+    return run
+
+
+def test_the_systems_errors_are_said_without_their_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.backends, "run", _fails(PermissionError(13, "Permission denied", "/a/file")))
+    assert main(["backends"]) == 2
+    assert capsys.readouterr().err == "fuselayers: Permission denied: /a/file\n"
+
+
+def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.backends, "run", _fails(AssertionError("ours")))
+    with pytest.raises(AssertionError, match="ours"):
+        main(["backends"])
+    with pytest.raises(ValueError, match="no kind 'nrom'"):
+        main(["--traceback", "list", "nrom"])
+
+
+def test_ctrl_c_before_training_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.backends, "run", _fails(KeyboardInterrupt()))
+    assert main(["backends"]) == 130
+    assert capsys.readouterr().err == "fuselayers: stopped\n"
+
+
+def test_python_m_trains_and_ctrl_c_saves(tiny: list[str], tmp_path: Path) -> None:
+    """A real process and a real signal."""
+    folder = tmp_path / "run"
+    overrides = [text for text in tiny if not text.startswith("train.steps")]
+    command = [sys.executable, "-m", "fuselayers", "train", *overrides, "train.steps=100000", f"train.output={folder}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "")
+    assert out.splitlines()[-1].startswith("stopped after step ")
+    assert out.splitlines()[-1].endswith(f"; to continue: fuselayers train train.resume={folder}")
+
+
+def test_a_reader_that_has_enough_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m fuselayers list | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1

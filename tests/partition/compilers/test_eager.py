@@ -1,0 +1,30 @@
+import torch
+from torch import Tensor
+
+from fuselayers.partition import fuse
+
+
+def test_runs_the_same_ops_in_the_same_order() -> None:
+    """Op by op, the numbers are those of plain torch to the last bit."""
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x @ weight).softmax(-1)
+
+    x, weight = torch.randn(16, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True)
+    fused = fuse(layer, backend="eager", fallback=())
+    out, expected = fused(x, weight), layer(x, weight)
+    assert torch.equal(out, expected)
+    incoming = torch.randn_like(out)
+    got = torch.autograd.grad(out, (x, weight), incoming)
+    for one, other in zip(got, torch.autograd.grad(expected, (x, weight), incoming), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_input_mutation_is_seen_by_the_caller() -> None:
+    def fill(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x * 2
+
+    x, y = torch.zeros(3), torch.ones(3)
+    assert torch.equal(fuse(fill, backend="eager", fallback=())(x, y), torch.full((3,), 2.0))
+    assert torch.equal(x, torch.ones(3))
