@@ -3,13 +3,16 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, TextIO
 
 from rich.console import Console
 
 from .._version import __version__
 from ..names import no_such
+from ..partition import BackendUnavailableError, FallbackWarning
 from . import backends, bench, train
 from . import list as list_command
 
@@ -17,6 +20,8 @@ __all__ = ["main"]
 
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
+# What the library raises for something the caller can mend. Anything else is a bug, and keeps its traceback.
+_USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,14 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if first is None:
             parser.print_help()
             return 0
-        return commands[first](parsed, _console())
+        with _fallbacks_in_one_line():
+            return commands[first](parsed, _console())
     except SystemExit as done:
         # argparse exits after --help and --version, rich when whoever read our output has had enough (`| head`).
         return int(done.code or 0)
     except KeyboardInterrupt:
         print("fuselayers: stopped", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, OSError) as error:
+    except _USERS_ERRORS as error:
         if show_traceback:
             raise
         print(f"fuselayers: {_one_line(error)}", file=sys.stderr)
@@ -86,6 +92,29 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
         module.add_arguments(subparser)
         commands[name] = module.run
     return parser, commands
+
+
+@contextmanager
+def _fallbacks_in_one_line() -> Iterator[None]:
+    """A backend that does not work here is news for the user; where in our code it was found out is not."""
+    show_any_warning = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, FallbackWarning):
+            print(f"fuselayers: {message}", file=sys.stderr)
+        else:
+            show_any_warning(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _one_line(error: Exception) -> str:

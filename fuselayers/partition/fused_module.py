@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 __all__ = ["FusedModule"]
@@ -19,6 +20,9 @@ class FusedModule(nn.Module):
         module: the module as it was given, which still runs eagerly.
         fused: the fused function that a call goes through.
     """
+
+    module: nn.Module
+    fused: Callable[..., Any]
 
     def __init__(self, module: nn.Module, fused: Callable[..., Any]) -> None:
         self.__dict__["module"] = module  # not registered: it is this module, not a child of it
@@ -40,7 +44,11 @@ class FusedModule(nn.Module):
             self.__dict__["module"].training = mode
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["fused"](*args, **kwargs)
+        # Transparent inside another compiler, as the fused function is; Dynamo of 2.11 cannot look the function up,
+        # since it takes an attribute that could be a descriptor for one.
+        if torch.compiler.is_compiling():
+            return self.module(*args, **kwargs)
+        return self.fused(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         try:

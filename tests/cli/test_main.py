@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fuselayers import cli
 from fuselayers._version import __version__
 from fuselayers.cli.main import main
+from fuselayers.partition import BackendUnavailableError, FallbackWarning
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +73,29 @@ def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeyp
         main(["backends"])
     with pytest.raises(ValueError, match="no kind 'nrom'"):
         main(["--traceback", "list", "nrom"])
+
+
+def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(arguments: object, console: object) -> int:
+        warnings.warn("backend 'inductor' is not used: no compiler", FallbackWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(cli.backends, "run", warn)
+    with pytest.warns(UserWarning, match="something else") as seen:
+        assert main(["backends"]) == 0
+    assert capsys.readouterr().err == "fuselayers: backend 'inductor' is not used: no compiler\n"
+    assert [str(warning.message) for warning in seen] == ["something else"]
+
+
+def test_a_backend_that_cannot_serve_is_no_bug(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.backends, "run", _fails(BackendUnavailableError("no backend could compile this")))
+    assert main(["backends"]) == 2
+    assert capsys.readouterr().err == "fuselayers: no backend could compile this\n"
 
 
 def test_ctrl_c_before_training_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

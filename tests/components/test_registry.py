@@ -243,7 +243,7 @@ def test_an_unknown_kind(use: object) -> None:
 
 @pytest.mark.parametrize("use", [get, create, options, accepted])
 def test_an_unknown_name(use: object) -> None:
-    text = r"^no feedforward 'mpl'; did you mean 'mlp'\\? there are: fused_mlp, gated_mlp, mlp$"
+    text = r"^no feedforward 'mpl'; did you mean 'mlp'\? there are: fused_mlp, gated_mlp, mlp$"
     with pytest.raises(ValueError, match=text):
         use("feedforward", "mpl")  # type: ignore[operator]
 

@@ -102,6 +102,8 @@ def train(overrides: Sequence[str], *, console: Console) -> int:
         describe_machine(device),
         f"writing {folder}" + (f", continuing after step {done}" if checkpoint else ""),
     )
+    if config.fusion.scope != "none":
+        _say(console, "the first step compiles the model, which takes a while")
     if checkpoint is not None and checkpoint.text_fingerprint != text.fingerprint:
         _say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 

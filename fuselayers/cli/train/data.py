@@ -168,8 +168,13 @@ def _files(root: Path, *, suffixes: tuple[str, ...]) -> list[str]:
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_raise):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
-        found += [(Path(folder) / name).relative_to(root).as_posix() for name in names if name.endswith(suffixes)]
+        found += [(Path(folder) / name).relative_to(root).as_posix() for name in names if _is_text(name, suffixes)]
     return sorted(found)
+
+
+def _is_text(name: str, suffixes: tuple[str, ...]) -> bool:
+    # Hidden files are of the tools: an editor's lock is a link to nowhere that ends as the file does.
+    return name.endswith(suffixes) and not name.startswith(".")
 
 
 def _raise(error: OSError) -> None:

@@ -40,7 +40,7 @@ class TrainingProgress:
                 BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
                 console=console,
             )  # fmt: skip
-            self._task = self._bar.add_task("compiling the first step", total=steps, completed=done)
+            self._task = self._bar.add_task("the first step", total=steps, completed=done)
 
     def __enter__(self) -> "TrainingProgress":
         if self._bar is not None:

@@ -51,6 +51,7 @@ def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path)
         (folder / name / "a.py").write_text("other people's")
     (folder / "a.bin").write_bytes(b"other people's")
     (folder / "empty.py").touch()
+    (folder / ".#lock.py").symlink_to("user@host.1234")
     text = read_text(str(folder))
     assert text.num_files == 10
     assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)
