@@ -21,7 +21,7 @@ from . import metrics as metrics_file
 from . import plot
 from .architecture import check_same_architecture, sequence_length
 from .checkpoint import FILE_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from .compare import compare, comparison_table, plain_model
+from .compare import compare, comparison_notes, comparison_table, plain_model
 from .data import check_length, read_text
 from .loop import Trainer, reproducible, train_steps
 from .metrics import MetricsFile
@@ -141,16 +141,19 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     result = compare(plain, trainer.model, batches, precision=config.train.precision, device=device)
     content = json.dumps(asdict(result), indent=2).encode()
     write_whole(folder / "comparison.json", lambda file: file.write(content))
-    console.print(comparison_table(result, title=_comparison_title(config, batches[0][0])))
+    _say(console, _comparison_title(config, batches[0][0]))
+    console.print(comparison_table(result), highlight=False)
+    _say(console, *comparison_notes(result))
 
 
 def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
     sequences, length = tokens_BT.shape
     scope, backend = config.fusion.scope, config.fusion.backend
-    fusion = f"{backend} on {scope}" if scope != "none" else "its layers alone"
+    fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"the trained {config.model.name}, eager ({plain_config(config).feedforward.name}) against fused "
-        f"({config.feedforward.name}, {fusion}), {sequences} x {length} bytes, {config.train.precision}"
+        f"eager ({plain_config(config).feedforward.name}) against fused ({config.feedforward.name}, {fusion}): "
+        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, "
+        f"dropout {config.model.options['dropout']}"
     )
 
 

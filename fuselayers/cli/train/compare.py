@@ -21,7 +21,7 @@ from ..plain import plain_config
 from .checkpoint import random_state, restore_random_state
 from .loop import autocast
 
-__all__ = ["Comparison", "Side", "compare", "comparison_table", "plain_model"]
+__all__ = ["Comparison", "Side", "compare", "comparison_notes", "comparison_table", "plain_model"]
 
 _WARMUP = 2
 
@@ -76,7 +76,7 @@ def compare(
     fused: nn.Module,
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
-    repeats: int = 10,
+    repeats: int = 30,
     precision: str = "float32",
     device: torch.device,
 ) -> Comparison:
@@ -130,23 +130,26 @@ def compare(
     )
 
 
-def comparison_table(comparison: Comparison, *, title: str) -> Table:
-    """The comparison for people."""
+def comparison_table(comparison: Comparison) -> Table:
+    """The two sides, side by side."""
     eager, fused = comparison.eager, comparison.fused
     speeds = [comparison.tokens / statistics.median(side.seconds) for side in (eager, fused)]
-    table = Table(
-        title=title,
-        caption=f"losses differ by at most {comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} "
-        f"batches\n{comparison.conditions}\nforward + backward, medians of {len(eager.seconds)} each, in turns",
-        title_justify="left",
-        caption_justify="left",
-    )
+    table = Table()
     for heading in ("", "eager", "fused", "fused / eager"):
         table.add_column(heading, justify="right" if heading else "left")
     ratio = fused.saved_bytes / eager.saved_bytes
     table.add_row("tokens/s", f"{speeds[0]:,.0f}", f"{speeds[1]:,.0f}", f"{speeds[1] / speeds[0]:.2f} x")
     table.add_row("saved for backward, MB per step", _megabytes(eager), _megabytes(fused), f"{ratio:.2f} x")
     return table
+
+
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """How far the two losses differ, and how and where the table was measured."""
+    return [
+        f"losses differ by at most {comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches",
+        f"forward + backward in training mode, medians of {len(comparison.eager.seconds)} each, in turns",
+        comparison.conditions,
+    ]
 
 
 def _step(model: nn.Module, batch: tuple[Tensor, Tensor], *, precision: str, device: torch.device) -> float:
