@@ -204,7 +204,12 @@ def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyP
             self.width = width
 
     monkeypatch.setitem(registry._OWNERS["model"], "tiny", Tiny)
-    assert build({"model": {"name": "tiny", "width": 5}, "fusion": {"scope": "layer"}}).width == 5
+    assert (
+        build(
+            {"model": {"name": "tiny", "width": 5}, "feedforward": {"dropout": 0.0}, "fusion": {"scope": "layer"}}
+        ).width
+        == 5
+    )
 
 
 def test_it_is_the_function_that_the_package_shows() -> None:

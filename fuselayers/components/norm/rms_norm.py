@@ -28,8 +28,8 @@ class RMSNorm(Norm):
     Raises:
         ValueError: hidden_dim is below one.
 
-    >>> RMSNorm(2)(torch.tensor([3.0, -3.0])).tolist()
-    [1.0, -1.0]
+    >>> RMSNorm(2)(torch.tensor([3.0, -3.0])).detach().round(decimals=3)
+    tensor([ 1., -1.])
     """
 
     def __init__(self, hidden_dim: int, *, eps: float = 1e-6) -> None:
