@@ -186,9 +186,14 @@ def _table(candidates: Sequence[Candidate], timings: Sequence[Timing]) -> Table:
 
 
 def _write_json(
-    path: Path, subject: Subject, candidates: Sequence[Candidate], timings: Sequence[Timing], wrong: dict[str, str],
-    *, machine: str,
-) -> None:  # fmt: skip
+    path: Path,
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    timings: Sequence[Timing],
+    wrong: dict[str, str],
+    *,
+    machine: str,
+) -> None:
     content = {
         "subject": subject.title,
         "machine": machine,

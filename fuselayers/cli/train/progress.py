@@ -37,9 +37,12 @@ class TrainingProgress:
         self._task: TaskID | None = None
         if console.is_terminal:
             self._bar = Progress(
-                BarColumn(bar_width=30), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
                 console=console,
-            )  # fmt: skip
+            )
             self._task = self._bar.add_task("the first step", total=steps, completed=done)
 
     def __enter__(self) -> "TrainingProgress":
