@@ -7,6 +7,7 @@ python plots/bench.py plots/cpu/*.json
 import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +32,10 @@ def draw(path: Path) -> Path:
         ValueError: the file is something else, or holds fewer than two times of a candidate.
     """
     content = json.loads(path.read_text())
-    if not isinstance(content, dict) or not {"subject", "machine", "seconds"} <= content.keys():
-        raise ValueError(f"{path} was not written by `fuselayers bench --json`: it lacks subject, machine or seconds")
+    if not isinstance(content, dict) or not {"subject", "machine", "date", "seconds"} <= content.keys():
+        raise ValueError(
+            f"{path} was not written by `fuselayers bench --json`: it lacks subject, machine, date or seconds"
+        )
     candidates = list(content["seconds"])
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -50,9 +53,10 @@ def draw(path: Path) -> Path:
         bars = axes.bar(positions, medians, 0.36, yerr=(below, above), capsize=3, label=label)
         axes.bar_label(bars, [f"{medians[0] / median:.2f} x" for median in medians], padding=3, fontsize=8)
     axes.set_xticks(range(len(candidates)), candidates)
-    axes.set(ylabel="milliseconds, median and quartiles", title=content["subject"])
-    axes.title.set_fontsize(10)
-    axes.set_xlabel(f"{content['machine']}\nabove each bar: how many times as fast as {candidates[0]}", fontsize=8)
+    axes.set_ylabel("milliseconds, median and quartiles")
+    axes.set_title(textwrap.fill(content["subject"], 100), fontsize=9)
+    measured = f"{content['machine']}, {content['date']}"
+    axes.set_xlabel(f"{measured}\nabove each bar: how many times as fast as {candidates[0]}", fontsize=8)
     axes.margins(y=0.12)
     axes.legend()
     picture = path.with_suffix(".png")

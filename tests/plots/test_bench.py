@@ -8,6 +8,7 @@ from plots.bench import draw, main
 MEASURED = {
     "subject": "an op, 2 x 3",
     "machine": "a machine",
+    "date": "2026-11-21",
     "seconds": {
         "plain": {"forward": [0.002, 0.003, 0.004], "forward_backward": [0.005, 0.006, 0.007]},
         "inductor": {"forward": [0.001, 0.001, 0.002], "forward_backward": [0.003, 0.003, 0.004]},
@@ -33,7 +34,7 @@ def test_draws_beside_the_data(tmp_path: Path) -> None:
 
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(
-        ValueError, match=r"was not written by `fuselayers bench --json`: it lacks subject, machine or s"
+        ValueError, match=r"was not written by `fuselayers bench --json`: it lacks subject, machine, date"
     ):
         draw(written(tmp_path, {"loss": 3}))
     once = json.loads(json.dumps(MEASURED))

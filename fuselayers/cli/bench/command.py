@@ -5,6 +5,7 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -197,6 +198,7 @@ def _write_json(
     content = {
         "subject": subject.title,
         "machine": machine,
+        "date": date.today().isoformat(),
         "seconds": {
             candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
             for candidate, timing in zip(candidates, timings, strict=True)
