@@ -14,7 +14,8 @@ class FusedModule(nn.Module):
 
     It shares the module's parameters, buffers, submodules and train/eval mode, so `parameters()`, `state_dict()`,
     `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
-    the module's own names. Other attributes and methods are the module's; only calling it is different.
+    the module's own names. Other attributes and methods are the module's too, to read and to set; only calling it is
+    different.
 
     Attributes:
         module: the module as it was given, which still runs eagerly.
@@ -55,6 +56,17 @@ class FusedModule(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.__dict__["module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What nn.Module's constructor gave this object is its own (hooks, for one); the rest belongs to the module,
+        # which is what runs: an option set on the view must not be lost on it.
+        if name in self.__dict__ or name == "training":
+            super().__setattr__(name, value)
+        else:
+            setattr(self.__dict__["module"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["module"], name)
 
     def extra_repr(self) -> str:
         return f"fused {type(self.__dict__['module']).__name__}"

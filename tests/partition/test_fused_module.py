@@ -39,6 +39,19 @@ def test_a_parameter_replaced_on_one_side_is_replaced_on_the_other() -> None:
     assert "extra" in module.state_dict()
 
 
+def test_an_option_set_on_the_view_reaches_the_module_that_runs() -> None:
+    module = Doubling(3, 2)
+    fused, _ = counted(module)
+    fused.note = "changed"
+    assert module.note == "changed"
+    del fused.note
+    assert module.note == "kept"
+    hooked = []
+    fused.register_full_backward_hook(lambda *args: hooked.append(1))
+    fused(torch.randn(1, 3, requires_grad=True)).sum().backward()
+    assert hooked == [1]
+
+
 def test_mode_is_one_mode() -> None:
     module = Doubling(3, 2).eval()
     fused, _ = counted(module)
