@@ -1,0 +1,61 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fuselayers.cli.bench import subjects
+from fuselayers.cli.bench.cases import Settings
+from fuselayers.cli.bench.measure import results
+from fuselayers.cli.bench.subjects import model_subject, op_subject
+
+SETTINGS = Settings((2, 7, 64), dropout=0.5, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
+TINY = ["model.hidden_dim=16", "model.num_layers=1", "model.context_length=16", "attention.num_heads=2"]
+
+
+def model_of(shape: tuple[int, ...] | None = None, dropout: float | None = None) -> subjects.Subject:
+    return model_subject(
+        "gpt_nano",
+        TINY,
+        shape=shape,
+        dropout=dropout,
+        backends=["eager"],
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def test_an_op_is_held_against_plain_torch_without_dropout() -> None:
+    subject = op_subject("bias_dropout_residual", SETTINGS, backends=["eager"])
+    assert [check.timed.name for check in subject.checks] == ["plain", "eager"]
+    assert subject.title.startswith("op bias_dropout_residual: x [2, 7, 64] residual [2, 7, 64] bias [64], p 0.5")
+    (proof,) = subject.checks[1].proofs
+    got, exact = results(proof.checked), results(proof.truth)
+    for one, other in zip(got.outputs + got.gradients, exact.outputs + exact.gradients, strict=True):
+        torch.testing.assert_close(one, other.float())
+
+
+def test_what_is_timed_does_drop() -> None:
+    still = op_subject("dropout", replace(SETTINGS, dropout=0.0), backends=["eager"])
+    dropped = op_subject("dropout", SETTINGS, backends=["eager"])
+    for subject, share in ((still, 0.0), (dropped, 0.5)):
+        for check in subject.checks:
+            (output,) = check.timed.call()
+            assert (output == 0).double().mean().item() == pytest.approx(share, abs=0.06)
+
+
+def test_a_model_is_compared_with_the_same_weights() -> None:
+    subject = model_of(dropout=0.0)
+    plain, eager = (check.timed for check in subject.checks)
+    assert plain.leaves[0] is not eager.leaves[0]
+    (first,), (second,) = plain.call(), eager.call()
+    torch.testing.assert_close(first, second)
+    assert "fused_mlp, 4 x 16 tokens, float32" in subject.title
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^no op 'dropot'; did you mean 'dropout'\?"):
+        op_subject("dropot", SETTINGS, backends=["eager"])
+    with pytest.raises(
+        ValueError, match=r"^a model's --shape must be sequences x tokens, with at most 16 tokens, as 4x16;"
+    ):
+        model_of(shape=(2, 17))
