@@ -9,16 +9,16 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, overload
 
 import torch
 from torch import nn
 
-from .backends import check_backends, compile_chain
+from .backends import BackendUnavailableError, check_backends, compile_chain
 from .fused_module import FusedModule
 from .partitioners import Partitioner, partitioner
-from .torch_private import torch_compile
+from .torch_private import BackendCompilerFailed, torch_compile
 
 __all__ = ["FusedFunction", "fuse", "memory_efficient_fusion"]
 
@@ -144,12 +144,13 @@ class FusedFunction:
         if torch.compiler.is_compiling():
             return self._fn(*args, **kwargs)
         if not self._static_argnums and not self._static_argnames:
-            return self._compile_for((), {})(*args, **kwargs)
+            return _call(self._compile_for((), {}), args, kwargs)
         positions = {place % len(args) for place in self._static_argnums if -len(args) <= place < len(args)}
         static = tuple((place, args[place]) for place in sorted(positions))
         named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
         rest = [value for place, value in enumerate(args) if place not in positions]
-        return self._compile_for(static, named)(*rest, **{k: v for k, v in kwargs.items() if k not in named})
+        named_rest = {name: value for name, value in kwargs.items() if name not in named}
+        return _call(self._compile_for(static, named), rest, named_rest)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -231,6 +232,16 @@ def _remake(
         dynamic=dynamic,
         fullgraph=fullgraph,
     )
+
+
+def _call(compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return compiled(*args, **kwargs)
+    except BackendCompilerFailed as error:
+        # Dynamo wraps what a backend raises in advice about its own settings; ours says what to do.
+        if isinstance(error.inner_exception, BackendUnavailableError):
+            raise error.inner_exception from error.inner_exception.__cause__
+        raise
 
 
 def _is_hashable(value: Any) -> bool:

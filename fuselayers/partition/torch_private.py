@@ -12,6 +12,7 @@ import torch
 import torch.fx as fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as _partitioners
@@ -25,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 __all__ = [
+    "BackendCompilerFailed",
     "CheckpointPolicy",
     "CustomPartitionerFn",
     "TorchDynamoException",
