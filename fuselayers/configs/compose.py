@@ -28,7 +28,8 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
             win over the source, which wins over a model's file. Their order does not matter.
 
     Choosing another component keeps what was set for the old one away from its defaults, where the new one has an
-    option of that name. Choosing another file of model, fusion, train or data replaces the source's section.
+    option of that name. Choosing another file of model, fusion, train or data replaces the source's section,
+    and that of a model its feedforward, attention and norm too.
 
     Raises:
         TypeError: the source or the overrides are of another type.
@@ -47,6 +48,11 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     # `train=quick` over a saved config means the shipped numbers, not the saved ones.
     for group in _presets(last):
         asked.settings.pop(group, None)
+    # A model's file chooses its parts; those of the source belonged to the model that is replaced.
+    if "model" in _presets(last):
+        for group in COMPONENT_GROUPS:
+            asked.settings.pop(group, None)
+            asked.choices.pop(group, None)
     for layer in (asked, last):
         _apply(sections, layer)
     return _checked(sections)

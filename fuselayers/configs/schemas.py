@@ -26,7 +26,7 @@ class FusionConfig:
     backend: str = setting("what compiles the two graphs, as `fuse` takes it", default="auto")
     partition: str = setting("how `fuse` chooses what is saved for backward", default="min_cut")
     scope: Literal["none", "layer", "block", "model"] = setting(
-        "what is fused as one: nothing, each fused layer's op, each block, or the whole model", default="model"
+        "what is fused as one: nothing, each feedforward's op, each block, or the whole model", default="model"
     )
 
     def __post_init__(self) -> None:

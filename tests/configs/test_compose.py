@@ -404,3 +404,8 @@ def test_it_draws_nothing_from_torchs_generator() -> None:
     torch.manual_seed(5)
     compose()
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_another_model_over_a_saved_config_brings_its_own_parts() -> None:
+    saved = compose("gpt_nano", ["feedforward=mlp", "attention.num_heads=2"])
+    assert compose(saved, ["model=llama_tiny"]) == compose("llama_tiny")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import bias_activation_dropout
+from ..checks import check_last_dim
 from ..fused_op import op_for
 from ..registry import register
 from .mlp import MLP
@@ -55,6 +56,7 @@ class FusedMLP(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
+        check_last_dim(x, self.hidden_dim)
         if not _is_plain_linear(self.up):
             return super().forward(x)
         hidden = F.linear(x, self.up.weight)
@@ -68,6 +70,7 @@ class FusedMLP(MLP):
 
 def _is_plain_linear(layer: nn.Module) -> bool:
     # Note: [guards of a split linear] Taking weight and bias out of a layer passes by its forward. That is right only
-    # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass) or a hook must be called.
+    # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass), a
+    # patched forward or a hook must be called.
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer) is nn.Linear and not any(hooks)
+    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not any(hooks)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from ...ops import check_activation, check_probability, dropout, gated_activation
-from ..checks import check_positive
+from ..checks import check_last_dim, check_positive
 from ..fused_op import op_for
 from ..registry import register
 
@@ -65,6 +65,7 @@ class GatedMLP(nn.Module):
             )
         self.activation = activation
         self.dropout = dropout
+        self.hidden_dim = hidden_dim
         self.backend = backend
         self.partition = partition
         op_for(_gated_activation_dropout, backend=backend, partition=partition)  # a misspelt name fails here, not later
@@ -74,6 +75,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
+        check_last_dim(x, self.hidden_dim)
         op = op_for(_gated_activation_dropout, backend=self.backend, partition=self.partition)
         hidden = op(self.gate(x), self.up(x), activation=self.activation, p=self.dropout, training=self.training)
         y: Tensor = self.down(hidden)

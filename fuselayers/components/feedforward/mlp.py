@@ -7,7 +7,7 @@ hidden   [..., F]   F = int(expansion * D)
 from torch import Tensor, nn
 
 from ...ops import activate, check_activation, check_probability, dropout
-from ..checks import check_positive
+from ..checks import check_last_dim, check_positive
 from ..registry import register
 
 __all__ = ["MLP"]
@@ -55,11 +55,13 @@ class MLP(nn.Module):
             )
         self.activation = activation
         self.dropout = dropout
+        self.hidden_dim = hidden_dim
         self.up = nn.Linear(hidden_dim, width, bias=bias)
         self.down = nn.Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
+        check_last_dim(x, self.hidden_dim)
         hidden = activate(self.up(x), self.activation)
         y: Tensor = self.down(dropout(hidden, self.dropout, training=self.training))
         return y

@@ -30,7 +30,9 @@ def next_token(
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
-    scaled_BV = logits_BV.float() / temperature
+    # Shifted first, the largest is 0 at any temperature and nothing overflows.
+    logits_BV = logits_BV.float()
+    scaled_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None and top_k < scaled_BV.shape[-1]:
         # Chosen by index, not by a threshold: among equal logits exactly top_k stay.
         values_BK, index_BK = scaled_BV.topk(top_k, dim=-1)

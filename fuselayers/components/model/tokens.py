@@ -29,6 +29,8 @@ def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
 
 def check_like_tokens(name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype) -> None:
     """Raise ValueError unless `other` is None or has the shape of `tokens` and the given dtype."""
+    if other is not None and not isinstance(other, Tensor):
+        raise TypeError(f"{name} must be a tensor like tokens, got {type(other).__name__}; use torch.tensor({name})")
     if other is not None and (other.shape != tokens.shape or other.dtype != dtype):
         raise ValueError(
             f"{name} must be {dtype} {list(tokens.shape)} like tokens, got {other.dtype} {list(other.shape)}"
@@ -39,7 +41,7 @@ def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Te
     """Return the embedding of each token: [B, T] -> [B, T, D].
 
     Raises:
-        ValueError: a token is outside the table. On a GPU the check is torch's own, an assertion of the device.
+        ValueError: a token is outside the table. In a fused model and on a GPU the check is torch's own.
     """
     if torch.compiler.is_compiling():
         return F.embedding(tokens, embedding.weight)
@@ -57,4 +59,13 @@ def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
     It is nan when no position counts, as torch's own.
     """
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), ignore_index=IGNORED)
+    logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+    if torch.compiler.is_compiling():
+        return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED)
+    try:
+        return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED)
+    except IndexError as error:
+        raise ValueError(
+            f"targets must be in 0..{logits_NV.shape[1] - 1} or {IGNORED}, "
+            f"got {int(targets_BT.min())}..{int(targets_BT.max())}"
+        ) from error

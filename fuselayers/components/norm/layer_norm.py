@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import NormStyle, bias_dropout_residual_layer_norm
-from ..checks import check_positive
+from ..checks import check_eps, check_last_dim, check_positive
 from ..registry import register
 from .norm import Norm
 
@@ -28,7 +28,7 @@ class LayerNorm(Norm):
         bias: whether there is a shift beside the scale.
 
     Raises:
-        ValueError: hidden_dim is below one.
+        ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
 
     >>> norm = LayerNorm(2)
     >>> normed, total = norm.add(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
@@ -39,6 +39,7 @@ class LayerNorm(Norm):
     def __init__(self, hidden_dim: int, *, eps: float = 1e-5, bias: bool = True) -> None:
         super().__init__()
         check_positive("hidden_dim", hidden_dim)
+        check_eps(eps)
         self.hidden_dim = hidden_dim
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_dim))
@@ -46,6 +47,7 @@ class LayerNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
+        check_last_dim(x, self.hidden_dim)
         return F.layer_norm(x, (self.hidden_dim,), self.weight, self.bias, self.eps)
 
     def _join(

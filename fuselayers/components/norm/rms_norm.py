@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_positive
+from ..checks import check_eps, check_last_dim, check_positive
 from ..registry import register
 from .norm import Norm
 
@@ -26,7 +26,7 @@ class RMSNorm(Norm):
         eps: added to the mean square.
 
     Raises:
-        ValueError: hidden_dim is below one.
+        ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
 
     >>> RMSNorm(2)(torch.tensor([3.0, -3.0])).detach().round(decimals=3)
     tensor([ 1., -1.])
@@ -35,12 +35,14 @@ class RMSNorm(Norm):
     def __init__(self, hidden_dim: int, *, eps: float = 1e-6) -> None:
         super().__init__()
         check_positive("hidden_dim", hidden_dim)
+        check_eps(eps)
         self.hidden_dim = hidden_dim
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_dim))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
+        check_last_dim(x, self.hidden_dim)
         # torch has one kernel for equal dtypes only; under autocast x may be bfloat16 and the weight float32.
         return F.rms_norm(x, (self.hidden_dim,), self.weight.to(x.dtype), self.eps)
 

@@ -173,3 +173,11 @@ def test_empty_and_small_inputs(shape: tuple[int, ...]) -> None:
 def test_strided_input() -> None:
     plain, fused = twins(dropout=0.3)
     assert_same_step(plain, fused, torch.randn(7, 10)[:, ::2].T)
+
+
+def test_a_patched_forward_is_called() -> None:
+    layer = FusedMLP(4)
+    original = layer.up.forward
+    layer.up.forward = lambda x: original(x) * 0
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(layer(x), layer.down(torch.zeros(2, 16)))

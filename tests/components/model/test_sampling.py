@@ -33,3 +33,8 @@ def test_equal_logits_do_not_add_to_top_k() -> None:
 def test_bfloat16_logits() -> None:
     drawn = next_token(LOGITS.bfloat16()[None], temperature=0.01)
     assert drawn.tolist() == [3]
+
+
+def test_a_temperature_near_zero_takes_the_likeliest() -> None:
+    logits = torch.tensor([[1e4, 3e4, 2e4]])
+    assert next_token(logits, temperature=1e-40).tolist() == [1]

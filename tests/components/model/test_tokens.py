@@ -40,3 +40,7 @@ def test_errors() -> None:
         check_like_tokens("targets", torch.zeros(1, 3, dtype=torch.int64), tokens, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"^tokens must be in 0..3, got -1..7$"):
         look_up(nn.Embedding(4, 2), torch.tensor([[7, -1]]))
+    with pytest.raises(TypeError, match=r"^targets must be a tensor like tokens, got list; use torch.tensor"):
+        check_like_tokens("targets", [[1]], tokens, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"^targets must be in 0..3 or -100, got 1..4$"):
+        token_loss(torch.zeros(1, 2, 4), torch.tensor([[1, 4]]))
