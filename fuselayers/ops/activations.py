@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import no_such
+from .shapes import check_floating
 
 __all__ = ["ACTIVATIONS", "activate", "check_activation"]
 
@@ -47,7 +48,9 @@ def _star_relu(z: Tensor) -> Tensor:
 def _smelu(z: Tensor) -> Tensor:
     # A clamp to [-b, b] gives the parabola on its interval and its end values outside; what lies above b is added.
     inner = torch.clamp(z, -_SMELU_BETA, _SMELU_BETA) + _SMELU_BETA
-    return inner * inner / (4 * _SMELU_BETA) + torch.relu(z - _SMELU_BETA)
+    # relu(z - b), which would keep its result for backward; threshold keeps z, which clamp keeps already.
+    above = F.threshold(z, _SMELU_BETA, _SMELU_BETA) - _SMELU_BETA
+    return inner * inner / (4 * _SMELU_BETA) + above
 
 
 ACTIVATIONS: Final[MappingProxyType[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
@@ -65,7 +68,9 @@ ACTIVATIONS: Final[MappingProxyType[str, Callable[[Tensor], Tensor]]] = MappingP
 
 
 def check_activation(activation: str | None) -> None:
-    """Raise ValueError unless `activation` is None or one of ACTIVATIONS."""
+    """Raise unless `activation` is None or one of ACTIVATIONS: TypeError for what is no name, ValueError for others."""
+    if activation is not None and not isinstance(activation, str):
+        raise TypeError(f"activation must be a name or None, got a {type(activation).__name__}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(no_such("activation", activation, ACTIVATIONS))
 
@@ -75,9 +80,11 @@ def activate(z: Tensor, activation: str | None) -> Tensor:
 
     Raises:
         ValueError: no such activation; the message lists what there is.
+        TypeError: z is not floating, or the activation is not a name.
 
     >>> activate(torch.tensor([-1.0, 3.0]), "squared_relu")
     tensor([0., 9.])
     """
     check_activation(activation)
+    check_floating("z", z)
     return z if activation is None else ACTIVATIONS[activation](z)

@@ -9,14 +9,15 @@
                dbias     = dx summed over every dimension but the last
                dresidual = dy
 
-Saved for backward: a seed. Floor: two reads and a write forward, a read and a write backward.
+Saved for backward: a seed (see dropout). Dtypes promote as in torch's own sums. Floor: two reads and a write forward, a
+read and a write backward.
 """
 
 from torch import Tensor
 
 from .dropout import dropout, dropout_reference
-from .philox import check_probability
-from .shapes import check_like, check_row_vector
+from .philox import check_probability, check_seed
+from .shapes import check_like, check_row_vector, check_rows
 
 __all__ = ["bias_dropout_residual", "bias_dropout_residual_reference"]
 
@@ -38,18 +39,22 @@ def bias_dropout_residual(
         bias: [N], or None for no bias.
         p: dropout probability, 0 <= p < 1.
         training: False leaves the dropout out.
-        seed: int64 tensor of shape [] that fixes the mask; drawn from torch's default generator when None.
+        seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
 
     Raises:
-        ValueError: the residual or the bias does not fit x, or p is outside [0, 1).
+        ValueError: x has no dimension, the residual, the bias or the seed does not fit it, or p is outside [0, 1).
+        TypeError: a tensor is not floating, the seed is not a tensor, or p is one.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default.
 
     >>> import torch
     >>> bias_dropout_residual(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), bias=torch.tensor([0.5, 0.5]))
     tensor([11.5000, 12.5000])
     """
+    check_rows("x", x)
     check_like("residual", residual, x)
     check_row_vector("bias", bias, x)
     check_probability(p)
+    check_seed(seed, x.device)
     z = x if bias is None else x + bias
     return dropout(z, p, training=training, seed=seed) + residual
 

@@ -1,4 +1,4 @@
-"""dropout -- y = x * keep(seed) * scale, in one pass, with nothing but a seed kept for backward.
+"""dropout -- y = x * keep(seed) * scale, with nothing but a seed kept for backward.
 
     x, y       [..., N]   any float dtype
     seed       []         int64
@@ -6,16 +6,24 @@
     forward    y  = x  * keep * scale
     backward   dx = dy * keep * scale          keep is computed again from the seed (see philox)
 
+The product is made in float32 at least, and rounded to x's dtype once. p is rounded to a multiple of 1/65536.
+
 Saved for backward: the seed, 8 bytes, whatever the size of x. torch's own dropout saves a mask of one byte per element.
+Under plain `torch.compile`, torch's partitioner may still choose to keep a mask of one byte per element: where a later
+op needs y, it weighs keeping y against making y again. `fuselayers.partition.fuse` never keeps one. In eager mode the
+mask is made in memory of its own, forward and backward; a compiler makes it in the kernel that uses it, on a CPU from
+random words that were written before.
+
+It is linear in x, so it may be differentiated any number of times, in either direction, and under `torch.vmap`.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .philox import check_probability, draw_seed, keep_mask, keep_scale
+from .philox import check_probability, check_seed, draw_seed, keep_mask, keep_scale
+from .shapes import check_floating
 
 __all__ = ["dropout", "dropout_reference"]
 
@@ -30,37 +38,72 @@ def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None =
         seed: int64 tensor of shape [] on x's device; drawn from torch's default generator when None.
 
     Raises:
-        ValueError: p is outside [0, 1), or the seed has another shape or dtype.
+        ValueError: p is outside [0, 1), or the seed has another shape, dtype or device.
+        TypeError: x is not floating, the seed is not a tensor, or p is one.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default.
 
     >>> dropout(torch.ones(2, 8), 0.5, seed=torch.tensor(7))
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
             [2., 0., 2., 0., 2., 2., 0., 2.]])
     """
+    check_floating("x", x)
     check_probability(p)
+    check_seed(seed, x.device)
     if not training or p == 0:
         return x
     if seed is None:
         seed = draw_seed(device=x.device)
-    # Note: [two forms] A compiler sees the formula and decides by itself that the mask is cheaper to make again
-    # than to keep. In eager mode autograd would keep it, so there the op brings its own backward.
-    if torch.compiler.is_compiling():
-        return dropout_reference(x, p, seed=seed)
-    dropped: Tensor = _SeededDropout.apply(x, seed, p)  # type: ignore[no-untyped-call]
+    # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
+    # traced. Everywhere else the one with all rules is used.
+    function = _TracedDropout if torch.compiler.is_compiling() else _SeededDropout
+    dropped: Tensor = function.apply(x, seed, p)  # type: ignore[no-untyped-call]
     return dropped
 
 
 def dropout_reference(x: Tensor, p: float, *, seed: Tensor) -> Tensor:
     """What dropout means, in plain torch: the truth every other form is held to."""
+    return _dropped(x, seed, p)
+
+
+def _dropped(x: Tensor, seed: Tensor, p: float, *, again: bool = False) -> Tensor:
     # The scale in bfloat16 would be off by up to 0.4 %, and the mean of every dropped tensor with it.
     wide = torch.promote_types(x.dtype, torch.float32)
-    factor = keep_mask(seed, x.shape, p=p).to(wide) * keep_scale(p)
-    return (x.to(wide) * factor).to(x.dtype)
+    factor = keep_mask(seed, x.shape, p=p, again=again).to(wide) * keep_scale(p)
+    y = x.to(wide) * factor
+    # Note: [no cast that does nothing] Where an autograd function ends in one, Dynamo of torch 2.11 loses the incoming
+    # gradient without a word, and every gradient before it is zero.
+    return y if x.dtype == wide else y.to(x.dtype)
 
 
 class _SeededDropout(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, seed: Tensor, p: float) -> Tensor:
-        return dropout_reference(x, p, seed=seed)
+        return _dropped(x, seed, p)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        _, seed, ctx.p = inputs
+        ctx.save_for_backward(seed)
+        ctx.save_for_forward(seed)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        (seed,) = ctx.saved_tensors
+        return _SeededDropout.apply(dy, seed, ctx.p), None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Tensor:
+        (seed,) = ctx.saved_tensors
+        tangent: Tensor = _SeededDropout.apply(x_tangent, seed, ctx.p)  # type: ignore[no-untyped-call]
+        return tangent
+
+
+class _TracedDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, seed: Tensor, p: float) -> Tensor:
+        return _dropped(x, seed, p)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
@@ -68,7 +111,6 @@ class _SeededDropout(torch.autograd.Function):
         ctx.save_for_backward(seed)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
-        return dropout_reference(dy, ctx.p, seed=seed), None, None
+        return _dropped(dy, seed, ctx.p, again=True), None, None

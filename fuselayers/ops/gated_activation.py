@@ -7,7 +7,8 @@
     backward   dgate = dy * up * act'(gate)
                dup   = dy * act(gate)
 
-Saved for backward: gate and up, and in eager mode act(gate) too, which a fusing compiler computes again.
+Saved for backward: gate and up when a compiler fuses it. In eager mode act(gate) too, so three tensors of up's size;
+two for relu, whose result stands for the gate, and for the identity; four for smelu.
 
 Shazeer, "GLU variants improve transformer", 2020.
 """
@@ -15,7 +16,7 @@ Shazeer, "GLU variants improve transformer", 2020.
 from torch import Tensor
 
 from .activations import activate, check_activation
-from .shapes import check_like
+from .shapes import check_like, check_rows
 
 __all__ = ["gated_activation", "gated_activation_reference"]
 
@@ -29,12 +30,15 @@ def gated_activation(gate: Tensor, up: Tensor | None = None, *, activation: str 
         activation: a name in ACTIVATIONS, or None for the identity (a bilinear layer).
 
     Raises:
-        ValueError: up does not fit gate, a packed gate has an odd width, or the activation is unknown.
+        ValueError: gate has no dimension, up does not fit it, a packed gate has an odd width, or the activation is
+            unknown.
+        TypeError: a tensor is not floating, or the activation is no name.
 
     >>> import torch
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
     tensor([6., 0.])
     """
+    check_rows("gate", gate)
     check_activation(activation)
     if up is None:
         if gate.shape[-1] % 2:

@@ -10,20 +10,21 @@ A mask is never stored: whoever needs it again, in backward or on another machin
 
 The row is the flattened index of all leading dimensions, the column the index in the last one. One Philox call serves
 eight neighbours, so the generator costs an eighth of one draw per element. The probability is rounded to a multiple of
-1/65536 and the scale is taken from the rounded value, so the mean of `keep * scale` is exactly one.
+1/65536 and the scale is taken from the rounded value, so the mean of `keep * scale` is exactly one. A p below 1/131072
+is rounded to 0, and drops nothing.
 
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..partition import fuse
 
-__all__ = ["check_probability", "draw_seed", "keep_mask", "keep_scale", "philox_4x32"]
+__all__ = ["check_probability", "check_seed", "draw_seed", "keep_mask", "keep_scale", "philox_4x32"]
 
 LANES: Final = 8
 _LANE_VALUES: Final = 1 << 16
@@ -69,57 +70,82 @@ def _multiply(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 
 
 def check_probability(p: float) -> None:
-    """Raise ValueError unless 0 <= p < 1."""
+    """Raise unless p is a number with 0 <= p < 1: TypeError for a tensor, ValueError for other numbers."""
+    if isinstance(p, Tensor):
+        raise TypeError("dropout probability p must be a number, got a tensor; pass p.item()")
     if not 0 <= p < 1:
         raise ValueError(f"dropout probability p must satisfy 0 <= p < 1, got {p}")
+
+
+def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
+    """Raise unless `seed` is None or an int64 tensor of shape [], on `device` if one is given. Used by what drops."""
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor):
+        advice = "pass torch.tensor(seed), or None to have one drawn"
+        raise TypeError(f"seed must be an int64 tensor of shape [], got {type(seed).__name__}; {advice}")
+    if seed.shape != () or seed.dtype != torch.int64:
+        raise ValueError(f"seed must be an int64 tensor of shape [], got {seed.dtype} {list(seed.shape)}")
+    if device is not None and seed.device != device:
+        raise ValueError(f"seed must be on x's device {device}, got {seed.device}; move it with .to(x.device)")
 
 
 def keep_scale(p: float) -> float:
     """Return what a kept value is multiplied by: 1 / (1 - p), for p as it is rounded here.
 
+    Raises:
+        ValueError: p is outside [0, 1).
+        TypeError: p is a tensor.
+
     >>> keep_scale(0.5)
     2.0
     """
+    check_probability(p)
     return _LANE_VALUES / (_LANE_VALUES - _threshold(p))
 
 
-def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0) -> Tensor:
+def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, again: bool = False) -> Tensor:
     """Return which elements of a tensor of `shape` dropout keeps: a bool tensor on the seed's device.
 
     Args:
         seed: int64 tensor of shape [], for example from `draw_seed`.
         shape: the shape of the tensor that is dropped from; its last dimension counts columns, the others rows.
-        p: the probability of dropping an element, 0 <= p < 1.
-        offset: a number below 2**32 that tells apart several masks made from one seed.
+        p: the probability of dropping an element, 0 <= p < 1, rounded to a multiple of 1/65536.
+        offset: tells apart several masks made from one seed, 0 <= offset < 2**32.
+        again: True in backward, for the mask that forward had; see [forward and backward do not share].
 
     Raises:
-        ValueError: p is outside [0, 1), or the seed is not an int64 tensor of shape [].
+        ValueError: p or offset is outside its range, or the seed is not an int64 tensor of shape [].
+        TypeError: the seed is not a tensor, or p is one.
 
     >>> keep_mask(torch.tensor(7), (2, 8), p=0.5).int()
     tensor([[0, 1, 1, 1, 1, 0, 1, 0],
             [1, 0, 1, 0, 1, 1, 0, 1]], dtype=torch.int32)
     """
     check_probability(p)
-    if seed.shape != () or seed.dtype != torch.int64:
-        raise ValueError(f"seed must be an int64 tensor of shape [], got {seed.dtype} {list(seed.shape)}")
+    if seed is None:
+        raise TypeError("seed must be an int64 tensor of shape [], got None; draw one with draw_seed")
+    check_seed(seed)
+    if not 0 <= offset <= _WORD:
+        raise ValueError(f"offset must satisfy 0 <= offset < 2**32, got {offset}")
     columns = shape[-1] if len(shape) else 1
     rows = 1
     for size in shape[:-1]:
         rows = rows * size
     groups = (columns + LANES - 1) // LANES
     if seed.device.type == "cpu":
-        word_RG4 = torch.ops.fuselayers.philox_words(seed, rows, groups, offset)
+        word_RG4 = torch.ops.fuselayers.philox_words(seed, rows, groups, offset, again=again)
     else:
-        word_RG4 = _words(seed, rows, groups, offset)
+        word_RG4 = _words(seed, rows, groups, torch.full_like(seed, offset))
     lane_RG42 = torch.stack([word_RG4 & 0xFFFF, (word_RG4 >> 16) & 0xFFFF], dim=-1)
     return (lane_RG42 >= _threshold(p)).view(rows, groups * LANES)[:, :columns].view(shape)
 
 
-def _words(seed: Tensor, rows: int, groups: int, offset: int) -> Tensor:
+def _words(seed: Tensor, rows: int, groups: int, offset: Tensor) -> Tensor:
     """The words of every group of every row, as they lie in an int32: [R, G, 4]."""
     row_R1 = torch.arange(rows, device=seed.device)[:, None] & _WORD
     group_1G = torch.arange(groups, device=seed.device)[None, :]
-    counter = (group_1G, row_R1, torch.full_like(seed, offset), torch.zeros_like(seed))
+    counter = (group_1G, row_R1, offset, torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     # Inductor's C++ vectorises shifts and compares of int32, not of int16 or of a stack of int64.
     return torch.stack([word.to(torch.int32).expand(rows, groups) for word in words], dim=-1)
@@ -134,7 +160,11 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     """Draw a seed from torch's default generator of `device`: an int64 tensor of shape [] on that device.
 
     This is the library's only source of randomness. Fused ops take a seed and draw nothing, so that
-    `torch.manual_seed`, `torch.utils.checkpoint` and `torch.compile` replay exactly this one call.
+    `torch.manual_seed`, `torch.utils.checkpoint` and `torch.compile` replay exactly this one call. Inside `torch.vmap`
+    its `randomness` is obeyed: "error" raises, "same" draws one seed for all samples, "different" one for each.
+
+    Raises:
+        RuntimeError: inside a `torch.vmap` whose `randomness` is "error", which is its default.
 
     >>> _ = torch.manual_seed(0)
     >>> first = draw_seed()
@@ -144,9 +174,10 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     """
     device = torch.device(device)
     # Note: [a fresh tensor for every draw] torch's partitioner merges equal calls and knows only its own random ops as
-    # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. It never
-    # merges `empty`, so handing each draw an empty tensor of its own keeps the draws apart.
-    fresh = torch.empty((), dtype=torch.int64, device=device)
+    # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. vmap asks only
+    # its own random ops what `randomness` allows, too. A permutation of nothing is such an op: it takes no number from
+    # the generator, is never merged, raises where vmap forbids randomness, and is batched where samples shall differ.
+    fresh = torch.randperm(0, device=device)
     seed: Tensor = torch.ops.fuselayers.draw_seed(fresh, device=device)
     return seed
 
@@ -161,8 +192,19 @@ def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
     return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device)
 
 
+def _draw_for_every_sample(
+    info: Any, in_dims: tuple[int | None, ...], fresh: Tensor, *, device: torch.device
+) -> tuple[Tensor, int]:
+    # `fresh` is batched only where vmap's randomness is "different".
+    draw = torch.ops.fuselayers.draw_seed
+    return torch.stack([draw(one, device=device) for one in fresh.unbind(in_dims[0] or 0)]), 0
+
+
+# Note: [forward and backward do not share] torch's own partitioner merges equal calls, and would then keep forward's
+# words or mask for backward, since it does not know that an op of ours is cheap to repeat. `again` changes nothing but
+# the call, so that backward's is another one, which needs the seed alone.
 _library.define(  # type: ignore[no-untyped-call]
-    "philox_words(Tensor seed, SymInt rows, SymInt groups, int offset) -> Tensor"
+    "philox_words(Tensor seed, SymInt rows, SymInt groups, int offset, *, bool again=False) -> Tensor"
 )
 
 
@@ -170,19 +212,42 @@ _library.define(  # type: ignore[no-untyped-call]
 # every kernel that drops something, forward and backward: gpt_nano then takes minutes to compile. As an op of its own
 # they are compiled once, and what the formula still does with the words is fused with its neighbours as before. A GPU's
 # compiler takes the formula whole, which saves the trip to memory.
-def _words_on_cpu(seed: Tensor, rows: int, groups: int, offset: int) -> Tensor:
-    words = _compiled_words if rows * groups >= _WORTH_COMPILING else _words
-    return words(seed, rows, groups, offset)
+def _words_on_cpu(seed: Tensor, rows: int, groups: int, offset: int, *, again: bool = False) -> Tensor:
+    # As a tensor, since Dynamo would compile 0 and 1 for themselves.
+    offset_tensor = torch.full_like(seed, offset)
+    if rows * groups < _WORTH_COMPILING:
+        return _words(seed, rows, groups, offset_tensor)
+    # The caller's stance is about the caller's functions: a loop that must not recompile may still drop from a tensor
+    # of a new size, and one that skips its own guards relies on shapes that are not this function's.
+    with torch.compiler.set_stance("default"):
+        words: Tensor = _compiled_words(seed, rows, groups, offset_tensor)
+    return words
 
 
-_compiled_words = fuse(_words, dynamic=True, static_argnums=3)
+def _words_for_every_sample(
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    seed: Tensor,
+    rows: int,
+    groups: int,
+    offset: int,
+    *,
+    again: bool = False,
+) -> tuple[Tensor, int]:
+    words = torch.ops.fuselayers.philox_words
+    return torch.stack([words(one, rows, groups, offset, again=again) for one in seed.unbind(in_dims[0] or 0)]), 0
+
+
+_compiled_words = fuse(_words, dynamic=True)
 _library.impl("philox_words", _words_on_cpu, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake(
     "fuselayers::philox_words",
-    lambda seed, rows, groups, offset: seed.new_empty((rows, groups, 4), dtype=torch.int32),
+    lambda seed, rows, groups, offset, *, again=False: seed.new_empty((rows, groups, 4), dtype=torch.int32),
     lib=_library,
 )
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake(
     "fuselayers::draw_seed", lambda fresh, *, device: torch.empty((), dtype=torch.int64, device=device), lib=_library
 )
+torch.library.register_vmap("fuselayers::draw_seed", _draw_for_every_sample, lib=_library)
+torch.library.register_vmap("fuselayers::philox_words", _words_for_every_sample, lib=_library)

@@ -1,10 +1,13 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from fuselayers.ops import ACTIVATIONS, bias_activation_dropout
 from fuselayers.ops.bias_activation_dropout import bias_activation_dropout_reference
 from fuselayers.partition import fuse, saved_bytes
-from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, seed_of, tensors
+from tests.ops import truth
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, seed_of, tensors
 
 OPTIONS = {"activation": "gelu", "p": 0.3}
 
@@ -30,9 +33,19 @@ def test_every_activation(activation: str | None) -> None:
         )
 
 
-def test_layouts() -> None:
-    inputs = tensors((6, 9), (9,))
-    check_layouts(bias_activation_dropout, bias_activation_dropout_reference, inputs, seed=seed_of(), **OPTIONS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None]) -> None:
+    check(bias_activation_dropout, bias_activation_dropout_reference, tensors((6, 9), (9,)), seed=seed_of(), **OPTIONS)
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(
+        bias_activation_dropout,
+        bias_activation_dropout_reference,
+        lambda shape: tensors(shape, shape[1:]),
+        seed=seed_of(),
+        **OPTIONS,
+    )
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -68,15 +81,34 @@ def test_bias_is_optional() -> None:
     assert torch.equal(bias_activation_dropout(x, activation="relu"), torch.relu(x))
 
 
-def test_backward_keeps_one_tensor_and_a_seed() -> None:
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
+def test_backward_keeps_a_seed_and_what_the_activation_keeps(activation: str | None) -> None:
     x, bias = torch.randn(64, 128, requires_grad=True), torch.randn(128, requires_grad=True)
 
     def call(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return bias_activation_dropout(x, bias, activation="gelu", p=0.1)
+        return bias_activation_dropout(x, bias, activation=activation, p=0.1)
 
-    one_tensor = x.numel() * 4
-    assert saved_bytes(call, x, bias, parameters=(bias,)) == one_tensor + 8
-    assert saved_bytes(fuse(call, backend="inductor", fallback=()), x, bias, parameters=(bias,)) == one_tensor + 8
+    kept = {None: 0, "smelu": 2}.get(activation, 1)
+    assert saved_bytes(call, x, bias, parameters=(bias,)) == kept * x.numel() * 4 + 8
+
+
+@pytest.mark.parametrize("activation", ["gelu", "smelu", None])
+def test_fused_backward_keeps_one_tensor_at_most(activation: str | None) -> None:
+    x, bias = torch.randn(64, 128, requires_grad=True), torch.randn(128, requires_grad=True)
+
+    def call(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return bias_activation_dropout(x, bias, activation=activation, p=0.1)
+
+    fused = fuse(call, backend="inductor", fallback=())
+    assert saved_bytes(fused, x, bias, parameters=(bias,)) == (activation is not None) * x.numel() * 4 + 8
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_is_its_formula(activation: str) -> None:
+    x, bias = tensors((3, 21), (21,), dtype=torch.float64)
+    expected = truth.activated(activation, x + bias) * truth.dropout_factor(seed_of(), x.shape, 0.3)
+    got = bias_activation_dropout(x, bias, activation=activation, p=0.3, seed=seed_of())
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_errors() -> None:
@@ -89,3 +121,7 @@ def test_errors() -> None:
         bias_activation_dropout(x, p=1.5)
     with pytest.raises(ValueError, match=r"^bias must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
         bias_activation_dropout(x, torch.ones(5, device="meta"))
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        bias_activation_dropout(torch.tensor(3.0))
+    with pytest.raises(TypeError, match=r"^bias must be a floating-point tensor, got torch.int64; convert it"):
+        bias_activation_dropout(x, torch.ones(5, dtype=torch.int64))

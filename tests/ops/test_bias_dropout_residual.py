@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ from torch import Tensor
 from fuselayers.ops import bias_dropout_residual
 from fuselayers.ops.bias_dropout_residual import bias_dropout_residual_reference
 from fuselayers.partition import saved_bytes
-from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, seed_of, tensors
+from tests.ops import truth
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, seed_of, tensors
 
 
 def op(x: Tensor, residual: Tensor, bias: Tensor, **options: Any) -> Tensor:
@@ -24,8 +26,13 @@ def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_as_good_as(op, reference, tensors(shape, shape, shape[-1:], dtype=dtype), p=0.3, seed=seed_of())
 
 
-def test_layouts() -> None:
-    check_layouts(op, reference, tensors((6, 9), (6, 9), (9,)), p=0.3, seed=seed_of())
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None]) -> None:
+    check(op, reference, tensors((6, 9), (6, 9), (9,)), p=0.3, seed=seed_of())
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(op, reference, lambda shape: tensors(shape, shape, shape[1:]), p=0.3, seed=seed_of())
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -36,6 +43,12 @@ def test_fused(backend: str) -> None:
 def test_gradcheck_of_the_reference() -> None:
     inputs = [value.double().requires_grad_() for value in tensors((3, 4), (3, 4), (4,))]
     assert torch.autograd.gradcheck(lambda *args: reference(*args, p=0.3, seed=seed_of()), inputs)
+
+
+def test_is_its_formula() -> None:
+    x, residual, bias = tensors((3, 21), (3, 21), (21,), dtype=torch.float64)
+    expected = (x + bias) * truth.dropout_factor(seed_of(), x.shape, 0.3) + residual
+    torch.testing.assert_close(op(x, residual, bias, p=0.3, seed=seed_of()), expected)
 
 
 def test_eval_and_zero_probability_are_exact() -> None:
@@ -61,3 +74,7 @@ def test_errors() -> None:
         bias_dropout_residual(x, x, p=-1)
     with pytest.raises(ValueError, match=r"^residual must be on x's device cpu, got meta"):
         bias_dropout_residual(x, torch.ones(3, 5, device="meta"))
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        bias_dropout_residual(torch.tensor(3.0), torch.tensor(3.0))
+    with pytest.raises(TypeError, match=r"^residual must be a floating-point tensor, got torch.int64; convert it, for"):
+        bias_dropout_residual(x, torch.ones(3, 5, dtype=torch.int64))

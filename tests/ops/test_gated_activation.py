@@ -1,9 +1,13 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from fuselayers.ops import gated_activation
+from fuselayers.ops import ACTIVATIONS, gated_activation
 from fuselayers.ops.gated_activation import gated_activation_reference
-from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, tensors
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops import truth
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, tensors
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -13,14 +17,40 @@ def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_as_good_as(gated_activation, gated_activation_reference, inputs, activation="silu")
 
 
-def test_layouts() -> None:
-    check_layouts(gated_activation, gated_activation_reference, tensors((6, 9), (6, 9)), activation="gelu")
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None]) -> None:
+    check(gated_activation, gated_activation_reference, tensors((6, 9), (6, 9)), activation="gelu")
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(gated_activation, gated_activation_reference, lambda shape: tensors(shape, shape), activation="silu")
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_fused(backend: str) -> None:
     inputs = tensors((6, 20), (6, 20))
     check_fused(gated_activation, gated_activation_reference, inputs, backend=backend, activation="silu")
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_is_its_formula(activation: str) -> None:
+    gate, up = tensors((3, 21), (3, 21), dtype=torch.float64)
+    got = gated_activation(gate, up, activation=activation)
+    torch.testing.assert_close(got, truth.activated(activation, gate) * up, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
+def test_backward_keeps_gate_and_up_and_what_the_activation_makes(activation: str | None) -> None:
+    gate, up = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
+    kept = {None: 2, "relu": 2, "smelu": 4}.get(activation, 3)
+    assert saved_bytes(lambda gate, up: gated_activation(gate, up, activation=activation), gate, up) == kept * 32768
+
+
+@pytest.mark.parametrize("activation", ["silu", "smelu"])
+def test_fused_backward_keeps_gate_and_up(activation: str) -> None:
+    gate, up = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
+    fused = fuse(lambda gate, up: gated_activation(gate, up, activation=activation), backend="inductor", fallback=())
+    assert saved_bytes(fused, gate, up) == 2 * 32768
 
 
 def test_packed_gate_is_its_two_halves() -> None:
@@ -40,3 +70,7 @@ def test_errors() -> None:
         gated_activation(torch.ones(2, 3), torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"^no activation 'sliu'; did you mean 'silu'\?"):
         gated_activation(torch.ones(2), activation="sliu")
+    with pytest.raises(ValueError, match=r"^gate must be \[..., N\], got a tensor without dimensions; give it one"):
+        gated_activation(torch.tensor(3.0))
+    with pytest.raises(TypeError, match=r"^gate must be a floating-point tensor, got torch.int64; convert it"):
+        gated_activation(torch.ones(2, 4, dtype=torch.int64))

@@ -4,6 +4,7 @@ import torch
 from fuselayers.ops import draw_seed, keep_mask, keep_scale
 from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_words, _words, philox_4x32
 from fuselayers.partition import fuse
+from tests.ops import truth
 from tests.ops.contract import seed_of
 
 # From the reference implementation's known-answer file (Random123, kat_vectors): counter, key, result.
@@ -18,32 +19,17 @@ KNOWN_ANSWERS = [
 ]
 
 
-def one_row(seed: int, row: int, columns: int, threshold: int) -> list[bool]:
-    """The mask's definition in plain Python integers, written a second time."""
-    word, m0, m1, w0, w1 = 0xFFFFFFFF, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
-    kept = []
-    for column in range(columns):
-        c = [column // 8, row, 0, 0]
-        k = [seed & word, (seed >> 32) & word]
-        for _ in range(10):
-            p0, p1 = m0 * c[0], m1 * c[2]
-            c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & word, (p0 >> 32) ^ c[3] ^ k[1], p0 & word]
-            k = [(k[0] + w0) & word, (k[1] + w1) & word]
-        lane = column % 8
-        kept.append((c[lane // 2] >> (16 * (lane % 2))) & 0xFFFF >= threshold)
-    return kept
-
-
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
     words = philox_4x32(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
     assert tuple(int(word) for word in words) == expected
 
 
+@pytest.mark.parametrize("number", [-1, -(1 << 63), (1 << 63) - 1, 0, -0x123456789ABCDEF])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 8), (5, 129)])
-def test_mask_is_its_definition(shape: tuple[int, int]) -> None:
-    seed = seed_of(3)
-    expected = [one_row(int(seed), row, shape[1], round(0.3 * 65536)) for row in range(shape[0])]
+def test_mask_is_its_definition(shape: tuple[int, int], number: int) -> None:
+    seed = torch.tensor(number)
+    expected = [truth.kept(int(seed), row, shape[1], round(0.3 * 65536)) for row in range(shape[0])]
     assert keep_mask(seed, shape, p=0.3).tolist() == expected
 
 
@@ -65,13 +51,34 @@ def test_large_masks_are_compiled_and_the_same() -> None:
     assert rows * columns / 8 > _WORTH_COMPILING
     whole = keep_mask(seed_of(), (rows, columns), p=0.5)
     for row in (0, 1, 4999):
-        assert whole[row].tolist() == one_row(int(seed_of()), row, columns, 32768)
+        assert whole[row].tolist() == truth.kept(int(seed_of()), row, columns, 32768)
     assert _compiled_words.served_by
 
 
 def test_the_op_on_the_cpu_is_the_formula() -> None:
     words = torch.ops.fuselayers.philox_words(seed_of(), 7, 3, 2)
-    assert torch.equal(words, _words(seed_of(), 7, 3, 2))
+    assert torch.equal(words, _words(seed_of(), 7, 3, torch.tensor(2)))
+    assert torch.equal(words, torch.ops.fuselayers.philox_words(seed_of(), 7, 3, 2, again=True))
+
+
+def test_every_size_and_offset_is_served_by_code_that_is_there() -> None:
+    groups = _WORTH_COMPILING
+    for offset in (0, 1):  # Dynamo makes a size of one a graph of its own
+        keep_mask(seed_of(), (2 + offset, 8 * groups), p=0.5, offset=offset)
+    counters = torch._dynamo.utils.counters["stats"]
+    before = counters["unique_graphs"]
+    for offset in (0, 1, 2, 77, 2**32 - 1):
+        mask = keep_mask(seed_of(), (2, 8 * groups + offset % 3), p=0.5, offset=offset)
+        words = torch.ops.fuselayers.philox_words(seed_of(), 2, 3, offset)
+        assert torch.equal(mask[:, :24:2], (words & 0xFFFF >= 32768).view(2, 12))
+    assert counters["unique_graphs"] == before
+
+
+def test_large_masks_do_not_mind_the_callers_stance() -> None:
+    torch.compiler.reset()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        mask = keep_mask(seed_of(), (1, 8 * _WORTH_COMPILING), p=0.5)
+    assert mask[0, :100].tolist() == truth.kept(int(seed_of()), 0, 100, 32768)
 
 
 def test_rate_is_right_in_every_row_and_column() -> None:
@@ -97,6 +104,20 @@ def test_scale_makes_the_mean_exact() -> None:
     assert keep_scale(0.25) == 4 / 3
     assert keep_scale(0.1) == 65536 / (65536 - 6554)  # 0.1 is rounded to 6554 / 65536
     assert keep_scale(1 - 1e-9) == 65536
+    assert keep_scale(1e-6) == 1
+
+
+def test_vmap_over_seeds_is_one_mask_for_each() -> None:
+    seeds = torch.stack([seed_of(number) for number in range(1, 4)])
+    got = torch.func.vmap(lambda seed: keep_mask(seed, (3, 21), p=0.5))(seeds)
+    assert torch.equal(got, torch.stack([keep_mask(seed, (3, 21), p=0.5) for seed in seeds]))
+
+
+def test_a_draw_takes_one_number_from_the_generator() -> None:
+    torch.manual_seed(0)
+    expected = torch.randint(-(1 << 63), (1 << 63) - 1, (2,))
+    torch.manual_seed(0)
+    assert [draw_seed(), draw_seed()] == expected.tolist()
 
 
 def test_manual_seed_reproduces_draws() -> None:
@@ -137,3 +158,10 @@ def test_errors() -> None:
         keep_mask(seed_of(), (2, 2), p=1.0)
     with pytest.raises(ValueError, match=r"^seed must be an int64 tensor of shape \[\], got torch.int64 \[1\]$"):
         keep_mask(seed_of()[None], (2, 2), p=0.5)
+    with pytest.raises(TypeError, match=r"^seed must be an int64 tensor of shape \[\], got None; draw one with"):
+        keep_mask(None, (2, 2), p=0.5)
+    for offset in (-1, 2**32):
+        with pytest.raises(ValueError, match=rf"^offset must satisfy 0 <= offset < 2\*\*32, got {offset}$"):
+            keep_mask(seed_of(), (2, 2), p=0.5, offset=offset)
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1.5$"):
+        keep_scale(1.5)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.ops.shapes import check_like, check_row_vector
+from fuselayers.ops.shapes import check_floating, check_like, check_row_vector, check_rows
 
 X = torch.ones(3, 5)
 
@@ -10,6 +10,8 @@ def test_what_fits_passes() -> None:
     check_row_vector("bias", None, X)
     check_row_vector("bias", torch.ones(5), X)
     check_like("residual", torch.ones(3, 5), X)
+    check_rows("x", X)
+    check_floating("x", X[0, 0].bfloat16())
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 5), ()])
@@ -31,3 +33,24 @@ def test_devices_must_agree() -> None:
         check_like("up", elsewhere, X)
     with pytest.raises(ValueError, match=r"^bias must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
         check_row_vector("bias", elsewhere[0], X)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64], ids=str)
+def test_tensors_must_be_floating(dtype: torch.dtype) -> None:
+    text = rf"^cos must be a floating-point tensor, got {dtype}; convert it, for example with .float\(\)$"
+    for check in (
+        check_floating,
+        check_rows,
+        lambda *args: check_row_vector(*args, X),
+        lambda *args: check_like(*args, X),
+    ):
+        with pytest.raises(TypeError, match=text):
+            check("cos", torch.ones(5, dtype=dtype))
+    with pytest.raises(TypeError, match=r"^cos must be a floating-point tensor, got float$"):
+        check_floating("cos", 1.0)
+
+
+def test_rows_have_a_last_dimension() -> None:
+    text = r"^gate must be \[..., N\], got a tensor without dimensions; give it one with .reshape\(1\)$"
+    with pytest.raises(ValueError, match=text):
+        check_rows("gate", torch.tensor(1.0))
