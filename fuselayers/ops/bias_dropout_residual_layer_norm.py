@@ -10,21 +10,22 @@ With d = dropout(x + bias, p) and s = d + residual, `style` says which of the th
     "pre"       y = norm(d) + residual      normalises the sublayer's output before it joins (xFormers' meaning of pre)
     "prenorm"   (norm(s), s)                what a pre-norm block needs: the next sublayer's input, and the stream
 
-Saved for backward: s (or d for "pre"), its statistics, two float32 per row, and a seed. Floor: two reads and one write
-forward ("prenorm": two writes).
+Dtypes promote as in torch's own sums; the norm's result has the dtype of what is normalised (see residual_layer_norm).
+
+Saved for backward: s (or d for "pre"), its statistics, two numbers per row, and a seed (see dropout). Floor: two reads
+and one write forward ("prenorm": two writes).
 """
 
 from typing import Literal, get_args, overload
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import no_such
 from .bias_dropout_residual import bias_dropout_residual, bias_dropout_residual_reference
 from .dropout import dropout, dropout_reference
-from .philox import check_probability
-from .residual_layer_norm import residual_layer_norm_reference
-from .shapes import check_like, check_row_vector
+from .philox import check_probability, check_seed
+from .residual_layer_norm import layer_norm, layer_norm_reference
+from .shapes import check_floating, check_like, check_row_vector, check_rows
 
 __all__ = ["NormStyle", "bias_dropout_residual_layer_norm", "bias_dropout_residual_layer_norm_reference", "check_style"]
 
@@ -32,7 +33,9 @@ NormStyle = Literal["post", "pre", "prenorm"]
 
 
 def check_style(style: str) -> None:
-    """Raise ValueError unless `style` is one of NormStyle."""
+    """Raise unless `style` is one of NormStyle: TypeError for what is no name, ValueError for others."""
+    if not isinstance(style, str):
+        raise TypeError(f"norm style must be a name, got a {type(style).__name__}")
     if style not in get_args(NormStyle):
         raise ValueError(no_such("norm style", style, get_args(NormStyle)))
 
@@ -104,26 +107,31 @@ def bias_dropout_residual_layer_norm(
         eps: added to the variance.
         style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
         training: False leaves the dropout out.
-        seed: int64 tensor of shape [] that fixes the mask; drawn from torch's default generator when None.
+        seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
 
     Raises:
-        ValueError: an argument does not fit x, the style is unknown, or p is outside [0, 1).
+        ValueError: x has no dimension, an argument does not fit it, the style is unknown, or p is outside [0, 1).
+        TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the style is no name.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default.
 
     >>> import torch
     >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
     >>> bias_dropout_residual_layer_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
+    check_rows("x", x)
     check_like("residual", residual, x)
+    check_floating("weight", weight)
     for name, vector in (("weight", weight), ("norm_bias", norm_bias), ("bias", bias)):
         check_row_vector(name, vector, x)
     check_style(style)
     check_probability(p)
+    check_seed(seed, x.device)
     if style == "pre":
         dropped = dropout(x if bias is None else x + bias, p, training=training, seed=seed)
-        return F.layer_norm(dropped, dropped.shape[-1:], weight, norm_bias, eps) + residual
+        return layer_norm(dropped, weight, norm_bias, eps=eps) + residual
     total = bias_dropout_residual(x, residual, bias=bias, p=p, training=training, seed=seed)
-    normed = F.layer_norm(total, total.shape[-1:], weight, norm_bias, eps)
+    normed = layer_norm(total, weight, norm_bias, eps=eps)
     return (normed, total) if style == "prenorm" else normed
 
 
@@ -143,8 +151,7 @@ def bias_dropout_residual_layer_norm_reference(
     if style == "pre":
         z = x if bias is None else x + bias
         dropped = z if seed is None else dropout_reference(z, p, seed=seed)
-        normed, _ = residual_layer_norm_reference(dropped, dropped * 0, weight=weight, bias=norm_bias, eps=eps)
-        return normed + residual
+        return layer_norm_reference(dropped, weight, norm_bias, eps=eps) + residual
     total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed)
-    normed, _ = residual_layer_norm_reference(total, total * 0, weight=weight, bias=norm_bias, eps=eps)
+    normed = layer_norm_reference(total, weight, norm_bias, eps=eps)
     return (normed, total) if style == "prenorm" else normed

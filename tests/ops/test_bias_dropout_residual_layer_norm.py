@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from torch import Tensor
 from fuselayers.ops import bias_dropout_residual_layer_norm, keep_mask
 from fuselayers.ops.bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm_reference
 from fuselayers.partition import saved_bytes
-from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, seed_of, tensors
+from tests.ops import truth
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, seed_of, tensors
 
 STYLES = ("post", "pre", "prenorm")
 
@@ -36,8 +38,13 @@ def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, style: st
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_layouts(style: str) -> None:
-    check_layouts(op, reference, inputs_of((6, 9)), p=0.3, style=style, seed=seed_of())
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None], style: str) -> None:
+    check(op, reference, inputs_of((6, 9)), p=0.3, eps=1e-2, style=style, seed=seed_of())
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(op, reference, inputs_of, p=0.3, eps=1e-2, style="prenorm", seed=seed_of())
 
 
 @pytest.mark.parametrize(("style", "backend"), [("pre", "eager"), ("post", "eager"), ("prenorm", "inductor")])
@@ -49,6 +56,17 @@ def test_fused(style: str, backend: str) -> None:
 def test_gradcheck_of_the_reference(style: str) -> None:
     inputs = [value.double().requires_grad_() for value in inputs_of((3, 4))]
     assert torch.autograd.gradcheck(lambda *args: reference(*args, p=0.3, style=style, seed=seed_of()), inputs)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_is_its_formula(style: str) -> None:
+    x, residual, weight, norm_bias, bias = inputs_of((3, 21), torch.float64)
+    dropped = (x + bias) * truth.dropout_factor(seed_of(), x.shape, 0.3)
+    total = dropped + residual
+    normed = truth.layer_norm(dropped if style == "pre" else total, weight, norm_bias, 1e-5)
+    expected = {"post": normed, "pre": normed + residual, "prenorm": (normed, total)}[style]
+    got = op(x, residual, weight, norm_bias, bias, p=0.3, style=style, seed=seed_of())
+    torch.testing.assert_close(got, expected)
 
 
 def test_each_style_says_what_it_says() -> None:
@@ -104,3 +122,9 @@ def test_errors() -> None:
         bias_dropout_residual_layer_norm(x, torch.ones(3, 4), weight=weight)
     with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 2$"):
         bias_dropout_residual_layer_norm(x, x, weight=weight, p=2)
+    with pytest.raises(TypeError, match=r"^norm style must be a name, got a list$"):
+        bias_dropout_residual_layer_norm(x, x, weight=weight, style=["post"])
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        bias_dropout_residual_layer_norm(x[0, 0], x[0, 0], weight=weight)
+    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
+        bias_dropout_residual_layer_norm(x, x, weight=None)

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -6,7 +7,9 @@ from torch import Tensor
 
 from fuselayers.ops import residual_layer_norm
 from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
-from tests.ops.contract import DTYPES, SHAPES, assert_as_good_as, check_fused, check_layouts, tensors
+from fuselayers.partition import fuse
+from tests.ops import truth
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, tensors
 
 
 def op(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -27,8 +30,13 @@ def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_as_good_as(op, reference, inputs_of(shape, dtype), eps=1e-2)
 
 
-def test_layouts() -> None:
-    check_layouts(op, reference, inputs_of((6, 9)))
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None]) -> None:
+    check(op, reference, inputs_of((6, 9)), eps=1e-2)
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(op, reference, inputs_of, eps=1e-2)
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -38,6 +46,21 @@ def test_fused(backend: str) -> None:
 
 def test_gradcheck_of_the_reference() -> None:
     assert torch.autograd.gradcheck(reference, [value.double().requires_grad_() for value in inputs_of((3, 4))])
+
+
+def test_is_its_formula() -> None:
+    x, residual, weight, bias = inputs_of((3, 21), torch.float64)
+    expected = truth.layer_norm(x + residual, weight, bias, 1e-5)
+    torch.testing.assert_close(op(x, residual, weight, bias), (expected, x + residual))
+
+
+@pytest.mark.parametrize("form", [op, reference, torch.compile(op), fuse(op, backend="eager")])
+@pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+def test_results_have_the_dtype_of_the_sum(form: Any, stream: torch.dtype, parameters: torch.dtype) -> None:
+    x, residual, weight, bias = inputs_of((3, 21))
+    y, total = form(x.bfloat16(), residual.to(stream), weight.to(parameters), bias.to(parameters))
+    assert (y.dtype, total.dtype) == (stream, stream)
 
 
 def test_second_output_is_the_sum() -> None:
@@ -53,3 +76,7 @@ def test_errors() -> None:
         residual_layer_norm(x, x, weight=torch.ones(2))
     with pytest.raises(ValueError, match=r"^bias must be \[5\] to fit x \[3, 5\], got \[2\]$"):
         residual_layer_norm(x, x, weight=torch.ones(5), bias=torch.ones(2))
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        residual_layer_norm(x[0, 0], x[0, 0], weight=x[0, 0])
+    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
+        residual_layer_norm(x, x, weight=None)
