@@ -14,7 +14,8 @@ op needs y, it weighs keeping y against making y again. `fuselayers.partition.fu
 mask is made in memory of its own, forward and backward; a compiler makes it in the kernel that uses it, on a CPU from
 random words that were written before.
 
-It is linear in x, so it may be differentiated any number of times, in either direction, and under `torch.vmap`.
+It is linear in x: in eager mode it may be differentiated any number of times, in either direction, under `torch.vmap`
+too. What is compiled may be differentiated once; torch raises at the second time.
 """
 
 from typing import Any

@@ -66,7 +66,7 @@ def layer_norm(s: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) ->
     # torch's kernels disagree about parameters of another dtype: the CPU's takes float32 beside bfloat16 and not the
     # reverse, its decomposition takes both. With the cast before them there is nothing to disagree about.
     bias = None if bias is None else bias.to(s.dtype)
-    # Autocast would give float32 back, and the op another dtype than its formula.
+    # On a GPU autocast gives float32 back, which would be another dtype than the formula's.
     return F.layer_norm(s, s.shape[-1:], weight.to(s.dtype), bias, eps).to(s.dtype)
 
 
