@@ -7,5 +7,6 @@ from . import partition as partition
 from ._version import __version__ as __version__
 from .configs import build as build
 from .partition import backends as backends
+from .partition import explain as explain
 from .partition import fuse as fuse
 from .partition import memory_efficient_fusion as memory_efficient_fusion

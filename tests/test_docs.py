@@ -146,16 +146,16 @@ def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the commands that take minutes stop after they have read their arguments."""
+    """Let the commands that take minutes, or write files, stop after they have read their arguments."""
 
     def only_compose(arguments: argparse.Namespace, _: object) -> int:
         subject = getattr(arguments, "subject", None)
         if subject == "op" and not hasattr(ops, arguments.name):
             raise ValueError(f"no op {arguments.name!r}")
-        compose(arguments.name if subject == "model" else "gpt_nano", arguments.overrides)
+        compose(arguments.name if subject == "model" else "gpt_nano", getattr(arguments, "overrides", []))
         return 0
 
-    for command in ("train", "bench"):
+    for command in ("train", "bench", "explain", "tune"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 
 

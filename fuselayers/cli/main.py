@@ -13,7 +13,7 @@ from rich.console import Console
 from .._version import __version__
 from ..names import no_such
 from ..partition import BackendUnavailableError, FallbackWarning
-from . import backends, bench, train
+from . import backends, bench, explain, train, tune
 from . import list as list_command
 
 __all__ = ["main"]
@@ -82,7 +82,14 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     commands: dict[str, _Command] = {}
-    for name, module in (("train", train), ("list", list_command), ("bench", bench), ("backends", backends)):
+    for name, module in (
+        ("train", train),
+        ("list", list_command),
+        ("bench", bench),
+        ("explain", explain),
+        ("tune", tune),
+        ("backends", backends),
+    ):
         subparser = subparsers.add_parser(
             name,
             help=module.SUMMARY,

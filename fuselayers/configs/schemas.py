@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..components import Choice
-from ..names import no_such
-from ..partition import PARTITIONERS
+from ..partition import partitioner
 from ..partition.backends import check_backends
 from .settings import check_settings, setting
 
@@ -24,7 +23,10 @@ class FusionConfig:
     """
 
     backend: str = setting("what compiles the two graphs, as `fuse` takes it", default="auto")
-    partition: str = setting("how `fuse` chooses what is saved for backward", default="min_cut")
+    partition: str = setting(
+        "how `fuse` chooses what is saved for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
+        default="min_cut",
+    )
     scope: Literal["none", "layer", "block", "model"] = setting(
         "what is fused as one: nothing, each feedforward's op, each block, or the whole model", default="model"
     )
@@ -32,8 +34,7 @@ class FusionConfig:
     def __post_init__(self) -> None:
         check_settings("fusion", self)
         check_backends(self.backend, ())
-        if self.partition not in PARTITIONERS:
-            raise ValueError(no_such("partitioner", self.partition, PARTITIONERS))
+        partitioner(self.partition)
 
 
 @dataclass(frozen=True, kw_only=True)

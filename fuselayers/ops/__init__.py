@@ -1,5 +1,6 @@
 """Pure functions: each file holds one op, its formula, its reference and what it keeps for backward."""
 
+from . import graph_dropout as graph_dropout
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import activate as activate
 from .activations import check_activation as check_activation

@@ -1,6 +1,5 @@
 """Backends by name: which there are, which work here, and what happens when the one asked for does not."""
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ import torch.fx as fx
 
 from ..names import no_such
 from .compilers import compile_eager, compile_inductor, why_inductor_is_unavailable
+from .joint_graph import PartitionError
 from .partitioners import Partitioner
-from .torch_private import TorchDynamoException
+from .torch_private import TorchDynamoException, copy_of
 
 __all__ = ["BackendStatus", "BackendUnavailableError", "FallbackWarning", "backends", "check_backends", "compile_chain"]
 
@@ -93,6 +93,7 @@ def compile_chain(
     *,
     chain: Sequence[str],
     partition: str | Partitioner,
+    torch_random: bool,
     served: Callable[[str], None],
 ) -> Callable[..., Any]:
     """Compile a graph with the first backend of `chain` that can, and tell `served` its name.
@@ -108,11 +109,11 @@ def compile_chain(
     for place, name in enumerate(chain):
         reason = _why_unavailable(name, devices)
         if reason is None:
-            attempt = graph_module if place == len(chain) - 1 else copy.deepcopy(graph_module)
+            attempt = graph_module if place == len(chain) - 1 else copy_of(graph_module)
             try:
-                compiled = _COMPILERS[name](attempt, example_inputs, partition=partition)
-            except TorchDynamoException:
-                raise  # how Dynamo restarts its own analysis, not a failure
+                compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
+            except (TorchDynamoException, PartitionError):
+                raise  # how Dynamo restarts its own analysis; a graph that no backend can cut as asked
             except Exception as error:
                 cause, reason = (
                     error,

@@ -1,19 +1,80 @@
-"""What saving a value costs and what computing it again costs, both in bytes moved to and from memory."""
+"""What saving a value costs and what computing it again costs, both in bytes moved to and from memory.
 
+    saving v       a read in backward, a write in forward if v would not be in memory anyway, and memory_price per byte
+    computing v    fused:   its arithmetic; and a write and a read where a matmul of backward takes it
+                   unfused: a launch, its inputs' reads, a write, the reader's read, its FLOPs
+
+An op that a compiler fuses into its neighbours reads and writes nothing of its own: what it takes is either saved, and
+its read is paid there, or computed again in the same loop.
+
+Note: [why a matmul is not computed again at the default price] Its result is in memory anyway, so keeping a byte of it
+costs 1 + memory_price = 2.5. Computing it again writes and reads that byte, 2, reads the operands and takes the FLOPs:
+above 2.5 unless the inner dimension is tiny, where it is the better choice.
+"""
+
+import operator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import torch
 import torch.fx as fx
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
 
-from .joint_graph import JointGraph, is_fusible, is_view, num_bytes
-from .torch_private import is_opaque, is_sym_node
+from .joint_graph import JointGraph
+from .machine import Machine
+from .node_kinds import is_fusible, is_view, num_bytes, num_elements
+from .torch_private import CheckpointPolicy, is_opaque, is_sym_node, overload_packet, size_hint
 
-__all__ = ["CostModel"]
+__all__ = ["CostModel", "NodePrice", "flops_of"]
 
 _SYMBOL_BYTES: Final = 8.0
-# Smaller than any real difference: prefers inputs over intermediates, and fewer recomputed ops over more.
+# An elementwise op's arithmetic, in FLOPs per element that it reads or writes, whichever is more: what does not hide
+# behind the memory traffic of the loop it is part of.
+_FLOPS_PER_ELEMENT: Final = 0.4
+# Smaller than any real difference: prefers inputs over intermediates, and fewer ops over more.
 _TIE: Final = 1e-3
-_ARITHMETIC: Final = 0.02
+# What the user would rather have saved, and what nothing is known about (a custom op may be a whole solver), is
+# computed again only where the memory cannot be had otherwise.
+_RELUCTANCE: Final = 100.0
+_ATTENTION: Final = tuple(
+    packet
+    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
+    if (packet := getattr(torch.ops.aten, name, None)) is not None
+)
+# They read no more of a table than they return.
+_GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
+# Ops that no compiler fuses and whose price is known: what has a formula for its FLOPs, and what only moves memory.
+_PRICED: Final = frozenset(
+    {
+        *flop_registry,
+        *_ATTENTION,
+        *_GATHERS,
+        torch.ops.aten.cat,
+        torch.ops.aten.native_layer_norm,
+        torch.ops.aten._fused_rms_norm,
+        torch.ops.aten._softmax,
+        torch.ops.aten._log_softmax,
+        torch.ops.aten.unbind,
+    }
+)
+
+
+@dataclass(frozen=True)
+class NodePrice:
+    """The parts of a price.
+
+    Attributes:
+        moved: bytes moved to and from memory; a launch counts as the bytes that could be moved meanwhile.
+        arithmetic: the time of a matmul's FLOPs, as the bytes that could be moved meanwhile.
+        kept: bytes kept from forward to backward.
+        reluctance: what moved bytes and arithmetic are multiplied with before they are compared.
+    """
+
+    moved: float = 0.0
+    arithmetic: float = 0.0
+    kept: float = 0.0
+    reluctance: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -21,48 +82,101 @@ class CostModel:
     """Prices of the cut.
 
     Args:
-        fused: True for a compiler that fuses elementwise ops into their neighbours, where computing a value again next
-            to its use moves no bytes; False for a graph run op by op, where it moves the op's input and its output.
-        memory_price: what keeping one byte from forward to backward costs beyond moving it, in bytes moved. 0 looks at
-            time only; at 0.5 an elementwise chain is computed again rather than kept even where its value is in memory
-            anyway, and a matmul never is.
+        machine: turns FLOPs and launches into bytes.
+        fused: True for a compiler that fuses elementwise ops into their neighbours; False for a graph run op by op,
+            where each op is a kernel.
+        memory_price: what keeping one byte from forward to backward is worth, in bytes moved. 0 looks at time only.
+            The default accepts one write of a byte in backward to keep a byte less, and nothing dearer.
     """
 
+    machine: Machine
     fused: bool = True
-    memory_price: float = 0.5
+    memory_price: float = 1.5
 
-    def saving(self, node: fx.Node, joint: JointGraph) -> float:
-        """Cost of handing the value from forward to backward."""
+    def __post_init__(self) -> None:
+        if not self.memory_price >= 0:
+            raise ValueError(f"memory_price must be 0 or more bytes moved per byte kept, got {self.memory_price}")
+
+    def total(self, price: NodePrice) -> float:
+        """The price in bytes moved."""
+        return price.reluctance * (price.moved + price.arithmetic) + self.memory_price * price.kept
+
+    def saving(self, node: fx.Node, joint: JointGraph) -> NodePrice:
+        """What handing the value from forward to backward costs."""
         if is_sym_node(node):
-            return _SYMBOL_BYTES
-        if node in joint.static_inputs or is_opaque(node):
-            return 0.0
-        size = num_bytes(node)
-        if node in joint.inputs:
-            return size * (1.0 + self.memory_price) + 1.0
-        # Note: [a value in memory anyway] One that a matmul made or reads is written by the forward in any case;
-        # saving it costs backward's read. One that lives only inside a fused kernel costs a write as well.
-        readers = [user for user in node.users if user in joint.forward]
-        in_memory = not self.fused or not is_fusible(node) or not all(is_fusible(reader) for reader in readers)
-        return size * ((1.0 if in_memory else 2.0) + self.memory_price + _TIE) + 1.0
+            return NodePrice(moved=_SYMBOL_BYTES)
+        if is_opaque(node):
+            return NodePrice()
+        # A view keeps all of the memory it looks at.
+        storage = joint.storage_of(node)
+        if storage in joint.static_inputs:
+            return NodePrice()
+        size = float(num_bytes(storage))
+        if storage in joint.inputs:
+            return NodePrice(moved=size + 1.0, kept=size)
+        # What a matmul makes or reads is in memory anyway. What lives only inside a fused kernel is written as well.
+        in_memory = not self.fused or not is_fusible(storage) or _has_unfused_reader(storage, joint, forward=True)
+        reads_and_writes = (1.0 if in_memory else 2.0) + _TIE * (1.0 if storage is node else 2.0)
+        return NodePrice(moved=size * reads_and_writes + 1.0, kept=size)
 
-    def recomputing(self, node: fx.Node, joint: JointGraph) -> float:
-        """Cost of running the (recomputable) op again in backward, its inputs being there."""
-        if is_view(node) or num_bytes(node) == 0:
-            return 0.0
-        size = num_bytes(node)
-        if not self.fused:
-            return 2.0 * size
-        return size * (_ARITHMETIC + (1.0 if _feeds_unfused_backward(node, joint) else 0.0))
+    def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:
+        """What running the op again in backward costs, its inputs being there."""
+        free = is_view(node) or node.target is operator.getitem or node.op != "call_function"
+        if free or num_bytes(node) == 0:
+            return NodePrice()
+        size = float(num_bytes(node))
+        arithmetic = 0.0
+        if self.fused and is_fusible(node):
+            moved = self._arithmetic(node) + (2.0 * size if _has_unfused_reader(node, joint, forward=False) else 0.0)
+        else:
+            gathers = overload_packet(node) in _GATHERS
+            reads = sum(
+                min(num_bytes(source), size) if gathers else num_bytes(source) for source in node.all_input_nodes
+            )
+            itemsize = max(int(size) // max(num_elements(node), 1), 1)
+            arithmetic = self.machine.bytes_of_flops(flops_of(node), itemsize=itemsize)
+            moved = reads + 2.0 * size + self._arithmetic(node) + self.machine.bytes_of_kernel
+        reluctant = _prefers_save(node) or not (is_fusible(node) or overload_packet(node) in _PRICED)
+        return NodePrice(moved=moved, arithmetic=arithmetic, reluctance=_RELUCTANCE if reluctant else 1.0)
+
+    def _arithmetic(self, node: fx.Node) -> float:
+        elements = max(num_elements(node), *(num_elements(source) for source in node.all_input_nodes), 0)
+        return elements * _FLOPS_PER_ELEMENT * self.machine.bandwidth / self.machine.vector_flop_rate
 
 
-def _feeds_unfused_backward(node: fx.Node, joint: JointGraph) -> bool:
-    """True if a matmul of backward reads the value, so that recomputing it means writing it to memory."""
+def flops_of(node: fx.Node) -> float:
+    """FLOPs of a matmul, a convolution or an attention, by torch's own formulas; 0 for every other op.
+
+    Sizes that are still symbolic count with their hint.
+    """
+    packet = overload_packet(node)
+    if packet in _ATTENTION:
+        packet = torch.ops.aten._scaled_dot_product_efficient_attention
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0.0
+
+    def with_hints(argument: Any) -> Any:
+        value = argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty([size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+
+    arguments, named, out = tree_map(with_hints, (node.args, dict(node.kwargs), node.meta["val"]))
+    return float(formula(*arguments, **named, out_val=out))
+
+
+def _prefers_save(node: fx.Node) -> bool:
+    return node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
+
+
+def _has_unfused_reader(node: fx.Node, joint: JointGraph, *, forward: bool) -> bool:
+    """True if a matmul of forward, or of backward, reads the value or a view of it: then it has to be in memory."""
     stack = [node]
     while stack:
         for user in stack.pop().users:
             if is_view(user):
                 stack.append(user)
-            elif user not in joint.forward and not is_fusible(user):
+            elif (user in joint.forward) == forward and user.op != "output" and not is_fusible(user):
                 return True
     return False

@@ -1,12 +1,17 @@
-"""Minimum cut of a directed graph, on networkx. Numbers in, a cut out; nothing of torch."""
+"""Minimum cut of a directed graph by Dinic's algorithm, on flat lists. Numbers in, a cut out; nothing of torch.
 
-from collections.abc import Hashable
+Dinic, "Algorithm for solution of a problem of maximum flow in a network with power estimation", 1970. On the graph of a
+48-layer GPT (14,000 nodes) networkx's preflow-push takes 1.1 s, its Boykov-Kolmogorov 0.8 s, its own dinitz 86 s; the
+tests use the first two as oracles.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
 import networkx as nx
-from networkx.algorithms.flow import boykov_kolmogorov
 
-__all__ = ["SINK", "SOURCE", "UnboundedCutError", "minimum_cut"]
+__all__ = ["SINK", "SOURCE", "UnboundedCutError", "minimum_cut", "sink_side_of_minimum_cut"]
 
 SOURCE: Final = "source"
 SINK: Final = "sink"
@@ -23,6 +28,8 @@ class UnboundedCutError(ValueError):
 def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashable]]:
     """Return the value of the cheapest cut between SOURCE and SINK, and the nodes on the sink's side.
 
+    Of several cheapest cuts it is the one nearest to the sink.
+
     Args:
         graph: edges carry `capacity`; an edge without one cannot be cut.
 
@@ -35,11 +42,113 @@ def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashabl
     >>> minimum_cut(graph)
     (2.0, frozenset({'sink'}))
     """
+    names = list(dict.fromkeys([SOURCE, SINK, *graph]))
+    number = {name: place for place, name in enumerate(names)}
+    edges = [
+        (number[start], number[end], data.get("capacity", math.inf)) for start, end, data in graph.edges(data=True)
+    ]
+    value, sink_side = sink_side_of_minimum_cut(
+        len(names), [edge[0] for edge in edges], [edge[1] for edge in edges], [edge[2] for edge in edges]
+    )
+    if value == math.inf:
+        raise UnboundedCutError(_uncuttable_path(graph))
+    return value, frozenset(name for name, inside in zip(names, sink_side, strict=True) if inside and name in graph)
+
+
+def _uncuttable_path(graph: "nx.DiGraph[Hashable]") -> list[Any]:
     uncuttable = nx.DiGraph([(start, end) for start, end, data in graph.edges(data=True) if "capacity" not in data])
-    if uncuttable.has_node(SOURCE) and uncuttable.has_node(SINK) and nx.has_path(uncuttable, SOURCE, SINK):
-        raise UnboundedCutError(nx.shortest_path(uncuttable, SOURCE, SINK))
-    if not graph.has_node(SOURCE) or not graph.has_node(SINK):
-        return 0.0, frozenset({SINK} & set(graph))
-    # Boykov-Kolmogorov: 0.75 s on a 48-layer model's graph of 17,000 nodes, preflow-push 1.07 s, dinitz 86 s.
-    value, (_, sink_side) = nx.minimum_cut(graph, SOURCE, SINK, flow_func=boykov_kolmogorov)
-    return float(value), frozenset(sink_side)
+    return list(nx.shortest_path(uncuttable, SOURCE, SINK))
+
+
+def sink_side_of_minimum_cut(
+    num_nodes: int, starts: Sequence[int], ends: Sequence[int], capacities: Sequence[float]
+) -> tuple[float, list[bool]]:
+    """Return the value of the cheapest cut between node 0 and node 1, and for each node whether it is on 1's side.
+
+    Args:
+        num_nodes: nodes are numbered from 0; 0 is the source, 1 is the sink.
+        starts: for each edge the node it leaves.
+        ends: for each edge the node it enters.
+        capacities: for each edge what it costs to cut it; infinity if it cannot be cut.
+
+    Returns:
+        The value, infinite if there is no finite cut (the sides mean nothing then); and one bool for each node.
+    """
+    # An edge and its reverse are neighbours: 2i and 2i + 1, so that `edge ^ 1` is the other one.
+    adjacent: list[list[int]] = [[] for _ in range(num_nodes)]
+    target: list[int] = []
+    residual: list[float] = []
+    for start, end, capacity in zip(starts, ends, capacities, strict=True):
+        if capacity > 0:
+            adjacent[start].append(len(target))
+            adjacent[end].append(len(target) + 1)
+            target += (end, start)
+            residual += (capacity, 0.0)
+    flow = 0.0
+    while True:
+        distance = _distances_to_sink(num_nodes, adjacent, target, residual)
+        if distance[0] < 0:
+            return flow, [steps >= 0 for steps in distance]
+        pushed = _blocking_flow(adjacent, target, residual, distance)
+        if pushed == math.inf:
+            return math.inf, [False] * num_nodes
+        flow += pushed
+
+
+def _distances_to_sink(
+    num_nodes: int, adjacent: list[list[int]], target: list[int], residual: list[float]
+) -> list[int]:
+    """Steps from each node to the sink over edges that still have capacity; -1 where there is no way."""
+    # Searching from the sink leaves out dead ends, which a search from the source would walk into again and again.
+    distance = [-1] * num_nodes
+    distance[1] = 0
+    queue = [1]
+    for node in queue:
+        steps = distance[node] + 1
+        for edge in adjacent[node]:
+            neighbour = target[edge]
+            if distance[neighbour] < 0 and residual[edge ^ 1] > 0:
+                distance[neighbour] = steps
+                queue.append(neighbour)
+    return distance
+
+
+def _blocking_flow(adjacent: list[list[int]], target: list[int], residual: list[float], distance: list[int]) -> float:
+    """Push flow along shortest paths until each has a full edge; returns how much, infinity if one has no limit."""
+    flow = 0.0
+    following = [0] * len(adjacent)  # the edge of each node to try next; those before it lead nowhere any more
+    nodes = [0]
+    path: list[int] = []
+    while nodes:
+        node = nodes[-1]
+        if node == 1:
+            amount = min(residual[edge] for edge in path)
+            if amount == math.inf:
+                return math.inf
+            flow += amount
+            full = -1
+            for place in range(len(path) - 1, -1, -1):
+                edge = path[place]
+                residual[edge] -= amount
+                residual[edge ^ 1] += amount
+                if residual[edge] <= 0:
+                    full = place
+            del path[full:]
+            del nodes[full + 1 :]
+            continue
+        edges = adjacent[node]
+        wanted = distance[node] - 1
+        place = following[node]
+        while place < len(edges) and not (residual[edges[place]] > 0 and distance[target[edges[place]]] == wanted):
+            place += 1
+        following[node] = place
+        if place < len(edges):
+            path.append(edges[place])
+            nodes.append(target[edges[place]])
+        else:
+            distance[node] = -1
+            nodes.pop()
+            if path:
+                path.pop()
+                following[nodes[-1]] += 1
+    return flow

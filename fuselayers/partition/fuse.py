@@ -9,7 +9,9 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, overload
 
 import torch
@@ -17,10 +19,11 @@ from torch import nn
 
 from .backends import BackendUnavailableError, check_backends, compile_chain
 from .fused_module import FusedModule
+from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .torch_private import BackendCompilerFailed, torch_compile
 
-__all__ = ["FusedFunction", "fuse", "memory_efficient_fusion"]
+__all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
 # Dynamo's own limit is 8 graphs for one function, after which it runs eager without a word.
 _RECOMPILE_LIMIT: Final = 64
@@ -38,6 +41,7 @@ def fuse(  # type: ignore[overload-overlap]
     static_argnames: str | Sequence[str] = ...,
     dynamic: bool | None = ...,
     fullgraph: bool = ...,
+    torch_random: bool = ...,
 ) -> FusedModule: ...
 @overload
 def fuse(
@@ -51,9 +55,24 @@ def fuse(
     static_argnames: str | Sequence[str] = ...,
     dynamic: bool | None = ...,
     fullgraph: bool = ...,
+    torch_random: bool = ...,
 ) -> "FusedFunction": ...
+@overload
 def fuse(
-    fn: nn.Module | Callable[..., Any],
+    fn: None = None,
+    /,
+    *,
+    backend: str = ...,
+    partition: str | Partitioner = ...,
+    fallback: Sequence[str] = ...,
+    static_argnums: int | Sequence[int] = ...,
+    static_argnames: str | Sequence[str] = ...,
+    dynamic: bool | None = ...,
+    fullgraph: bool = ...,
+    torch_random: bool = ...,
+) -> "Callable[[Callable[..., Any]], FusedFunction]": ...
+def fuse(
+    fn: nn.Module | Callable[..., Any] | None = None,
     /,
     *,
     backend: str = "auto",
@@ -63,45 +82,57 @@ def fuse(
     static_argnames: str | Sequence[str] = (),
     dynamic: bool | None = None,
     fullgraph: bool = False,
-) -> "FusedModule | FusedFunction":
+    torch_random: bool = False,
+) -> "FusedModule | FusedFunction | Callable[[Callable[..., Any]], FusedFunction]":
     """Return `fn`, fused: the same values and gradients, fewer kernels, fewer bytes kept for backward.
+
+    Also a decorator, with options or without: `@fuse` and `@fuse(backend="eager")`.
 
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is.
         backend: "auto" (Inductor where it can compile, else eager), "eager" or "inductor".
-        partition: "min_cut", "default", or a function with AOTAutograd's partitioner signature.
+        partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
+            signature.
         fallback: the backends to try when `backend` does not work here, in order; each is said once, as a
             FallbackWarning. With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
             Each combination gets a graph of its own.
         static_argnames: the same for keyword arguments.
         dynamic: None makes a size symbolic when it changes a first time; True from the start; False never.
-        fullgraph: True raises where Dynamo would split the function in several graphs.
+        fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
+        torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
+            order, so that `torch.manual_seed` gives the numbers of the plain function; False lets the backend draw
+            masks of its own that are as random, and cheaper. Neither saves a mask on the CPU. This library's ops give
+            the same mask on every backend either way.
 
     Raises:
         ValueError: an unknown backend or partitioner; the message lists what there is.
         TypeError: `fn` cannot be called, or (at the call) a static argument is not hashable.
         BackendUnavailableError: at the call, when no backend of the chain works.
+        PartitionError: at the call, when no backend could cut the graph as asked.
 
-    >>> def outer(a, b):
+    >>> @fuse(backend="eager")
+    ... def outer(a, b):
     ...     return (a + b).cos().cos()
-    >>> fused = fuse(outer, backend="eager")
     >>> x = torch.randn(4, requires_grad=True)
-    >>> torch.equal(fused(x, x), outer(x, x))
+    >>> torch.equal(outer(x, x), (x + x).cos().cos())
     True
     """
-    if not callable(fn):
-        raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
-    fused = FusedFunction(
-        fn,
+    options = FuseOptions(
         chain=check_backends(backend, fallback),
         partition=partition,
         static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
         static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
         dynamic=dynamic,
         fullgraph=fullgraph,
+        torch_random=torch_random,
     )
+    if fn is None:
+        return functools.partial(FusedFunction, options=options)
+    if not callable(fn):
+        raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
+    fused = FusedFunction(fn, options=options)
     return FusedModule(fn, fused) if isinstance(fn, nn.Module) else fused
 
 
@@ -109,51 +140,80 @@ memory_efficient_fusion = fuse
 """functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""
 
 
+@dataclass(frozen=True)
+class FuseOptions:
+    """How a function is fused: the arguments of `fuse`, checked.
+
+    Attributes:
+        chain: the backends to try, in order.
+        partition: as in `fuse`, as the others are.
+    """
+
+    chain: tuple[str, ...]
+    partition: str | Partitioner
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    dynamic: bool | None
+    fullgraph: bool
+    torch_random: bool
+
+    def __post_init__(self) -> None:
+        partitioner(self.partition)  # an unknown name is refused here, not at the first call
+
+
 class FusedFunction:
     """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
 
     Attributes:
+        fn: the function as it was given.
+        options: how it is fused.
         served_by: the backends that compiled graphs of this function so far, in order of first use.
     """
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        *,
-        chain: tuple[str, ...],
-        partition: str | Partitioner,
-        static_argnums: tuple[int, ...],
-        static_argnames: tuple[str, ...],
-        dynamic: bool | None,
-        fullgraph: bool,
-    ) -> None:
-        partitioner(partition, fused=True)  # an unknown name is refused here, not at the first call
-        self._fn = fn
-        self._chain = chain
-        self._partition = partition
-        self._static_argnums = static_argnums
-        self._static_argnames = frozenset(static_argnames)
-        self._options = {"dynamic": dynamic, "fullgraph": fullgraph}
-        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+    def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
+        self.fn = fn
+        self.options = options
         self.served_by: tuple[str, ...] = ()
+        self._compiled: dict[Hashable, Callable[..., Any]] = {}
+        self._static_argnames = frozenset(options.static_argnames)
+        # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
+        # `torch.compile` reads some of torch's settings when it is called.
+        self._has_static = bool(options.static_argnums or options.static_argnames)
+        self._only: Callable[..., Any] | None = None
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Inside another compiler the function is transparent: it is traced as if it had never been fused.
         if torch.compiler.is_compiling():
-            return self._fn(*args, **kwargs)
-        if not self._static_argnums and not self._static_argnames:
-            return _call(self._compile_for((), {}), args, kwargs)
-        positions = {place % len(args) for place in self._static_argnums if -len(args) <= place < len(args)}
-        static = tuple((place, args[place]) for place in sorted(positions))
-        named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
-        rest = [value for place, value in enumerate(args) if place not in positions]
-        named_rest = {name: value for name, value in kwargs.items() if name not in named}
-        return _call(self._compile_for(static, named), rest, named_rest)
+            return self.fn(*args, **kwargs)
+        try:
+            if self._only is not None:
+                return self._only(*args, **kwargs)
+            if self._has_static:
+                compiled, args, kwargs = self._specialised(args, kwargs)
+                return compiled(*args, **kwargs)
+            self._only = self._compile_for((), {})
+            return self._only(*args, **kwargs)
+        except BackendCompilerFailed as error:
+            # Dynamo wraps what a backend raises in advice about its own settings; ours says what to do.
+            if isinstance(error.inner_exception, BackendUnavailableError | PartitionError):
+                raise error.inner_exception from error.inner_exception.__cause__
+            raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def _specialised(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """What is compiled for the static arguments, and the arguments that are left for it."""
+        positions = {place % len(args) for place in self.options.static_argnums if -len(args) <= place < len(args)}
+        static = tuple((place, args[place]) for place in sorted(positions))
+        named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
+        rest = tuple(value for place, value in enumerate(args) if place not in positions)
+        named_rest = {name: value for name, value in kwargs.items() if name not in named}
+        return self._compile_for(static, named), rest, named_rest
 
     def _compile_for(self, static: tuple[tuple[int, Any], ...], named: dict[str, Any]) -> Callable[..., Any]:
         # The type is part of the key: 1, 1.0 and True are equal and hash alike, but make different graphs.
@@ -170,17 +230,23 @@ class FusedFunction:
             ) from None
         if compiled is None:
             compiled = torch_compile(
-                _with_static_arguments(self._fn, dict(static), named),
+                _with_static_arguments(self.fn, dict(static), named),
                 backend=self._backend,
                 recompile_limit=_RECOMPILE_LIMIT,
-                **self._options,
+                dynamic=self.options.dynamic,
+                fullgraph=self.options.fullgraph,
             )
             self._compiled[key] = compiled
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_chain(
-            graph_module, example_inputs, chain=self._chain, partition=self._partition, served=self._note_backend
+            graph_module,
+            example_inputs,
+            chain=self.options.chain,
+            partition=self.options.partition,
+            torch_random=self.options.torch_random,
+            served=self._note_backend,
         )
 
     def _note_backend(self, name: str) -> None:
@@ -189,59 +255,17 @@ class FusedFunction:
 
     def over(self, fn: Callable[..., Any]) -> "FusedFunction":
         """Return a fused `fn` with this one's options and nothing compiled yet."""
-        return FusedFunction(
-            fn,
-            chain=self._chain,
-            partition=self._partition,
-            static_argnums=self._static_argnums,
-            static_argnames=tuple(self._static_argnames),
-            dynamic=self._options["dynamic"],
-            fullgraph=bool(self._options["fullgraph"]),
-        )
+        return FusedFunction(fn, options=self.options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
-        return self.over(copy.deepcopy(self._fn, memo))
+        return self.over(copy.deepcopy(self.fn, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (
-            self._fn,
-            self._chain,
-            self._partition,
-            self._static_argnums,
-            tuple(self._static_argnames),
-            self._options["dynamic"],
-            self._options["fullgraph"],
-        )
+        return _remake, (self.fn, self.options)
 
 
-def _remake(
-    fn: Callable[..., Any],
-    chain: tuple[str, ...],
-    partition: str | Partitioner,
-    static_argnums: tuple[int, ...],
-    static_argnames: tuple[str, ...],
-    dynamic: bool | None,
-    fullgraph: bool,
-) -> FusedFunction:
-    return FusedFunction(
-        fn,
-        chain=chain,
-        partition=partition,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        dynamic=dynamic,
-        fullgraph=fullgraph,
-    )
-
-
-def _call(compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    try:
-        return compiled(*args, **kwargs)
-    except BackendCompilerFailed as error:
-        # Dynamo wraps what a backend raises in advice about its own settings; ours says what to do.
-        if isinstance(error.inner_exception, BackendUnavailableError):
-            raise error.inner_exception from error.inner_exception.__cause__
-        raise
+def _remake(fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
+    return FusedFunction(fn, options=options)
 
 
 def _is_hashable(value: Any) -> bool:
@@ -256,7 +280,8 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
     """Return a function of the remaining arguments, with a code object of its own.
 
     Dynamo counts graphs per code object. With one code object for all, the values of a static argument would share one
-    limit, and so would every function fused in the process.
+    limit, and so would every function fused in the process. The name is its own too: by file, line and name Dynamo
+    remembers which sizes changed.
     """
 
     def entry(*args: Any, **kwargs: Any) -> Any:
@@ -267,7 +292,9 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
         return fn(*merged, **kwargs, **named)
 
     name = getattr(fn, "__name__", type(fn).__name__)
-    code = entry.__code__.replace(co_name=f"fused_{name}")
+    own_code = getattr(inspect.unwrap(fn), "__code__", None)
+    place = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
+    code = entry.__code__.replace(co_name=f"fused_{name}{place}")
     own = types.FunctionType(code, entry.__globals__, code.co_name, None, entry.__closure__)
     own.__kwdefaults__ = None
     if not isinstance(fn, nn.Module):

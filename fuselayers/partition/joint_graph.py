@@ -1,45 +1,38 @@
 """The joint forward and backward graph, as partitioners see it."""
 
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 import torch.fx as fx
 
-from .merge_equal_nodes import merge_equal_nodes
+from .node_kinds import is_matmul_like, is_saveable, is_view, num_bytes, why_not_saveable, why_runs_once
+from .passes import (
+    checkpoint_tags_pass,
+    early_getitems_pass,
+    keep_mutated_inputs_pass,
+    late_recompute_pass,
+    merge_equal_nodes_pass,
+)
 from .torch_private import (
-    CheckpointPolicy,
     classify_nodes,
     extract_forward_and_backward,
-    is_opaque,
     is_sym_node,
-    known_ops,
-    mark_forced_saves,
-    overload_packet,
-    size_of,
+    is_tagged_backward,
+    must_recompute,
+    mutated_inputs,
 )
 
-__all__ = [
-    "JointGraph",
-    "is_fusible",
-    "is_recomputable",
-    "is_saveable",
-    "is_view",
-    "made_from_scalars",
-    "num_bytes",
-    "runs_once",
-]
+__all__ = ["CutGraph", "JointGraph", "PartitionError"]
 
-# What Inductor makes of dropout and rand: pure functions of a saved seed, so computing them again gives the same mask.
-_SEEDED_RANDOM: Final = tuple(
-    getattr(torch.ops.prims, name)
-    for name in ("inductor_lookup_seed", "inductor_random", "inductor_randint")
-    if hasattr(torch.ops.prims, name)
-)
 _SCALAR_BYTES: Final = 16
-_COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
+
+
+class PartitionError(ValueError):
+    """A graph cannot be cut as asked, by no backend: a value that can neither be saved nor recomputed, a budget too
+    small. No fallback is tried, since it would meet the same graph."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,7 @@ class JointGraph:
         from_gradients: the nodes that depend on an incoming gradient; forward cannot compute them.
         inputs: the forward's inputs, parameters included.
         static_inputs: the inputs that outlive the call anyway, such as parameters; keeping them costs nothing.
+        mutated_inputs: the inputs that are written to; backward would read the new value.
     """
 
     module: fx.GraphModule
@@ -63,6 +57,7 @@ class JointGraph:
     from_gradients: frozenset[fx.Node]
     inputs: frozenset[fx.Node]
     static_inputs: frozenset[fx.Node]
+    mutated_inputs: frozenset[fx.Node]
 
     @classmethod
     def of(
@@ -70,7 +65,7 @@ class JointGraph:
     ) -> "JointGraph":
         """Tidy a joint graph from AOTAutograd (dead code, equal nodes, checkpoint tags) and sort its nodes."""
         module.graph.eliminate_dead_code()
-        module = mark_forced_saves(merge_equal_nodes(module))
+        module = checkpoint_tags_pass(merge_equal_nodes_pass(keep_mutated_inputs_pass(module)))
         info = classify_nodes(module, list(static_input_indices or ()), num_forward_outputs)
         return cls(
             module=module,
@@ -80,6 +75,7 @@ class JointGraph:
             from_gradients=frozenset(node for node in info.tangents_closure if node.op != "output"),
             inputs=frozenset(info.inputs),
             static_inputs=frozenset(info.static_lifetime_input_nodes),
+            mutated_inputs=mutated_inputs(module.graph),
         )
 
     @property
@@ -87,84 +83,101 @@ class JointGraph:
         """Every node but the output, in the order of the graph."""
         return [node for node in self.module.graph.nodes if node.op != "output"]
 
+    @functools.cached_property
+    def needed(self) -> list[fx.Node]:
+        """What backward depends on and does not get from a gradient, in the order of the graph.
+
+        For each of these a partitioner has to choose: save it, or have it computed again.
+        """
+        found: set[fx.Node] = set()
+        stack = [node for node in self.backward if node not in self.from_gradients]
+        stack += [value for node in self.from_gradients for value in node.all_input_nodes]
+        while stack:
+            node = stack.pop()
+            if node not in found and node not in self.from_gradients:
+                found.add(node)
+                stack += node.all_input_nodes
+        return [node for node in self.nodes if node in found]
+
+    @functools.cached_property
+    def made_from_scalars(self) -> frozenset[fx.Node]:
+        """What is computed from nothing but scalars: a dropout mask from its seed, an `arange` from its length.
+
+        It is never worth saving: eight bytes and some arithmetic bring it back. This is what keeps the promise that no
+        dropout mask is saved, whatever the compiler and its cost model.
+        """
+        made: set[fx.Node] = set()
+        for node in self.nodes:
+            if why_runs_once(node) is not None or is_matmul_like(node):
+                continue
+            if all(source in made or self._is_saveable_scalar(source) for source in node.all_input_nodes):
+                made.add(node)
+        return frozenset(made)
+
+    def _is_saveable_scalar(self, node: fx.Node) -> bool:
+        # A tuple of two scalars is as small, but cannot be saved; its elements can.
+        saveable = self.why_not_saveable(node) is None and not must_recompute(node)
+        return saveable and (is_sym_node(node) or 0 < num_bytes(node) <= _SCALAR_BYTES)
+
+    def runs_in_forward(self, node: fx.Node) -> bool:
+        """True if forward computes the node, or can, without taking over work that was traced in backward.
+
+        A softmax's logarithm that attention returns for its backward alone is such a node that no output depends on.
+        """
+        return node in self.forward or not (node in self.from_gradients or is_tagged_backward(node))
+
+    def why_not_saveable(self, node: fx.Node) -> str | None:
+        """Return None if the value can be handed from forward to backward, else why it cannot."""
+        if self.storage_of(node) in self.mutated_inputs:
+            return "it is overwritten before backward runs"
+        return why_not_saveable(node)
+
+    def storage_of(self, node: fx.Node) -> fx.Node:
+        """The node whose memory this one looks at: itself, unless it is a view of something that can be saved."""
+        source = node
+        while True:
+            if source.target is operator.getitem and source.all_input_nodes and is_view(source.all_input_nodes[0]):
+                source = source.all_input_nodes[0]  # one of the views that unbind, split and chunk return
+            if not is_view(source) or not source.all_input_nodes:
+                break
+            source = source.all_input_nodes[0]
+        return source if is_saveable(source) else node
+
+    def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
+        """Bytes that keeping these values costs: each storage once, what outlives the call anyway not at all."""
+        storages = dict.fromkeys(self.storage_of(node) for node in saved_values)
+        return sum(num_bytes(node) for node in storages if node not in self.static_inputs)
+
+    def recomputed(self, saved_values: Sequence[fx.Node]) -> list[fx.Node]:
+        """The ops of the forward that run a second time in backward when these values are saved."""
+        saved = set(saved_values)
+        found: set[fx.Node] = set()
+        stack = [node for node in self.backward if node not in self.from_gradients]
+        stack += [value for node in self.from_gradients for value in node.all_input_nodes]
+        while stack:
+            node = stack.pop()
+            if node not in found and node not in self.from_gradients and node not in saved:
+                found.add(node)
+                stack += node.all_input_nodes
+        return [
+            node for node in self.nodes if node in found and self.runs_in_forward(node) and node.op == "call_function"
+        ]
+
     def split(self, saved_values: Sequence[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward module, which also returns the saved values, and the backward module, which takes them."""
-        return extract_forward_and_backward(
+        forward, backward = extract_forward_and_backward(
             self.module,
             list(saved_values),
             num_fwd_outputs=self.num_forward_outputs,
             static_inputs=self.static_inputs,
         )
+        return early_getitems_pass(forward), early_getitems_pass(late_recompute_pass(backward))
 
 
-def num_bytes(node: fx.Node) -> int:
-    """Bytes of a node's value; sizes that are still symbolic count with their hint."""
-    return size_of(node) if isinstance(node.meta.get("val"), torch.Tensor | list | tuple) else 0
+@dataclass(frozen=True)
+class CutGraph:
+    """A joint graph and the two that it was cut into; their nodes have the same names."""
 
-
-def is_saveable(node: fx.Node) -> bool:
-    """True if the value can be handed from forward to backward: a tensor, an integer size, an opaque object."""
-    value = node.meta.get("val")
-    if is_sym_node(node):
-        return not isinstance(value, torch.SymFloat)
-    return isinstance(value, torch.Tensor) or is_opaque(node)
-
-
-def is_view(node: fx.Node) -> bool:
-    """True if the op looks at its input's memory in another way, which costs nothing."""
-    if node.op != "call_function":
-        return False
-    if overload_packet(node) in known_ops().view_ops:
-        return True
-    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
-    return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
-
-
-def is_fusible(node: fx.Node) -> bool:
-    """True if a compiler fuses the op into the kernels around it."""
-    packet = overload_packet(node)
-    return node.op == "call_function" and (packet in known_ops().fusible_ops or packet in _SEEDED_RANDOM)
-
-
-def runs_once(node: fx.Node) -> bool:
-    """True if running the op a second time would do something else: random draws, mutations, collectives, and what the
-    user's checkpoint policy wants saved."""
-    if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
-        return True
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or overload_packet(node) in _SEEDED_RANDOM:
-        return False
-    has_effect = target._schema.is_mutable or target.namespace in _COLLECTIVES
-    return has_effect or torch.Tag.nondeterministic_seeded in target.tags
-
-
-def is_recomputable(node: fx.Node) -> bool:
-    """True if the op may run a second time in backward, and is cheap: no matmul, no attention, no fresh randomness."""
-    if node.op != "call_function":
-        return False
-    if node.target is operator.getitem:
-        return True
-    packet = overload_packet(node)
-    return not runs_once(node) and (packet in known_ops().recomputable_ops or packet in _SEEDED_RANDOM)
-
-
-def _is_saveable_scalar(node: fx.Node) -> bool:
-    # A tuple of two scalars is as small, but cannot be saved; its elements can.
-    return is_saveable(node) and (is_sym_node(node) or 0 < num_bytes(node) <= _SCALAR_BYTES)
-
-
-def made_from_scalars(joint: JointGraph) -> frozenset[fx.Node]:
-    """Return what is computed from nothing but scalars: a dropout mask from its seed, an `arange` from its length.
-
-    They are never worth saving: eight bytes and some arithmetic bring them back. This is what keeps the promise that
-    no dropout mask is saved, whatever the compiler and its cost model.
-    """
-    made: set[fx.Node] = set()
-    for node in joint.nodes:
-        if node.op != "call_function" or runs_once(node):
-            continue
-        if overload_packet(node) in known_ops().compute_intensive_ops:
-            continue
-        if all(source in made or _is_saveable_scalar(source) for source in node.all_input_nodes):
-            made.add(node)
-    return frozenset(made)
+    joint: JointGraph
+    forward: fx.GraphModule
+    backward: fx.GraphModule

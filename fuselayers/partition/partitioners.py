@@ -1,19 +1,22 @@
 """Partitioners by name. Each has AOTAutograd's signature, so it also serves as `partition_fn` outside this library."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+import torch
 import torch.fx as fx
 
 from ..names import no_such
 from .cost import CostModel
-from .default import saved_by_default
 from .joint_graph import JointGraph
-from .min_cut import saved_by_min_cut
+from .machine import machine_of
+from .saved_by_budget import saved_by_budget
+from .saved_by_default import saved_by_default
+from .saved_by_min_cut import saved_by_min_cut
 
-__all__ = ["PARTITIONERS", "Partitioner", "default", "min_cut", "partitioner"]
+__all__ = ["PARTITIONERS", "Partitioner", "SavingRule", "budget", "cost_model_for", "default", "min_cut", "partitioner"]
 
 
 class Partitioner(Protocol):
@@ -29,57 +32,133 @@ class Partitioner(Protocol):
     ) -> tuple[fx.GraphModule, fx.GraphModule]: ...
 
 
-def default(
-    joint_module: fx.GraphModule,
-    joint_inputs: Any,
-    /,
-    *,
-    num_fwd_outputs: int,
-    static_lifetime_input_indices: list[int] | None = None,
-    **_: Any,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Save what eager autograd would save, each tensor once, and no dropout mask."""
-    joint = JointGraph.of(
-        joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
-    )
-    return joint.split(saved_by_default(joint))
+@dataclass(frozen=True)
+class SavingRule:
+    """A partitioner of this library: a rule for which values are saved, and the prices it goes by.
+
+    Call it as a partitioner, or call `saved_values` for the bare decision.
+
+    Args:
+        name: the rule: "default", "min_cut" or "budget".
+        cost: the prices; None takes those of the graph's device, and of the compiler that asks.
+        limit: for "budget": bytes if it is an int, a share of what the default rule saves if it is a float.
+    """
+
+    name: str
+    cost: CostModel | None = None
+    limit: int | float | None = None
+
+    def __call__(
+        self,
+        joint_module: fx.GraphModule,
+        joint_inputs: Any = None,
+        /,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: list[int] | None = None,
+        compiler: str = "inductor",
+        **_: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        joint = JointGraph.of(
+            joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
+        )
+        return joint.split(self.saved_values(joint, fused=compiler != "eager"))
+
+    def saved_values(self, joint: JointGraph, *, fused: bool) -> list[fx.Node]:
+        """Return what is saved, in the order of the graph.
+
+        Args:
+            joint: the graph to cut.
+            fused: whether a fusing compiler takes the two parts; matters where `cost` is None.
+
+        Raises:
+            PartitionError: a value can neither be saved nor computed again, or the budget is too small.
+        """
+        if self.name == "default":
+            return saved_by_default(joint)
+        cost = self.cost or cost_model_for(joint, fused=fused)
+        if self.name == "min_cut":
+            return saved_by_min_cut(joint, cost=cost)
+        assert self.limit is not None
+        share = isinstance(self.limit, float)
+        limit = self.limit * joint.saved_bytes(saved_by_default(joint)) if share else self.limit
+        return saved_by_budget(joint, cost=cost, limit=limit)
 
 
-def min_cut(
-    joint_module: fx.GraphModule,
-    joint_inputs: Any,
-    /,
-    *,
-    num_fwd_outputs: int,
-    static_lifetime_input_indices: list[int] | None = None,
-    cost: CostModel = CostModel(),  # noqa: B008 (frozen)
-    **_: Any,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Save what is cheapest under `cost`, all told; no matmul, attention or random draw runs twice."""
-    joint = JointGraph.of(
-        joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
-    )
-    return joint.split(saved_by_min_cut(joint, cost=cost))
+def cost_model_for(joint: JointGraph, *, fused: bool) -> CostModel:
+    """Return the default prices for a graph: those of the device that its tensors are on."""
+    devices = [value.device.type for node in joint.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
+    busy = next((device for device in devices if device not in ("cpu", "meta")), "cpu")
+    return CostModel(machine=machine_of(busy), fused=fused)
 
 
-PARTITIONERS: Final[Mapping[str, Callable[..., tuple[fx.GraphModule, fx.GraphModule]]]] = MappingProxyType(
-    {"default": default, "min_cut": min_cut}
-)
+default: Final = SavingRule("default")
+"""Save what eager autograd would save, each tensor once, and no dropout mask."""
+
+min_cut: Final = SavingRule("min_cut")
+"""Save what is cheapest, all told, at the prices of the cost model."""
 
 
-def partitioner(partition: str | Partitioner, *, fused: bool) -> Partitioner:
-    """Return the partitioner called `partition`, with the cost model of a fusing compiler or of one that runs op by op.
+def budget(limit: int | float, *, cost: CostModel | None = None) -> SavingRule:
+    """Return a partitioner that keeps within a budget, and recomputes as little as that takes, matmuls included.
+
+    Args:
+        limit: an int is bytes; a float above 0 and up to 1 is a share of what `default` saves. Each graph has the
+            budget for itself; parameters and what else outlives the call do not count.
+        cost: prices other than the graph's own.
 
     Raises:
-        ValueError: no partitioner has that name; the message lists what there is.
+        ValueError: the limit is not positive, or a share above 1.
+        TypeError: the limit is no number.
+        PartitionError: (at the first call) the budget is too small for the graph; the message says how little will do.
+
+    >>> fused = fuse(torch.nn.Linear(8, 8), backend="eager", partition=budget(0.5))
+    >>> budget(1_000_000)
+    SavingRule(name='budget', cost=None, limit=1000000)
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"a budget is an int (bytes) or a float (a share of what eager saves), got {limit!r}")
+    if isinstance(limit, float) and not 0 < limit <= 1:
+        raise ValueError(f"a budget given as a float is a share, 0 < share <= 1, got {limit}; give bytes as an int")
+    if limit <= 0:
+        raise ValueError(f"a budget in bytes must be above 0, got {limit}")
+    return SavingRule("budget", cost=cost, limit=limit)
+
+
+PARTITIONERS: Final[Mapping[str, SavingRule]] = MappingProxyType({"default": default, "min_cut": min_cut})
+
+
+_BUDGET: Final = "budget:"
+
+
+def partitioner(partition: str | Partitioner) -> Partitioner:
+    """Return the partitioner called `partition`, or `partition` itself if it is one.
+
+    A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:1000000" is `budget(1000000)`.
+
+    Raises:
+        ValueError: no partitioner has that name; the message lists what there is. Or the budget is none.
         TypeError: `partition` is neither a name nor callable.
+
+    >>> partitioner("budget:0.5") == budget(0.5)
+    True
     """
     if not isinstance(partition, str):
         if not callable(partition):
             raise TypeError(f"partition must be a name or a callable, got {type(partition).__name__}")
         return partition
+    if partition.startswith(_BUDGET):
+        return _budget_called(partition)
     if partition not in PARTITIONERS:
-        raise ValueError(no_such("partitioner", partition, PARTITIONERS))
-    if partition == "min_cut":
-        return functools.partial(min_cut, cost=CostModel(fused=fused))
+        raise ValueError(no_such("partitioner", partition, (*PARTITIONERS, f"{_BUDGET}0.5")))
     return PARTITIONERS[partition]
+
+
+def _budget_called(name: str) -> SavingRule:
+    number = name.removeprefix(_BUDGET)
+    try:
+        return budget(int(number) if number.isdecimal() else float(number))
+    except ValueError as error:
+        raise ValueError(
+            f"{name!r} is no budget: write budget:0.5 for a share of what eager saves, or budget:1000000 for bytes"
+        ) from error

@@ -4,62 +4,196 @@ Checked with torch 2.11.0 and 2.13.0: the tests of every floor ran on both. Wher
 difference is settled here.
 """
 
+import collections
+import contextlib
+import copy
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 import torch.fx as fx
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import eval_frame as dynamo_eval_frame
+from torch._dynamo import optimize as dynamo_optimize
+from torch._dynamo import pgo as dynamo_pgo
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+from torch._dynamo.exc import Unsupported as GraphBreak
+from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.utils import CleanupManager
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as _partitioners
+from torch._functorch._aot_autograd import descriptors as descriptors
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.utils import make_boxed_func as make_boxed_func
 from torch._functorch.compile_utils import get_aten_target as overload_packet
-from torch._functorch.compile_utils import raise_getitems
 from torch._functorch.partitioners import classify_nodes as classify_nodes
 from torch._functorch.partitioners import must_recompute as must_recompute
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 __all__ = [
     "BackendCompilerFailed",
     "CheckpointPolicy",
     "CustomPartitionerFn",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GraphBreak",
     "TorchDynamoException",
     "aot_autograd",
     "classify_nodes",
     "compile_with_inductor",
+    "copy_of",
     "cpp_compiler",
+    "descriptors",
+    "direct_call",
+    "disable_current_modes",
+    "donates_buffers",
+    "dynamo_optimize",
+    "dynamo_state_kept",
     "extract_forward_and_backward",
+    "forget_donated_buffers",
+    "is_effect",
+    "is_gradient_input",
     "is_opaque",
     "is_sym_node",
+    "is_tagged_backward",
     "known_ops",
     "make_boxed_func",
-    "mark_forced_saves",
+    "mark_boxed",
     "must_recompute",
+    "mutated_inputs",
     "overload_packet",
+    "placement",
+    "size_hint",
     "size_of",
     "torch_compile",
+    "torch_default_partition",
+    "torch_min_cut_at_budget",
+    "torch_min_cut_partition",
+    "trace_with_inductor",
+    "tree_flatten_with_path",
 ]
 
-known_ops = _partitioners.get_default_op_list
+known_ops = functools.cache(_partitioners.get_default_op_list)
 size_of: Callable[[fx.Node], int] = _partitioners._size_of
-is_opaque: Callable[[fx.Node], bool] = getattr(_partitioners, "is_opaque_node", lambda node: False)
+_hint: Callable[..., int] = getattr(symbolic_shapes, "optimization_hint", None) or getattr(symbolic_shapes, "hint_int")  # noqa: B009 (its name before 2.13)
+torch_default_partition = _partitioners.default_partition
+torch_min_cut_partition = _partitioners.min_cut_rematerialization_partition
+_is_opaque: Callable[[fx.Node], bool] = getattr(_partitioners, "is_opaque_node", lambda node: False)  # from 2.12 on
 
 
-def mark_forced_saves(joint_module: fx.GraphModule) -> fx.GraphModule:
-    """Resolve the user's checkpoint tags, and tag as must-save what must run once: collectives, effects, mutations."""
-    if _partitioners.has_recomputable_ops(joint_module):
-        joint_module = _partitioners.cleanup_recompute_tags(joint_module, is_default_partition=False)
-    _partitioners.force_save_collectives(joint_module)
-    for name in ("force_save_effectful_ops", "force_save_bw_mutation_src"):
-        if hasattr(_partitioners, name):  # both came after 2.11
-            getattr(_partitioners, name)(joint_module)
-    return joint_module
+def is_opaque(node: fx.Node) -> bool:
+    """True for what is handed on as it is, and costs nothing to keep: a device mesh, a script object, the state that
+    compiled autograd passes to hooks."""
+    return _is_opaque(node) or isinstance(node.meta.get("val"), BackwardState | FakeScriptObject)
+
+
+def mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The placeholders whose memory is overwritten: by a copy in the graph, or by AOTAutograd once it has run."""
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = {node.args[0] for node in copies if isinstance(node.args[0], fx.Node)}
+    described = pytree.tree_leaves(graph.output_node().meta.get("desc"))
+    inputs = [output.mutated_input for output in described if isinstance(output, InputMutationAOTOutput)]
+    written.update(node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in inputs)
+    return frozenset(node for node in written if node.op == "placeholder")
+
+
+def donates_buffers() -> bool:
+    """True if a compiled backward may reuse the memory of saved tensors, which torch's own cache key does not hold."""
+    return bool(functorch_config.donated_buffer)
+
+
+def forget_donated_buffers() -> None:
+    """Tell AOTAutograd that the backward being compiled reuses none of the saved tensors' memory, so that it may run
+    twice (`retain_graph=True`)."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
+        context.fw_metadata.bw_donated_idxs.clear()
+
+
+def size_hint(size: "int | torch.SymInt") -> int:
+    """The number that a symbolic size was traced with; 4096 where no number is known, as in torch's partitioners."""
+    return size if isinstance(size, int) else _hint(size, fallback=4096)
+
+
+def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A deep copy, without what torch says to itself about its own tree specifications while it copies them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return copy.deepcopy(graph_module)
+
+
+def direct_call(target: Any) -> Callable[..., Any]:
+    """What an op of a graph calls in C++, without the Python method around it; the target itself if it is no op."""
+    # Not for subclasses: those of TorchBind objects look at their arguments first.
+    return target._op if type(target) is torch._ops.OpOverload else target
+
+
+def mark_boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Tell AOTAutograd that `run` takes its arguments as one list, and frees them as it goes."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def torch_min_cut_at_budget(
+    joint_module: fx.GraphModule, share: float, *, num_fwd_outputs: int, static_lifetime_input_indices: list[int]
+) -> list[fx.Node]:
+    """What PyTorch's partitioner saves of a joint graph under `activation_memory_budget=share`, 0 to 1."""
+    info = classify_nodes(joint_module, static_lifetime_input_indices, num_fwd_outputs)
+    # The distance from backward, which its heuristics look at.
+    for node in reversed(joint_module.graph.nodes):
+        if node.op == "output" or info.is_required_fw(node):
+            distances = [user.dist_from_bw + 1 for user in node.users if node.op != "output"]
+            node.dist_from_bw = min([int(1e9), *distances])
+        else:
+            node.dist_from_bw = 0
+    with functorch_config.patch(activation_memory_budget=share):
+        chosen = _partitioners.choose_saved_values_set(joint_module.graph, info, memory_budget=share)
+    return list(chosen)
+
+
+def placement(node: fx.Node) -> str | None:
+    """Where AOTAutograd says the node belongs: "is_forward", "is_backward", "must_be_in_forward", ..."""
+    tag = node.meta.get("partitioner_tag")
+    return None if tag is None else str(tag)
+
+
+def is_tagged_backward(node: fx.Node) -> bool:
+    """True if the node was traced while autograd ran backward."""
+    tag = placement(node)
+    # What Dynamo traced of an `autograd.Function`'s backward gets no tag; all of forward has one by then.
+    return tag in ("is_backward", "must_be_in_backward") or (tag is None and "seq_nr" in node.meta)
+
+
+def is_effect(node: fx.Node) -> bool:
+    """True for the higher-order op that wraps an op with a side effect (printing, saving to disk) and orders it."""
+    return node.target is torch.ops.higher_order.with_effects
+
+
+def is_gradient_input(node: fx.Node) -> bool:
+    """True for a placeholder through which an output's gradient comes in."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def extract_forward_and_backward(
@@ -71,31 +205,40 @@ def extract_forward_and_backward(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut the joint graph into a forward that also returns `saved_values` and a backward that takes them."""
     symbols = [node for node in saved_values if is_sym_node(node)]
-    opaque = [node for node in saved_values if is_opaque(node)]
+    # torch sorts script objects and the state for hooks out of the tensors by itself.
+    opaque = [node for node in saved_values if _is_opaque(node)]
     tensors = [node for node in saved_values if node not in set(symbols) | set(opaque)]
     options: dict[str, Any] = {"saved_sym_nodes": symbols, "num_fwd_outputs": num_fwd_outputs}
     options["static_lifetime_input_nodes"] = static_inputs
     if "saved_opaque_nodes" in inspect.signature(_partitioners._extract_fwd_bwd_modules).parameters:  # from 2.12 on
         options["saved_opaque_nodes"] = opaque
     replays_random_ops = _partitioners.has_recomputable_rng_ops(joint_module)
-    forward, backward = _partitioners._extract_fwd_bwd_modules(joint_module, tensors, **options)
+    # Lazy: their Python code is written when somebody wants it, not once for every pass that follows. On 8,000 nodes
+    # that is half of the time it takes to cut them.
+    with _use_lazy_graph_module(True):
+        forward, backward = _partitioners._extract_fwd_bwd_modules(joint_module, tensors, **options)
     if replays_random_ops:
         forward, backward = _partitioners.functionalize_rng_ops(joint_module, forward, backward, len(symbols))
-    backward = _partitioners.reordering_to_mimic_autograd_engine(backward)
-    forward, backward = raise_getitems(forward), raise_getitems(backward)
     forward = _partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
     backward = _partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)
     return forward, backward
 
 
 def compile_with_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: CustomPartitionerFn,
+    *,
+    fallback_random: bool,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now."""
     from torch._inductor.compile_fx import compile_fx
 
+    settings: dict[str, Any] = {"custom_partitioner_fn": partitioner}
+    if fallback_random:
+        settings["fallback_random"] = True
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
-        compiled = compile_fx(graph_module, list(example_inputs), config_patches={"custom_partitioner_fn": partitioner})
+        compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 
@@ -118,3 +261,65 @@ def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: An
             return compiled(*args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def dynamo_state_kept(backend: Any) -> Iterator[None]:
+    """Forget, at the end, all that Dynamo learnt meanwhile.
+
+    A function that is inlined leaves no trace, but after a graph break each called function is compiled for itself:
+    its code then has a graph of `backend`, which counts towards the limit of graphs, and its sizes are remembered, so
+    that the next ones would be symbolic.
+    """
+    compiled: list[tuple[types.CodeType, types.CodeType]] = []
+    hook = register_bytecode_hook(lambda code, new_code: compiled.append((code, new_code)))
+    sizes_seen = dynamo_pgo._CODE_STATE
+    dynamo_pgo._CODE_STATE = collections.defaultdict(dynamo_pgo.CodeState)
+    limits = {"recompile_limit": 1 << 30, "accumulated_recompile_limit": 1 << 30}
+    try:
+        with dynamo_config.patch(limits), torch.compiler.set_stance("default"):
+            yield
+    finally:
+        hook.remove()
+        dynamo_pgo._CODE_STATE = sizes_seen
+        dynamo_eval_frame.cached_backends.pop(id(backend), None)
+        for code, new_code in compiled:
+            _forget(code, backend)
+            if new_code in CleanupManager.instance:  # what it put among the globals of the function
+                CleanupManager.instance._remove_id(id(new_code))
+
+
+def _forget(code: types.CodeType, backend: Any) -> None:
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+    ours = [entry for entry in entries if entry.backend is backend]
+    if len(ours) == len(entries):
+        torch._C._dynamo.eval_frame.reset_code(code)
+        return
+    for entry in ours:  # beside graphs of the user's own, which stay
+        state = getattr(entry.guard_manager, "extra_state", None)
+        if state is not None:
+            state.invalidate(entry, DeletedGuardManagerWrapper("fuselayers.partition.capture is done"))
+
+
+def trace_with_inductor(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: CustomPartitionerFn,
+    *,
+    run: Callable[..., Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Take a Dynamo graph through Inductor up to the partitioner; the parts go to `run`, nothing is compiled."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
+
+    with (
+        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        inductor_config.patch(force_disable_caches=True),
+    ):
+        compiled: Any = compile_fx(
+            graph_module,
+            list(example_inputs),
+            inner_compile=cast(Any, run),
+            config_patches={"custom_partitioner_fn": partitioner},
+        )
+    return cast(Callable[..., Any], compiled)

@@ -1,52 +1,257 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.fx as fx
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy
 
-from fuselayers.partition import CostModel
+from fuselayers.partition import CostModel, Machine, machine_of, min_cut
+from fuselayers.partition.cost import NodePrice, flops_of
 from fuselayers.partition.joint_graph import JointGraph
-from tests.partition.tracing import joint_graph_of
+from fuselayers.partition.node_kinds import is_view
+from tests.partition.tracing import GPT, joint_graph_of
 
-BYTES = 16 * 16 * 4
+# 0.1 bytes are moved during an elementwise op on one element, 1,000 during a launch, a tenth or twentieth per FLOP.
+MACHINE = Machine(
+    "round", bandwidth=1e9, flop_rate=1e10, low_precision_flop_rate=2e10, vector_flop_rate=4e9, kernel_seconds=1e-6
+)
+FUSED, UNFUSED = CostModel(MACHINE), CostModel(MACHINE, fused=False)
+ROWS, COLUMNS = 16, 32
+ELEMENTS = ROWS * COLUMNS
+BYTES = ELEMENTS * 4
+# A tie of a thousandth decides between equals.
+NEARLY: dict[str, Any] = {"rel": 0.002, "abs": 1.0}
 
 
 def chain(x: Tensor, weight: Tensor) -> Tensor:
     return (x @ weight).sin().exp() @ weight
 
 
-def node_of(joint: JointGraph, target: object) -> torch.fx.Node:
-    return next(node for node in joint.nodes if node.target is target and node in joint.forward)
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype, requires_grad=True)
+
+
+def node_of(joint: JointGraph, target: object, *, place: int = 0) -> fx.Node:
+    return [node for node in joint.nodes if node.target == target][place]
 
 
 @pytest.fixture
 def joint() -> JointGraph:
-    return joint_graph_of(chain, *[torch.randn(16, 16, requires_grad=True) for _ in range(2)])
+    return joint_graph_of(chain, leaf(ROWS, COLUMNS), leaf(COLUMNS, COLUMNS))
 
 
-def test_what_is_in_memory_anyway_is_cheaper_to_save(joint: JointGraph) -> None:
-    cost = CostModel(memory_price=0.0)
-    matmul, sine = node_of(joint, torch.ops.aten.mm.default), node_of(joint, torch.ops.aten.sin.default)
-    assert cost.saving(matmul, joint) == pytest.approx(BYTES, rel=0.01)  # backward's read
-    assert cost.saving(sine, joint) == pytest.approx(2 * BYTES, rel=0.01)  # and the write that fusion had avoided
+def with_static(joint: JointGraph, name: str) -> JointGraph:
+    fields = {field: getattr(joint, field) for field in joint.__dataclass_fields__}
+    fields["static_inputs"] = frozenset(node for node in joint.nodes if node.name == name)
+    return JointGraph(**fields)
 
 
-def test_memory_has_a_price(joint: JointGraph) -> None:
-    sine = node_of(joint, torch.ops.aten.sin.default)
-    dear, free = CostModel(memory_price=0.5), CostModel(memory_price=0.0)
-    assert dear.saving(sine, joint) - free.saving(sine, joint) == pytest.approx(0.5 * BYTES)
+def test_a_total_is_in_bytes_moved() -> None:
+    price = NodePrice(moved=10.0, arithmetic=3.0, kept=4.0)
+    assert CostModel(MACHINE, memory_price=0.0).total(price) == 13.0
+    assert CostModel(MACHINE, memory_price=2.5).total(price) == 23.0
+    assert FUSED.total(NodePrice(kept=1.0)) == 1.5
+    assert FUSED.total(NodePrice(moved=2.0, arithmetic=1.0, kept=2.0, reluctance=10.0)) == 33.0
 
 
-def test_recomputing_is_nearly_free_inside_a_kernel_only(joint: JointGraph) -> None:
-    sine = node_of(joint, torch.ops.aten.sin.default)
-    feeds_matmul = node_of(joint, torch.ops.aten.exp.default)
-    assert CostModel().recomputing(sine, joint) < 0.1 * BYTES
-    assert CostModel().recomputing(feeds_matmul, joint) > BYTES  # backward's matmul reads it from memory
-    assert CostModel(fused=False).recomputing(sine, joint) == 2 * BYTES
+@pytest.mark.parametrize("price", [-0.5, math.nan])
+def test_memory_is_worth_something(price: float) -> None:
+    with pytest.raises(ValueError, match=rf"^memory_price must be 0 or more bytes moved per byte kept, got {price}$"):
+        CostModel(MACHINE, memory_price=price)
 
 
-def test_parameters_cost_nothing(joint: JointGraph) -> None:
-    weight = next(node for node in joint.nodes if node.name == "primals_2")
-    static = JointGraph(
-        **{name: getattr(joint, name) for name in joint.__dataclass_fields__} | {"static_inputs": frozenset({weight})}
+class TestSaving:
+    def test_what_is_in_memory_anyway_costs_one_read(self, joint: JointGraph) -> None:
+        price = FUSED.saving(node_of(joint, torch.ops.aten.mm.default), joint)
+        assert price.moved == pytest.approx(BYTES, **NEARLY)
+        assert price.kept == BYTES
+        assert price.arithmetic == 0
+
+    def test_what_a_matmul_reads_is_in_memory(self, joint: JointGraph) -> None:
+        assert FUSED.saving(node_of(joint, torch.ops.aten.exp.default), joint).moved == pytest.approx(BYTES, **NEARLY)
+
+    def test_what_lives_inside_a_kernel_is_written_too(self, joint: JointGraph) -> None:
+        sine = node_of(joint, torch.ops.aten.sin.default)
+        assert FUSED.saving(sine, joint).moved == pytest.approx(2 * BYTES, **NEARLY)
+        assert UNFUSED.saving(sine, joint).moved == pytest.approx(BYTES, **NEARLY)  # op by op, all is in memory
+
+    def test_a_view_costs_what_it_looks_at(self) -> None:
+        joint = joint_graph_of(lambda x: x.exp()[:2].t().cos(), leaf(ROWS, COLUMNS))
+        exponential = node_of(joint, torch.ops.aten.exp.default)
+        views = [node for node in joint.nodes if is_view(node) and node in joint.forward]
+        assert len(views) >= 2
+        for view in views:
+            assert joint.storage_of(view) is exponential
+            assert FUSED.saving(view, joint).kept == BYTES
+            assert FUSED.saving(view, joint).moved == pytest.approx(2 * BYTES, **NEARLY)
+            # and the base is preferred, being the same memory
+            assert FUSED.total(FUSED.saving(view, joint)) > FUSED.total(FUSED.saving(exponential, joint))
+
+    def test_what_outlives_the_call_is_free(self, joint: JointGraph) -> None:
+        weight = node_of(joint, "primals_2")
+        assert FUSED.saving(weight, joint) == NodePrice(moved=COLUMNS**2 * 4 + 1, kept=COLUMNS**2 * 4)
+        static = with_static(joint, "primals_2")
+        assert FUSED.saving(weight, static) == NodePrice()
+        transposed = [node for node in joint.nodes if node.all_input_nodes == [weight] and is_view(node)]
+        assert transposed
+        assert FUSED.saving(transposed[0], static) == NodePrice()
+
+    def test_a_size_is_eight_bytes_moved_and_none_kept(self) -> None:
+        joint = joint_graph_of(lambda x: x.sum() / x.shape[0], leaf(ROWS, COLUMNS), dynamic=True)
+        sizes = [node for node in joint.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+        assert sizes
+        for size in sizes:
+            assert FUSED.saving(size, joint) == NodePrice(moved=8.0)
+
+    def test_symbolic_sizes_count_with_their_hint(self) -> None:
+        joint = joint_graph_of(lambda x: x.sin().exp(), leaf(ROWS, COLUMNS), dynamic=True)
+        exponential = node_of(joint, torch.ops.aten.exp.default)
+        assert isinstance(exponential.meta["val"].shape[0], torch.SymInt)
+        assert FUSED.saving(exponential, joint).kept == BYTES
+
+
+class TestRecomputing:
+    def test_inside_a_kernel_it_is_arithmetic(self, joint: JointGraph) -> None:
+        sine = node_of(joint, torch.ops.aten.sin.default)
+        assert FUSED.recomputing(sine, joint) == NodePrice(moved=pytest.approx(0.1 * ELEMENTS))
+
+    def test_for_a_matmul_it_is_written_and_read(self, joint: JointGraph) -> None:
+        exponential = node_of(joint, torch.ops.aten.exp.default)
+        assert FUSED.recomputing(exponential, joint).moved == pytest.approx((2 * 4 + 0.1) * ELEMENTS)
+
+    def test_a_reduction_counts_what_it_reads(self) -> None:
+        joint = joint_graph_of(lambda x: x.exp().sum(-1).cos(), leaf(ROWS, COLUMNS))
+        total = node_of(joint, torch.ops.aten.sum.dim_IntList)
+        assert FUSED.recomputing(total, joint).moved == pytest.approx(0.1 * ELEMENTS)
+
+    def test_op_by_op_it_is_a_kernel(self, joint: JointGraph) -> None:
+        sine = node_of(joint, torch.ops.aten.sin.default)
+        # reads its input, writes its output, the reader reads it, and a launch
+        assert UNFUSED.recomputing(sine, joint).moved == pytest.approx(3 * BYTES + 0.1 * ELEMENTS + 1000)
+
+    @pytest.mark.parametrize(("dtype", "bytes_per_flop"), [(torch.float32, 0.1), (torch.bfloat16, 0.05)])
+    def test_a_matmul_is_a_kernel_with_flops(self, dtype: torch.dtype, bytes_per_flop: float) -> None:
+        joint = joint_graph_of(chain, leaf(ROWS, COLUMNS, dtype=dtype), leaf(COLUMNS, COLUMNS, dtype=dtype))
+        matmul = node_of(joint, torch.ops.aten.mm.default)
+        arithmetic = 2 * ROWS * COLUMNS * COLUMNS * bytes_per_flop
+        for cost in (FUSED, UNFUSED):
+            price = cost.recomputing(matmul, joint)
+            assert price.arithmetic == pytest.approx(arithmetic)
+            operands = (ROWS * COLUMNS + COLUMNS * COLUMNS) * dtype.itemsize
+            # "elements" of its elementwise part: the larger of what it reads and what it writes
+            assert price.moved == pytest.approx(operands + 2 * ELEMENTS * dtype.itemsize + 0.1 * COLUMNS**2 + 1000)
+            assert price.kept == 0
+
+    @pytest.mark.parametrize("cost", [FUSED, UNFUSED], ids=["fused", "unfused"])
+    def test_views_inputs_and_empty_values_are_free(self, cost: CostModel) -> None:
+        joint = joint_graph_of(lambda x, y: (x.exp().view(-1) @ x.view(-1), y.sin().exp()), leaf(4, 4), leaf(0, 3))
+        empty = [node for node in joint.nodes if node.target is torch.ops.aten.sin.default]
+        free = [node for node in joint.nodes if is_view(node) or node.op == "placeholder"]
+        assert len(empty) == 1
+        assert len(free) > 2
+        for node in (*free, *empty):
+            assert cost.recomputing(node, joint) == NodePrice()
+
+    def test_a_gather_reads_no_more_than_it_returns(self) -> None:
+        def embed(indices: Tensor, table: Tensor) -> Tensor:
+            return F.embedding(indices, table).sin()
+
+        table = leaf(10_000, 8)
+        joint = joint_graph_of(embed, torch.arange(6), table)
+        price = FUSED.recomputing(node_of(joint, torch.ops.aten.embedding.default), joint)
+        rows = 6 * 8 * 4
+        assert price.moved == pytest.approx(rows + 6 * 8 + 2 * rows + 1000 + 0.1 * 80_000)
+        assert price.moved < 10_000 * 8 * 4
+
+    def test_what_the_user_would_rather_have_saved_is_a_hundred_times_dearer(self, joint: JointGraph) -> None:
+        for target in (torch.ops.aten.sin.default, torch.ops.aten.mm.default):
+            node = node_of(joint, target)
+            plain = FUSED.recomputing(node, joint)
+            node.meta["recompute"] = CheckpointPolicy.PREFER_SAVE
+            reluctant = FUSED.recomputing(node, joint)
+            assert FUSED.total(reluctant) == pytest.approx(100 * FUSED.total(plain))
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+            assert FUSED.recomputing(node, joint) == plain
+
+    def test_an_op_that_nothing_is_known_about_is_computed_again_only_if_it_must(self, solver: Any) -> None:
+        joint = joint_graph_of(lambda x: solver(x.sin()).square().exp(), leaf(ROWS, COLUMNS))
+        custom = node_of(joint, torch.ops.fuselayers_test_cost.solve.default)
+        price = FUSED.recomputing(custom, joint)
+        assert FUSED.total(price) == pytest.approx(100 * (3 * BYTES + 0.1 * ELEMENTS + 1000))
+        assert custom in min_cut.saved_values(joint, fused=True)
+
+
+@pytest.fixture
+def solver() -> Callable[[Tensor], Tensor]:
+    @torch.library.custom_op("fuselayers_test_cost::solve", mutates_args=())
+    def solve(x: Tensor) -> Tensor:
+        return x.sinh()
+
+    solve.register_fake(torch.empty_like)
+    solve.register_autograd(
+        lambda ctx, dy: dy * ctx.saved_tensors[0].cosh(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
     )
-    assert CostModel().saving(weight, static) == 0
-    assert CostModel().saving(weight, joint) > 0
+    return solve
+
+
+class TestFlops:
+    def graph(self, fn: Callable[..., Tensor], *args: Tensor, dynamic: bool = False) -> dict[str, float]:
+        joint = joint_graph_of(fn, *args, dynamic=dynamic)
+        counted = [(str(node.target), flops_of(node)) for node in joint.nodes if node in joint.forward]
+        return {name: flops for name, flops in counted if flops}
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_matmul(self, dynamic: bool) -> None:
+        assert self.graph(torch.mm, leaf(3, 5), leaf(5, 7), dynamic=dynamic) == {"aten.mm.default": 2 * 3 * 5 * 7}
+
+    def test_batched_matmul(self) -> None:
+        assert self.graph(torch.bmm, leaf(4, 3, 5), leaf(4, 5, 7)) == {"aten.bmm.default": 4 * 2 * 3 * 5 * 7}
+
+    def test_linear(self) -> None:
+        assert self.graph(F.linear, leaf(3, 5), leaf(7, 5), leaf(7)) == {"aten.addmm.default": 2 * 3 * 5 * 7}
+
+    def test_convolution(self) -> None:
+        flops = self.graph(F.conv2d, leaf(2, 3, 8, 8), leaf(5, 3, 3, 3))
+        assert flops == {"aten.convolution.default": 2 * 2 * 5 * 6 * 6 * 3 * 3 * 3}
+
+    def test_attention(self) -> None:
+        batch, heads, queries, keys, dim = 2, 3, 5, 6, 8
+        flops = self.graph(
+            F.scaled_dot_product_attention,
+            leaf(batch, heads, queries, dim),
+            leaf(batch, heads, keys, dim),
+            leaf(batch, heads, keys, dim),
+        )
+        # the scores and what they weigh: two matmuls
+        expected = 2 * (2 * batch * heads * queries * keys * dim)
+        assert flops == {"aten._scaled_dot_product_flash_attention_for_cpu.default": expected}
+
+    def test_everything_else_has_none(self) -> None:
+        assert self.graph(lambda x: x.sin().softmax(-1).sum() + F.layer_norm(x, (7,)).sum(), leaf(3, 7)) == {}
+
+    def test_a_model(self) -> None:
+        layers, batch, tokens, dim, vocabulary = 3, 2, 32, 64, 128
+        joint = GPT.decomposed(layers=layers, batch=batch, tokens=tokens, dim=dim, vocabulary=vocabulary).joint()
+        rows = batch * tokens
+        linear = 2 * rows * dim * (12 * layers * dim + vocabulary)
+        attention = layers * 2 * (2 * batch * tokens * tokens * dim)
+        assert sum(flops_of(node) for node in joint.nodes if node in joint.forward) == linear + attention
+
+
+def test_op_by_op_nothing_is_computed_again_for_its_own_sake() -> None:
+    """A kernel of its own is dearer than the memory, however cheap the op."""
+    for fn, args in (
+        (chain, (leaf(ROWS, COLUMNS), leaf(COLUMNS, COLUMNS))),
+        (lambda x: x.sin().cos().exp().tanh(), (leaf(ROWS, COLUMNS),)),
+        (lambda x, y: F.layer_norm(x.sin() + y, (COLUMNS,)).square(), (leaf(ROWS, COLUMNS), leaf(ROWS, COLUMNS))),
+    ):
+        joint = joint_graph_of(fn, *args)
+        cost = CostModel(machine_of("cpu"), fused=False)
+        saved = min_cut.saved_values(joint, fused=False)
+        for node in joint.recomputed(saved):
+            assert cost.total(cost.recomputing(node, joint)) == 0, node

@@ -1,20 +1,13 @@
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers import ops
-from fuselayers.partition import fuse
-from fuselayers.partition.joint_graph import (
-    JointGraph,
-    is_fusible,
-    is_recomputable,
-    is_saveable,
-    is_view,
-    made_from_scalars,
-    num_bytes,
-    runs_once,
-)
-from tests.partition.tracing import joint_graph_of
+from fuselayers.partition import default, fuse, min_cut
+from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.partitioners import SavingRule
+from tests.partition.tracing import called, joint_graph_of
 
 
 def mlp(x: Tensor, weight: Tensor) -> Tensor:
@@ -29,6 +22,10 @@ def targets(nodes: "frozenset[torch.fx.Node]") -> set[str]:
     return {str(node.target) for node in nodes}
 
 
+def node_of(joint: JointGraph, target: object) -> torch.fx.Node:
+    return next(node for node in joint.nodes if node.target == target)
+
+
 def test_nodes_are_sorted_by_who_needs_them() -> None:
     joint = traced()
     assert [str(node.target) for node in joint.nodes if node in joint.inputs] == ["primals_1", "primals_2"]
@@ -39,22 +36,19 @@ def test_nodes_are_sorted_by_who_needs_them() -> None:
     assert joint.num_forward_outputs == 1
 
 
-def test_kinds_of_ops() -> None:
+def test_what_has_to_be_chosen() -> None:
     joint = traced()
-    node = {str(one.target): one for one in joint.nodes if one not in joint.from_gradients}
-    matmul, gelu, draw = node["aten.mm.default"], node["aten.gelu.default"], node["fuselayers.draw_seed.default"]
-    view, placeholder = node["aten.view.default"], node["primals_1"]
-    assert [is_view(one) for one in (matmul, gelu, draw, view, placeholder)] == [False, False, False, True, False]
-    assert [is_fusible(one) for one in (matmul, gelu, draw, placeholder)] == [False, True, False, False]
-    assert [is_recomputable(one) for one in (matmul, gelu, draw, placeholder)] == [False, True, False, False]
-    assert [runs_once(one) for one in (matmul, gelu, draw)] == [False, False, True]
-    assert [num_bytes(one) for one in (matmul, draw, placeholder)] == [4 * 16 * 4, 8, 4 * 8 * 4]
-    assert is_saveable(matmul)
+    assert set(joint.needed).isdisjoint(joint.from_gradients)
+    assert {"aten.mm.default", "primals_1", "primals_2", "fuselayers.draw_seed.default"} <= targets(
+        frozenset(joint.needed)
+    )
+    place = {node: number for number, node in enumerate(joint.nodes)}
+    assert [place[node] for node in joint.needed] == sorted(place[node] for node in joint.needed)
 
 
 def test_a_mask_is_made_from_scalars() -> None:
     joint = traced()
-    made = targets(made_from_scalars(joint))
+    made = targets(joint.made_from_scalars)
     assert "aten.ge.Scalar" in made
     assert not made & {"fuselayers.draw_seed.default", "aten.mm.default", "aten.gelu.default", "primals_1"}
 
@@ -69,12 +63,104 @@ def test_a_tuple_of_scalars_is_no_scalar() -> None:
 
 def test_split_hands_over_what_it_is_told() -> None:
     joint = traced()
-    gelu = next(node for node in joint.nodes if node.target is torch.ops.aten.gelu.default)
-    seed = next(node for node in joint.nodes if node.target is torch.ops.fuselayers.draw_seed.default)
-    matmul = next(node for node in joint.nodes if node.target is torch.ops.aten.mm.default)
+    gelu = node_of(joint, torch.ops.aten.gelu.default)
+    seed = node_of(joint, torch.ops.fuselayers.draw_seed.default)
+    matmul = node_of(joint, torch.ops.aten.mm.default)
     rest = [*(node for node in joint.nodes if node in joint.inputs), matmul]
     forward, backward = joint.split([*rest, gelu, seed])
     given = {node.name for node in backward.graph.nodes if node.op == "placeholder"}
     assert {"gelu", "draw_seed"} <= given
-    returned = {node.name for node in next(iter(reversed(forward.graph.nodes))).all_input_nodes}
+    returned = {node.name for node in forward.graph.output_node().all_input_nodes}
     assert {"gelu", "draw_seed"} <= returned
+
+
+def test_what_is_saved_and_what_runs_again_make_up_the_backward() -> None:
+    joint = traced()
+    for choice in (default, min_cut):
+        saved = choice.saved_values(joint, fused=True)
+        again = {str(node.target) for node in joint.recomputed(saved)}
+        _, backward = joint.split(saved)
+        assert again <= set(called(backward))
+        assert targets(frozenset(saved)).isdisjoint(again)
+    everything = [node for node in joint.needed if node in joint.inputs]
+    runs_again = {str(node.target) for node in joint.recomputed(everything)}
+    assert {"aten.mm.default", "aten.gelu.default"} <= runs_again
+
+
+class TestStorage:
+    def test_bytes_of_a_storage_count_once(self) -> None:
+        joint = joint_graph_of(lambda x: x.exp()[:2].t().cos(), torch.randn(4, 8, requires_grad=True))
+        exponential = node_of(joint, torch.ops.aten.exp.default)
+        view = node_of(joint, torch.ops.aten.t.default)
+        assert joint.storage_of(view) is exponential
+        assert joint.saved_bytes([view]) == joint.saved_bytes([exponential, view]) == 4 * 8 * 4
+
+    def test_the_parts_of_a_tuple_of_views(self) -> None:
+        joint = joint_graph_of(
+            lambda x: torch.stack([part.sin() for part in x.exp().unbind()]), torch.randn(3, 8, requires_grad=True)
+        )
+        exponential = node_of(joint, torch.ops.aten.exp.default)
+        parts = [
+            node
+            for node in joint.nodes
+            if "getitem" in node.name and node.all_input_nodes[0].target == torch.ops.aten.unbind.int
+        ]
+        assert len(parts) == 3
+        assert {joint.storage_of(part) for part in parts} == {exponential}
+        assert joint.saved_bytes(parts) == 3 * 8 * 4
+
+    def test_what_outlives_the_call_does_not_count(self) -> None:
+        layer = torch.nn.Linear(8, 4)
+        joint = joint_graph_of(layer, torch.randn(2, 8, requires_grad=True))
+        assert len(joint.static_inputs) == 2
+        assert joint.saved_bytes([node for node in joint.nodes if node in joint.inputs]) == 2 * 8 * 4
+
+
+class TestMutatedInputs:
+    # The smaller ones are scalars to us, from which values are made again.
+    SHAPES = ((64,), (4,), ())
+
+    def traced(self, *shape: int) -> JointGraph:
+        def step(x: Tensor, counts: Tensor) -> Tensor:
+            before = counts.clone()
+            counts.add_(1)
+            return (x * before).sin()
+
+        return joint_graph_of(step, torch.randn(64, 1, requires_grad=True), torch.ones(shape))
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_are_read_through_a_clone(self, shape: tuple[int, ...]) -> None:
+        joint = self.traced(*shape)
+        (counts,) = joint.mutated_inputs
+        assert [user.target for user in counts.users if user.op == "call_function"] == [torch.ops.aten.clone.default]
+        assert joint.why_not_saveable(counts) == "it is overwritten before backward runs"
+
+    @pytest.mark.parametrize("choice", [default, min_cut], ids=["default", "min_cut"])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_the_clone_is_what_is_saved(self, shape: tuple[int, ...], choice: SavingRule) -> None:
+        joint = self.traced(*shape)
+        saved = choice.saved_values(joint, fused=True)
+        assert torch.ops.aten.clone.default in [node.target for node in saved]
+        assert not joint.mutated_inputs & set(saved)
+
+
+def test_what_only_backward_reads_may_run_in_forward_unless_it_was_traced_in_backward() -> None:
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.exp().cos()
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+            return -dy * x.sinh() * x.exp().sin() * x.exp()
+
+    joint = joint_graph_of(lambda x: Again.apply(x), torch.randn(64, requires_grad=True))
+    assert not joint.runs_in_forward(node_of(joint, torch.ops.aten.sinh.default))
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    joint = joint_graph_of(lambda q: F.scaled_dot_product_attention(q, q, q), q)
+    attention = node_of(joint, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
+    for part in attention.users:
+        assert joint.runs_in_forward(part)
+    assert not all(part in joint.forward for part in attention.users)  # the logsumexp

@@ -7,9 +7,11 @@ from torch import Tensor
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuselayers import ops
+from fuselayers.partition import PARTITIONERS, CostModel, budget, fuse, machine_of, min_cut, partitioner, saved_bytes
 from fuselayers.partition import default as default_partitioner
-from fuselayers.partition import fuse, min_cut, saved_bytes
-from tests.partition.tracing import split_of
+from fuselayers.partition.partitioners import SavingRule, cost_model_for
+from fuselayers.partition.torch_private import aot_autograd, make_boxed_func
+from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
 
 ROWS, COLUMNS = 64, 96
 ONE = ROWS * COLUMNS * 4  # bytes of one activation
@@ -23,13 +25,9 @@ def tutorial(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return (a + b + c + d).cos().cos()
 
 
-def called(module: Any) -> list[str]:
-    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
-
-
 def test_the_tutorial_saves_one_tensor() -> None:
     forward, backward = split_of(tutorial, *leaves(4), partition="min_cut")
-    saved = next(iter(reversed(forward.graph.nodes))).args[0][1:]
+    saved = saved_of(forward)
     assert [node.name for node in saved] == ["add_2"]
     assert "aten.cos.default" in called(backward)  # computed again from the saved sum
 
@@ -59,7 +57,7 @@ def mlp_inputs() -> list[Tensor]:
 @pytest.mark.parametrize("fused", [True, False])
 def test_no_mask_is_saved(partition: str, fused: bool) -> None:
     forward, _ = split_of(mlp, *mlp_inputs(), partition=partition, fused=fused)
-    saved = next(iter(reversed(forward.graph.nodes))).args[0][1:]
+    saved = saved_of(forward)
     shapes = [(tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in saved]
     assert shapes.count(((), torch.int64)) == 2  # a seed for each dropout
     assert not [shape for shape in shapes if shape[1] in (torch.bool, torch.int32)]
@@ -93,7 +91,7 @@ def test_never_saves_more_than_torch() -> None:
 
     def bytes_of(fn: Any, args: list[Tensor], partition: Any) -> int:
         forward, _ = split_of(fn, *args, partition=partition)
-        saved = next(iter(reversed(forward.graph.nodes))).args[0][1:]
+        saved = saved_of(forward)
         unique = {node.meta["val"].untyped_storage()._cdata: node.meta["val"] for node in saved}
         return sum(value.untyped_storage().nbytes() for value in unique.values())
 
@@ -135,3 +133,125 @@ def test_sizes_are_saved_as_numbers(partition: str) -> None:
         x = torch.randn(rows, 4, requires_grad=True)
         torch.testing.assert_close(torch.autograd.grad(fused(x), x)[0], torch.full((rows, 4), 1 / rows))
     assert saved_bytes(fused, torch.randn(8, 4, requires_grad=True)) == 0
+
+
+def test_names() -> None:
+    assert dict(PARTITIONERS) == {"default": default_partitioner, "min_cut": min_cut}
+    assert partitioner("min_cut") is min_cut
+    assert partitioner(tutorial) is tutorial  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"^no partitioner 'mincut'; did you mean 'min_cut'\? there are: .*default, min_cut"
+    ):
+        partitioner("mincut")
+    with pytest.raises(TypeError, match=r"^partition must be a name or a callable, got list$"):
+        partitioner([])  # type: ignore[arg-type]
+
+
+def test_a_budget_by_name() -> None:
+    assert partitioner("budget:0.5") == budget(0.5)
+    assert partitioner("budget:1000000") == budget(1_000_000)
+    for name in ("budget:", "budget:half", "budget:0", "budget:-5", "budget:1.5", "budget:nan", "budget:5 MB"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^'{name}' is no budget: write budget:0\.5 for a share of what eager saves, or budget:1000000 for",
+        ):
+            partitioner(name)
+
+
+class TestPrices:
+    def test_are_those_of_the_device_and_the_compiler(self) -> None:
+        joint = joint_graph_of(tutorial, *leaves(4))
+        for fused in (True, False):
+            assert cost_model_for(joint, fused=fused) == CostModel(machine_of("cpu"), fused=fused)
+
+    def test_of_ones_own(self) -> None:
+        # Where memory has no price and a FLOP costs nothing, a sine is still dearer to run than to read.
+        joint = joint_graph_of(tutorial, *leaves(4))
+        free = CostModel(machine_of("cpu"), fused=False, memory_price=0.0)
+        dear = CostModel(machine_of("cpu"), fused=False, memory_price=1e6)
+        by_price = {
+            cost.memory_price: joint.saved_bytes(SavingRule("min_cut", cost=cost).saved_values(joint, fused=True))
+            for cost in (free, dear)
+        }
+        assert by_price == {0.0: 2 * ONE, 1e6: ONE}
+
+    def test_of_a_budget(self) -> None:
+        dear = CostModel(machine_of("cpu"), memory_price=1e6)
+        joint = joint_graph_of(mlp, *mlp_inputs())
+        rule = budget(1 << 40, cost=dear)
+        assert rule.saved_values(joint, fused=True) == SavingRule("min_cut", cost=dear).saved_values(joint, fused=True)
+        assert joint.saved_bytes(rule.saved_values(joint, fused=True)) < joint.saved_bytes(
+            budget(1 << 40).saved_values(joint, fused=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [default_partitioner, min_cut, budget(1.0), budget(1 << 20)],
+    ids=["default", "min_cut", "share", "bytes"],
+)
+def test_as_the_partition_fn_of_aot_autograd(partition: Any) -> None:
+    """Outside of this library: the signature is AOTAutograd's, and nothing of `fuse` is needed."""
+    compiled: list[str] = []
+
+    def compiler(graph_module: Any, inputs: Any) -> Any:
+        compiled.append("")
+        return make_boxed_func(graph_module.forward)
+
+    run = torch.compile(tutorial, backend=aot_autograd(fw_compiler=compiler, partition_fn=partition), fullgraph=True)
+    inputs, twins = leaves(4), leaves(4)
+    for one, twin in zip(inputs, twins, strict=True):
+        twin.data.copy_(one.data)
+    out, expected = run(*inputs), tutorial(*twins)
+    incoming = torch.randn_like(out)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, inputs, incoming), torch.autograd.grad(expected, twins, incoming)
+    )
+    assert len(compiled) == 2
+    # eager's choice is two tensors
+    assert saved_bytes(run, *inputs) == (2 * ONE if partition is default_partitioner else ONE)
+
+
+def test_symbolic_sizes_of_what_is_saved() -> None:
+    """A view that backward takes apart again needs its sizes, not the tensor."""
+
+    def fold(x: Tensor, y: Tensor) -> Tensor:
+        return (x.reshape(x.shape[0] * x.shape[1]) * y.sum()).sin()
+
+    for partition in ("default", "min_cut"):
+        fused = fuse(fold, backend="eager", partition=partition, dynamic=True, fallback=(), fullgraph=True)
+        for rows in (3, 5):
+            x, y = torch.randn(rows, 7, requires_grad=True), torch.randn(rows, requires_grad=True)
+            got = torch.autograd.grad(fused(x, y).sum(), (x, y))
+            torch.testing.assert_close(got, torch.autograd.grad(fold(x, y).sum(), (x, y)))
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_nothing_to_save(partition: str) -> None:
+    x = torch.randn(8, requires_grad=True)
+    fused = fuse(lambda x: x * 2 + 1, backend="eager", partition=partition, fallback=())
+    assert torch.equal(torch.autograd.grad(fused(x).sum(), x)[0], torch.full((8,), 2.0))
+    assert saved_bytes(fused, x) == 0
+
+
+class TestWhatAFunctionComputesAgainOnPurpose:
+    """The backward of an `autograd.Function` that saves x alone is the user's choice, not ours to undo."""
+
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.exp().cos()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return -dy * x.exp().sin() * x.exp()
+
+    @pytest.mark.parametrize("fused", [True, False])
+    @pytest.mark.parametrize("partition", ["default", "min_cut"])
+    def test_keeps_saving_x_alone(self, partition: str, fused: bool) -> None:
+        forward, backward = split_of(lambda x: self.Again.apply(x), *leaves(1), partition=partition, fused=fused)
+        assert [node.name for node in saved_of(forward)] == ["primals_1"]
+        assert "aten.exp.default" in called(backward)

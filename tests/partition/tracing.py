@@ -1,59 +1,226 @@
-"""Joint graphs for the partition tests, as AOTAutograd hands them to a partitioner."""
+"""Joint graphs for the partition tests, as AOTAutograd hands them to a partitioner, and models to take them from."""
 
+import copy
+import functools
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+import torch.fx as fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners as torch_partitioners
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
 
-from fuselayers.partition.default import saved_by_default
+from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.partitioners import Partitioner, default, partitioner
-from fuselayers.partition.torch_private import aot_autograd, torch_compile
+from fuselayers.partition.partitioners import Partitioner, SavingRule, partitioner
+from fuselayers.partition.torch_private import (
+    CustomPartitionerFn,
+    FakeTensorMode,
+    aot_autograd,
+    make_boxed_func,
+    torch_compile,
+    torch_default_partition,
+)
 
-__all__ = ["joint_graph_of", "saved_by_default", "split_of"]
+__all__ = [
+    "GPT",
+    "Traced",
+    "called",
+    "decomposed",
+    "joint_graph_of",
+    "ops_of",
+    "recomputed_flops",
+    "saved_of",
+    "split_of",
+    "torchs_choice",
+    "traced",
+]
 
 
-def _run_as_it_is(graph_module: Any, example_inputs: Any) -> Any:
-    return graph_module.forward
+@dataclass(frozen=True)
+class Traced:
+    """A joint graph as it was handed to a partitioner."""
 
+    module: fx.GraphModule
+    options: dict[str, Any]
 
-def joint_graph_of(fn: Callable[..., Any], *args: Tensor) -> JointGraph:
-    """The joint graph of `fn`, not yet cut."""
-    seen: list[JointGraph] = []
-
-    def look(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
-        import copy
-
-        static = options.get("static_lifetime_input_indices")
-        seen.append(
-            JointGraph.of(
-                copy.deepcopy(joint_module),
-                num_forward_outputs=options["num_fwd_outputs"],
-                static_input_indices=static,
-            )
+    def joint(self) -> JointGraph:
+        """A copy of it, tidied: nothing that is done to one reaches another."""
+        return JointGraph.of(
+            copy.deepcopy(self.module),
+            num_forward_outputs=self.options["num_fwd_outputs"],
+            static_input_indices=self.options.get("static_lifetime_input_indices"),
         )
-        return default(joint_module, joint_inputs, **options)
 
-    _compile(fn, look, args)
+
+def traced(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Traced:
+    """What a partitioner gets for `fn` when it is run op by op."""
+    seen: list[Traced] = []
+
+    def look(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        seen.append(Traced(copy.deepcopy(joint_module), options))
+        return torch_default_partition(joint_module, joint_inputs, **options)
+
+    _compile(fn, look, args, dynamic=dynamic)
     return seen[0]
 
 
-def split_of(fn: Callable[..., Any], *args: Tensor, partition: str | Partitioner, fused: bool = True) -> Any:
+def joint_graph_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> JointGraph:
+    """The joint graph of `fn`, not yet cut."""
+    return traced(fn, *args, dynamic=dynamic).joint()
+
+
+def split_of(fn: Callable[..., Any], *args: Any, partition: str | Partitioner, fused: bool = True) -> Any:
     """The forward and the backward module that a partitioner makes of `fn`."""
     seen: list[Any] = []
+    own = partitioner(partition)
+    cut: Any = functools.partial(own, compiler="inductor" if fused else "eager") if isinstance(own, SavingRule) else own
 
-    def keep(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
-        seen.append(partitioner(partition, fused=fused)(joint_module, joint_inputs, **options))
+    def keep(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        seen.append(cut(joint_module, joint_inputs, **options))
         return seen[-1]
 
     _compile(fn, keep, args)
     return seen[0]
 
 
-def _compile(fn: Callable[..., Any], partition_fn: Any, args: tuple[Tensor, ...]) -> None:
-    from functorch.compile import make_boxed_func
+def decomposed(fn: Callable[..., Any], *args: Any) -> Traced:
+    """What a partitioner gets for `fn` from Inductor; nothing is compiled, and on fake arguments nothing runs."""
+    seen: list[Traced] = []
 
+    class Look(CustomPartitionerFn):
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+            seen.append(Traced(copy.deepcopy(gm), options))
+            options.pop("compiler", None)
+            return torch_default_partition(gm, joint_inputs, **options)
+
+        def uuid(self) -> None:
+            return None
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> "Look":
+            return self
+
+    def inner(graph_module: fx.GraphModule, inputs: Any, **_: Any) -> Any:
+        return make_boxed_func(graph_module.forward)
+
+    def backend(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
+        with (
+            functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+            inductor_config.patch(force_disable_caches=True),
+        ):
+            return compile_fx(
+                graph_module,
+                list(example_inputs),
+                inner_compile=inner,
+                config_patches={"custom_partitioner_fn": Look()},
+            )
+
+    torch_compile(_own_code(fn), backend=backend, recompile_limit=8, fullgraph=True)(*args)
+    return seen[0]
+
+
+class _Block(nn.Module):
+    def __init__(self, dim: int, heads: int, p: float) -> None:
+        super().__init__()
+        self.heads, self.p = heads, p
+        self.first, self.second = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, dim = x.shape
+        q, k, v = (
+            part.view(batch, tokens, self.heads, dim // self.heads).transpose(1, 2)
+            for part in self.qkv(self.first(x)).chunk(3, -1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, tokens, dim)
+        x = x + F.dropout(self.out(mixed), self.p, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.second(x)))), self.p, self.training)
+
+
+class GPT(nn.Module):
+    """A decoder like GPT-2: tokens in, the loss of predicting them out."""
+
+    def __init__(self, *, layers: int, dim: int = 64, heads: int = 4, vocabulary: int = 128, p: float = 0.1) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, dim), nn.Embedding(64, dim)
+        self.blocks = nn.ModuleList(_Block(dim, heads, p) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    @classmethod
+    def decomposed(cls, *, layers: int, batch: int = 2, tokens: int = 32, **options: Any) -> Traced:
+        """Its joint graph from Inductor, on fake tensors."""
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return decomposed(cls(layers=layers, **options), torch.zeros(batch, tokens, dtype=torch.long))
+
+
+def torchs_choice(graph: Traced, share: float) -> tuple[JointGraph, list[fx.Node]]:
+    """What torch saves of a graph under its own `activation_memory_budget`, and the graph it is of."""
+    joint = graph.joint()
+    info = torch_partitioners.classify_nodes(
+        joint.module, graph.options["static_lifetime_input_indices"], joint.num_forward_outputs
+    )
+    for node in reversed(joint.module.graph.nodes):
+        if node.op == "output":
+            node.dist_from_bw = int(1e9)
+        elif not info.is_required_fw(node):
+            node.dist_from_bw = 0
+        else:
+            node.dist_from_bw = min((user.dist_from_bw + 1 for user in node.users), default=int(1e9))
+    with functorch_config.patch(activation_memory_budget=share):
+        return joint, torch_partitioners.choose_saved_values_set(joint.module.graph, info, memory_budget=share)
+
+
+def recomputed_flops(joint: JointGraph, saved: list[fx.Node]) -> float:
+    """FLOPs of what runs a second time."""
+    return sum(flops_of(node) for node in joint.recomputed(saved))
+
+
+def called(module: Any) -> list[str]:
+    """The names of the ops of a graph, in their order."""
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+def ops_of(module: fx.GraphModule) -> list[str]:
+    """The same without overloads and namespaces: "sin" for aten.sin.default."""
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    return [str(getattr(node.target, "overloadpacket", node.target).__name__) for node in nodes]
+
+
+def saved_of(forward: Any, *, outputs: int = 1) -> list[fx.Node]:
+    """What a forward module hands to its backward."""
+    return list(forward.graph.output_node().args[0][outputs:])
+
+
+def _compile(fn: Callable[..., Any], partition_fn: Any, args: tuple[Any, ...], *, dynamic: bool | None = None) -> None:
     backend = aot_autograd(
         fw_compiler=lambda graph_module, _: make_boxed_func(graph_module.forward), partition_fn=partition_fn
     )
-    torch_compile(fn, backend=backend, recompile_limit=8, fullgraph=True)(*args)
+    torch_compile(_own_code(fn), backend=backend, recompile_limit=8, fullgraph=True, dynamic=dynamic)(*args)
+
+
+_numbers = itertools.count()
+
+
+def _own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` behind a function that nobody traced before: by file, line and name Dynamo remembers which sizes changed."""
+
+    def entry(*args: Any) -> Any:
+        return fn(*args)
+
+    code = entry.__code__.replace(co_name=f"entry_{next(_numbers)}")
+    own: Any = type(entry)(code, entry.__globals__, code.co_name, None, entry.__closure__)
+    return own

@@ -1,4 +1,4 @@
-"""`fuselayers bench`: times one op or one model, eager PyTorch against each backend, after checking that they agree."""
+"""`fuselayers bench`: times an op, a model or the fusion core against eager PyTorch, once they agree."""
 
 import argparse
 import json
@@ -19,18 +19,21 @@ from ..files import write_whole
 from ..machine import choose_device, describe_machine
 from .cases import OPS, Settings
 from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
+from .partition import SECTIONS, Row, Setting
 from .subjects import COMPILE, Subject, model_subject, op_subject
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "time one op or model, eager against each backend"
+SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
 DESCRIPTION = """\
 Times one op or model: plain eager PyTorch as one would write it without this library, against the library's eager
 form and each backend. All in one process, in turns, after warm-up; medians. What computes wrong numbers is not timed.
+`partition` measures the fusion core instead: what is saved, memory against recompute, the time to cut a graph.
 
   fuselayers bench op bias_activation_dropout --dropout 0.1
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
-  fuselayers bench model gpt_nano feedforward=mlp --shape 16x128"""
+  fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
+  fuselayers bench partition --only saved,budget"""
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -38,6 +41,7 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_SUBJECTS: Final = ("op", "model", "partition")
 _WRONG: Final = 1
 _OP_SHAPE: Final = (8, 256, 512)
 _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
@@ -45,8 +49,10 @@ _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to time, and how."""
-    parser.add_argument("subject", metavar="op | model", help="what NAME names")
-    parser.add_argument("name", metavar="NAME", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}")
+    parser.add_argument("subject", metavar="op | model | partition", help="what NAME names; partition has none")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}"
+    )
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of a model's config: feedforward=mlp")
     parser.add_argument("--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128")
     parser.add_argument("--dtype", default="float32", help=f"one of {', '.join(_DTYPES)} (default float32)")
@@ -55,25 +61,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
-    parser.add_argument("--json", metavar="FILE", help="also write all measured times there")
+    parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
+    parser.add_argument("--quick", action="store_true", help="of partition: smaller layers, fewer depths")
+    parser.add_argument("--json", metavar="FILE", help="also write all that was measured there")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Check, time and print.
 
     Returns:
-        The exit code: 0, or 1 when a candidate's numbers are wrong.
+        The exit code: 0, or 1 when a candidate's numbers are wrong, or a budget of ours costs more than torch's.
 
     Raises:
         ValueError: an argument that cannot be; the text says what can.
     """
-    if arguments.subject not in ("op", "model"):
-        raise ValueError(no_such("subject of bench", arguments.subject, ("op", "model")))
+    if arguments.subject not in _SUBJECTS:
+        raise ValueError(no_such("subject of bench", arguments.subject, _SUBJECTS))
     if arguments.repeats < 1:
         raise ValueError(f"--repeats must be at least 1, got {arguments.repeats}")
     if arguments.dtype not in _DTYPES:
         raise ValueError(no_such("dtype", arguments.dtype, _DTYPES))
     device = choose_device(arguments.device, setting="--device")
+    if arguments.subject == "partition":
+        return _run_partition(arguments, console, device=device)
+    if arguments.name is None:
+        raise ValueError(f"bench {arguments.subject} needs a NAME; see fuselayers bench --help")
     chosen = _backends(arguments.backends, device=device)
     shape = None if arguments.shape is None else _shape(arguments.shape)
     subject = _subject(arguments, chosen=chosen, shape=shape, device=device)
@@ -95,6 +107,41 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         _write_json(Path(arguments.json), subject, right, timings, wrong, machine=machine)
     return _WRONG if wrong else 0
+
+
+def _run_partition(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
+    given = [name for name in ("name", "shape", "backends", "dropout", "activation") if getattr(arguments, name)]
+    if given:
+        raise ValueError(f"bench partition takes no {' and no '.join(given)}; see its --only and --quick")
+    chosen = list(SECTIONS) if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
+    for name in chosen:
+        if name not in SECTIONS:
+            raise ValueError(no_such("section of bench partition", name, SECTIONS))
+    setting = Setting(device=device, repeats=arguments.repeats)
+    if arguments.quick:
+        setting = replace(setting, num_layers=2, depths=(6, 12), hidden_dim=256)
+    machine = describe_machine(device)
+    console.print(machine, highlight=False, markup=False, soft_wrap=True)
+    measured: dict[str, list[Row]] = {}
+    for name in chosen:
+        title, measure = SECTIONS[name]
+        measured[name] = measure(setting)
+        console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
+        console.print(_rows_table(measured[name]), highlight=False)
+    if arguments.json:
+        content = {"machine": machine, "date": date.today().isoformat(), "sections": measured}
+        write_whole(Path(arguments.json), lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
+    bad = any(row.get("wrong") or row.get("fuse is above") == "yes" for rows in measured.values() for row in rows)
+    return _WRONG if bad else 0
+
+
+def _rows_table(rows: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for place, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    return table
 
 
 def _subject(

@@ -10,8 +10,10 @@ from typing import Any
 import torch.fx as fx
 from torch.utils._triton import has_triton
 
-from ..partitioners import Partitioner, partitioner
-from ..torch_private import CustomPartitionerFn, compile_with_inductor, cpp_compiler
+from ..machine import machine_of
+from ..partitioners import Partitioner, SavingRule, partitioner
+from ..passes import replayed_dropout_pass, seeded_dropout_calls_pass
+from ..torch_private import CustomPartitionerFn, compile_with_inductor, cpp_compiler, donates_buffers
 
 __all__ = ["compile_inductor", "why_inductor_is_unavailable"]
 
@@ -28,28 +30,40 @@ def why_inductor_is_unavailable(device_type: str) -> str | None:
 
 
 def compile_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph, forward and backward at once."""
-    cut = _InductorPartitioner(
-        partitioner(partition, fused=True), name=partition if isinstance(partition, str) else None
-    )
-    return compile_with_inductor(graph_module, example_inputs, cut)
+    """Compile a Dynamo graph, forward and backward at once.
+
+    Args:
+        graph_module: the graph; it is used up.
+        example_inputs: what it will be called with first.
+        partition: what to save.
+        torch_random: draw random numbers from torch's generator, in eager's order, not from Inductor's seeds.
+    """
+    if not torch_random:
+        graph_module = seeded_dropout_calls_pass(graph_module)
+    cut = _InductorPartitioner(partitioner(partition), torch_random=torch_random)
+    return compile_with_inductor(graph_module, example_inputs, cut, fallback_random=torch_random)
 
 
 class _InductorPartitioner(CustomPartitionerFn):
     """A partitioner in the form in which Inductor's configuration takes one."""
 
-    def __init__(self, cut: Partitioner, *, name: str | None) -> None:
+    def __init__(self, cut: Partitioner, *, torch_random: bool) -> None:
         self._cut = cut
-        # Inductor caches compiled code on disk under this key: code of another partitioner must never be found there.
-        # A user's own function has no name that stands for its behaviour, so nothing is found for it across processes.
-        self._key = f"{name}-{_sources_hash()}" if name is not None else str(uuid.uuid4())
+        self._torch_random = torch_random
+        # Inductor caches compiled code on disk under this key: code of another partitioner, of other prices or of
+        # another machine must never be found there. A user's own function has no text that stands for its behaviour,
+        # so nothing is found for it across processes.
+        machines = [machine_of(device_type) for device_type in ("cpu", "cuda")]
+        settings = f"{torch_random}-{donates_buffers()}-{machines}"
+        self._key = f"{cut}-{settings}-{_sources_hash()}" if isinstance(cut, SavingRule) else str(uuid.uuid4())
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return self._cut(gm, joint_inputs, **kwargs)
+        # Otherwise the masks are made from seeds at our turn, by ops that the partitioner knows.
+        return self._cut(replayed_dropout_pass(gm) if self._torch_random else gm, joint_inputs, **kwargs)
 
     def uuid(self) -> str:
         return self._key

@@ -104,7 +104,7 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["op", "dropout", "model.dropout=1"], "an op takes no overrides, got model.dropout=1"),
         (["model", "gpt_nano", "--activation", "relu"], "--activation is for ops"),
         (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
-        (["op"], "the following arguments are required: NAME"),
+        (["op"], "bench op needs a NAME"),
     ],
 )
 def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

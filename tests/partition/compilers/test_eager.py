@@ -1,7 +1,9 @@
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fuselayers.partition import fuse
+from fuselayers.partition import fuse, min_cut
 
 
 def test_runs_the_same_ops_in_the_same_order() -> None:
@@ -28,3 +30,26 @@ def test_input_mutation_is_seen_by_the_caller() -> None:
     x, y = torch.zeros(3), torch.ones(3)
     assert torch.equal(fuse(fill, backend="eager", fallback=())(x, y), torch.full((3,), 2.0))
     assert torch.equal(x, torch.ones(3))
+
+
+def test_backward_may_run_twice() -> None:
+    """Nothing of what is saved is given away to the first backward."""
+    fused = fuse(lambda x: x.exp().sin() * 2, backend="eager", fallback=())
+    x = torch.randn(8, requires_grad=True)
+    out = fused(x).sum()
+    (first,) = torch.autograd.grad(out, x, retain_graph=True)
+    (second,) = torch.autograd.grad(out, x)
+    assert torch.equal(first, second)
+
+
+def test_a_users_partitioner_gets_what_aot_autograd_hands_over() -> None:
+    seen: list[set[str]] = []
+
+    def mine(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
+        seen.append(set(options))
+        return min_cut(joint_module, joint_inputs, **options)
+
+    fuse(torch.sin, backend="eager", partition=mine, fallback=())(torch.ones(2, requires_grad=True))
+    assert len(seen) == 1
+    assert "num_fwd_outputs" in seen[0]
+    assert "compiler" not in seen[0]

@@ -1,33 +1,93 @@
 import copy
+import dataclasses
 import pickle
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch._inductor.config
+from torch import Tensor
+from torch._dynamo.utils import counters
 
+from fuselayers.partition import CostModel, Machine, budget, default, fuse, machine_of, min_cut, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.partition.compilers.inductor import _InductorPartitioner
-from fuselayers.partition.partitioners import default, min_cut
+from fuselayers.partition.machine import write_tuned
+from fuselayers.partition.partitioners import Partitioner, SavingRule
 
 
-def test_a_cache_key_names_the_partitioner_and_its_sources() -> None:
-    first, again = _InductorPartitioner(min_cut, name="min_cut"), _InductorPartitioner(min_cut, name="min_cut")
-    assert first.uuid() == again.uuid()
-    assert first.uuid() != _InductorPartitioner(default, name="default").uuid()
-    assert first.uuid().startswith("min_cut-")
+def key(cut: Partitioner, *, torch_random: bool = False) -> str:
+    return _InductorPartitioner(cut, torch_random=torch_random).uuid()
 
 
-def test_a_users_function_never_shares_a_key() -> None:
-    def mine(*args: Any, **options: Any) -> Any:
-        return min_cut(*args, **options)
+class TestCacheKey:
+    def test_the_same_again(self) -> None:
+        for rule in (default, min_cut, budget(0.5)):
+            assert key(rule) == key(rule)
+        assert key(budget(0.5)) == key(budget(0.5))
 
-    assert _InductorPartitioner(mine, name=None).uuid() != _InductorPartitioner(mine, name=None).uuid()
+    def test_of_everything_that_makes_another_cut(self) -> None:
+        cpu = CostModel(machine_of("cpu"))
+        rules = [
+            default,
+            min_cut,
+            budget(0.5),
+            budget(0.25),
+            budget(1),
+            budget(1.0),
+            budget(1024),
+            SavingRule("min_cut", cost=cpu),
+            SavingRule("min_cut", cost=dataclasses.replace(cpu, memory_price=2.0)),
+            SavingRule("min_cut", cost=dataclasses.replace(cpu, fused=False)),
+            SavingRule("min_cut", cost=dataclasses.replace(cpu, machine=machine_of("cuda"))),
+            budget(0.5, cost=cpu),
+        ]
+        keys = [key(rule, torch_random=random) for rule in rules for random in (False, True)]
+        assert len(set(keys)) == 2 * len(rules)
+
+    def test_of_the_machine_that_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+        before = key(min_cut)
+        write_tuned("cpu", Machine("measured", 1e10, 2e10, 3e10, 4e10, 5e-6))
+        assert key(min_cut) != before
+
+    def test_of_whether_saved_memory_is_given_away(self) -> None:
+        keys = set()
+        for donated in (False, True):
+            with torch._functorch.config.patch(donated_buffer=donated):
+                keys.add(key(min_cut))
+        assert len(keys) == 2
+
+    def test_a_users_function_never_shares_one(self) -> None:
+        def mine(*args: Any, **options: Any) -> Any:
+            return min_cut(*args, **options)
+
+        assert key(mine) != key(mine)
+
+    def test_inductor_may_copy_and_pickle_its_configuration(self) -> None:
+        held = _InductorPartitioner(min_cut, torch_random=False)
+        assert copy.deepcopy(held) is held
+        assert pickle.loads(pickle.dumps(held)) == held.uuid()
 
 
-def test_inductor_may_copy_and_pickle_its_configuration() -> None:
-    held = _InductorPartitioner(min_cut, name="min_cut")
-    assert copy.deepcopy(held) is held
-    assert pickle.loads(pickle.dumps(held)) == held.uuid()
+def test_code_of_another_partitioner_is_not_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def layer(x: Tensor) -> Tensor:
+        return (x + 1).cos().cos().sin()
+
+    def bytes_of(partition: Any) -> int:
+        torch.compiler.reset()
+        return saved_bytes(fuse(layer, backend="inductor", partition=partition, fallback=()), x)
+
+    x = torch.randn(64, 64, requires_grad=True)
+    one = 64 * 64 * 4
+    counters.clear()
+    found = [bytes_of(partition) for partition in ("default", "min_cut", budget(1.0), "default")]
+    assert found == [3 * one, one, one, 3 * one]
+    hits = counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"]
+    assert hits > 0, "nothing was found in the cache the second time, so this test tests nothing"
 
 
 def test_a_missing_compiler_is_a_reason() -> None:

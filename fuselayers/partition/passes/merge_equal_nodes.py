@@ -4,27 +4,30 @@ from typing import Any, Final
 
 import torch
 import torch.fx as fx
-from torch.utils import _pytree as pytree
 
-__all__ = ["merge_equal_nodes"]
+from ..torch_private import is_tagged_backward
+
+__all__ = ["merge_equal_nodes_pass"]
 
 _FRESH_MEMORY: Final = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty)
 
 
-def merge_equal_nodes(module: fx.GraphModule) -> fx.GraphModule:
+def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Replace every call by an earlier equal one, so that an equal value is saved once.
 
     Not merged are random and mutating ops, by their tags rather than by a list of names (torch's own pass merges two
     draws of a custom random op into one), uninitialised memory, and values that share storage with an output, since a
-    caller may rely on two outputs being two tensors.
+    caller may rely on two outputs being two tensors. Nor is anything merged across the cut: what the backward of an
+    `autograd.Function` computes again on purpose must not become a value that forward saves for it.
     """
-    graph = module.graph
+    graph = graph_module.graph
+    if any(_is_mutating(node) for node in graph.nodes):
+        return graph_module
     output = next(iter(reversed(graph.nodes)))
     returned = {_storage(node) for node in output.all_input_nodes} - {None}
-    mutates = any(_is_mutating(node) for node in graph.nodes)
     first: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
-        if mutates or node.op != "call_function" or not _is_pure(node) or _storage(node) in returned:
+        if node.op != "call_function" or not _is_pure(node) or _storage(node) in returned:
             continue
         key = _key(node)
         if key is None:
@@ -34,8 +37,8 @@ def merge_equal_nodes(module: fx.GraphModule) -> fx.GraphModule:
             node.replace_all_uses_with(twin)
             graph.erase_node(node)
     graph.lint()
-    module.recompile()
-    return module
+    graph_module.recompile()
+    return graph_module
 
 
 def _is_mutating(node: fx.Node) -> bool:
@@ -50,20 +53,31 @@ def _is_pure(node: fx.Node) -> bool:
 
 
 def _key(node: fx.Node) -> Any:
-    """A hashable description of the call, or None where an argument cannot be hashed; 1, 1.0 and True stay apart."""
-    leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
+    """A hashable description of the call, or None where an argument cannot be hashed."""
     key = (
         node.target,
-        tuple((type(leaf), leaf) for leaf in leaves),
-        structure,
+        _frozen(node.args),
+        _frozen(node.kwargs),
         node.meta.get("recompute"),
         node.meta.get("ac_graph_id"),
+        is_tagged_backward(node),
     )
     try:
         hash(key)
     except TypeError:
         return None
     return key
+
+
+def _frozen(argument: Any) -> Any:
+    """The argument as something to compare: lists become tuples, and 1, 1.0 and True stay apart."""
+    if isinstance(argument, list | tuple):
+        return (type(argument), *map(_frozen, argument))
+    if isinstance(argument, dict):
+        return tuple((name, _frozen(value)) for name, value in argument.items())
+    if isinstance(argument, slice):
+        return (slice, _frozen(argument.start), _frozen(argument.stop), _frozen(argument.step))
+    return argument if isinstance(argument, fx.Node) else (type(argument), argument)
 
 
 def _storage(node: fx.Node) -> Any:

@@ -1,8 +1,9 @@
-"""default -- save what eager autograd would save, each tensor once."""
+"""saved_by_default -- save what eager autograd would save, each tensor once."""
 
 import torch.fx as fx
 
-from .joint_graph import JointGraph, is_saveable, is_view, made_from_scalars
+from .joint_graph import JointGraph
+from .node_kinds import is_view
 from .torch_private import must_recompute
 
 __all__ = ["saved_by_default"]
@@ -12,9 +13,8 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     """Return every value of the forward that backward reads, with views replaced by what they look at.
 
     Nothing but views, tensors made from scalars alone (dropout masks) and what the user's checkpoint policy asks for is
-    computed again.
+    computed again. Where backward wants only a tensor's size, the size is saved.
     """
-    scalars_only = made_from_scalars(joint)
     saved: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     stack = [node for node in joint.backward if node not in joint.from_gradients]
@@ -24,10 +24,9 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
         if node in seen or node in joint.from_gradients:
             continue
         seen.add(node)
-        in_forward = node in joint.forward or node in joint.inputs
-        again = not in_forward or is_view(node) or node in scalars_only or must_recompute(node)
-        if again or not is_saveable(node):
+        again = is_view(node) or node in joint.made_from_scalars or must_recompute(node)
+        if again or not joint.runs_in_forward(node) or joint.why_not_saveable(node) is not None:
             stack += node.all_input_nodes
         else:
             saved.add(node)
-    return [node for node in joint.nodes if node in saved]
+    return [node for node in joint.needed if node in saved]

@@ -1,0 +1,104 @@
+"""`fuselayers explain`: what a model of the configs saves for backward, and why, without running it."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from ..configs import build, compose
+from ..partition import PARTITIONERS, FusedModule, explain, partitioner
+from .files import write_whole
+
+__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = "show what a model saves for backward, and why"
+DESCRIPTION = """\
+Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and
+prints what is saved, what is computed again, why, and what eager and PyTorch's own partitioners would save.
+
+  fuselayers explain model=gpt_nano
+  fuselayers explain model=gpt2_small --svg gpt2.svg --pareto curve.png
+  fuselayers explain model=gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the rule, and the files to write."""
+    parser.add_argument(
+        "overrides", nargs="+", metavar="OVERRIDE", help="of the config: model=gpt2_small norm=rms_norm"
+    )
+    parser.add_argument("--batch", help="sequences x tokens (default 1 x the model's context)")
+    parser.add_argument("--backend", default="inductor", help="inductor or eager (default inductor)")
+    parser.add_argument(
+        "--partition",
+        default="min_cut",
+        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
+    )
+    parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
+    parser.add_argument("--svg", metavar="FILE", help="draw the graph there; the suffix may also be .png or .dot")
+    parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
+    parser.add_argument("--json", metavar="FILE", help="write the receipt there")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Explain, print, and write what was asked for.
+
+    Raises:
+        ValueError: an argument that cannot be; the text says what can.
+        PartitionError: the budget is too small for the model.
+    """
+    if arguments.rows < 1:
+        raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
+    config = compose(overrides=arguments.overrides)
+    cut = partitioner(arguments.partition)
+    # On the meta device a model has shapes and no memory.
+    with torch.device("meta"):
+        model = build(config)
+        tokens = torch.zeros(_batch(arguments.batch, context=config.model.options["context_length"]), dtype=torch.int64)
+    receipt = explain(_training_step(model), tokens, tokens, backend=arguments.backend, partition=cut)
+    receipt.print(console, most=arguments.rows)
+    if arguments.json:
+        text = receipt.to_json() + "\n"
+        write_whole(Path(arguments.json), lambda file: file.write(text.encode()))
+    written = [arguments.json] if arguments.json else []
+    if arguments.svg:
+        written.append(str(receipt.draw(arguments.svg)))
+    if arguments.pareto:
+        written.append(str(receipt.draw_pareto(arguments.pareto)))
+    if written:
+        console.print(f"written: {', '.join(written)}", highlight=False, soft_wrap=True)
+    return 0
+
+
+class _TrainingStep(nn.Module):
+    """A model with its loss: what the fusion core is given when a model is fused whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        logits_BTV = self.model(tokens_BT)
+        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+
+
+def _training_step(model: nn.Module) -> nn.Module:
+    step = _TrainingStep(model)
+    # The receipt names what was explained.
+    plain = model.module if isinstance(model, FusedModule) else model
+    step.__class__ = type(f"{type(plain).__name__}WithLoss", (_TrainingStep,), {})
+    return step
+
+
+def _batch(text: str | None, *, context: int) -> Sequence[int]:
+    if text is None:
+        return 1, context
+    sizes = text.split("x")
+    if len(sizes) != 2 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--batch must be sequences x tokens, as 4x128, got {text!r}")
+    sequences, tokens = map(int, sizes)
+    if tokens > context:
+        raise ValueError(f"--batch has sequences of {tokens} tokens, the model's context is {context}")
+    return sequences, tokens

@@ -1,0 +1,123 @@
+"""`fuselayers tune`: measures the machine, so that the fusion core's prices are this machine's."""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..partition import Machine, machine_of
+from ..partition.machine import write_tuned
+from .machine import choose_device, describe_machine, synchronize
+
+__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "measure", "run"]
+
+SUMMARY = "measure this machine's memory and arithmetic"
+DESCRIPTION = """\
+Measures how fast this machine moves memory, multiplies matrices, does elementwise arithmetic and starts a kernel, and
+keeps the figures for the fusion core, which weighs saving a value against computing it again by them.
+
+  fuselayers tune
+  fuselayers tune --device cuda --dry-run"""
+
+_REPEATS: Final = 9
+# How often an op of microseconds is run within one reading of the clock.
+_CHAIN: Final = 32
+# Of a vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
+_EXP_FLOPS: Final = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to measure, and whether to keep it."""
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
+    parser.add_argument("--dry-run", action="store_true", help="measure and print, keep nothing")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Measure, print beside what held before, and keep."""
+    device = choose_device(arguments.device, setting="--device")
+    before = machine_of(device.type)
+    machine = measure(device)
+    console.print(describe_machine(device), highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for heading in ("measured", "until now"):
+        table.add_column(heading, justify="right")
+    for label, name, scale, unit in (
+        ("memory", "bandwidth", 1e9, "GB/s"),
+        ("float32 matmul", "flop_rate", 1e9, "GFLOP/s"),
+        ("bfloat16 matmul", "low_precision_flop_rate", 1e9, "GFLOP/s"),
+        ("elementwise", "vector_flop_rate", 1e9, "GFLOP/s"),
+        ("kernel", "kernel_seconds", 1e-6, "us"),
+    ):
+        table.add_row(label, *(f"{getattr(one, name) / scale:,.1f} {unit}" for one in (machine, before)))
+    console.print(table, highlight=False)
+    if arguments.dry_run:
+        console.print("nothing kept (--dry-run)", highlight=False)
+    else:
+        console.print(f"kept in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def measure(device: torch.device, *, size: int = 1 << 25, width: int = 1536) -> Machine:
+    """Return the machine that `device` is, from medians of a few runs each.
+
+    Args:
+        device: what to measure.
+        size: elements of the float32 vector that is streamed; it should not fit into a cache.
+        width: of the square matrices that are multiplied.
+    """
+    x = torch.randn(size, device=device)
+    out = torch.empty_like(x)
+    bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)
+    rates = {dtype: _matmul_rate(width, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
+    # In the cache, so that arithmetic is what takes the time.
+    small = torch.rand(min(size, 1 << 14), device=device)
+    result = torch.empty_like(small)
+    launch = _launch(device)
+    vector = (
+        small.numel()
+        * _EXP_FLOPS
+        / max(_seconds(lambda: _repeat(lambda: torch.exp(small, out=result)), device) / _CHAIN - launch, 1e-9)
+    )
+    return Machine(
+        name=f"measured: {describe_machine(device)}",
+        bandwidth=bandwidth,
+        flop_rate=rates[torch.float32],
+        low_precision_flop_rate=rates[torch.bfloat16],
+        vector_flop_rate=vector,
+        kernel_seconds=launch,
+    )
+
+
+def _matmul_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:
+    a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    return 2.0 * width**3 / _seconds(lambda: a @ b, device)
+
+
+def _launch(device: torch.device) -> float:
+    """Seconds for one more op that does next to nothing."""
+    tiny = torch.zeros(8, device=device)
+    return _seconds(lambda: _repeat(tiny.neg_), device) / _CHAIN
+
+
+def _repeat(run: Callable[[], object]) -> None:
+    for _ in range(_CHAIN):
+        run()
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The median time of a run, after two that warm up."""
+    times = []
+    for repeat in range(_REPEATS + 2):
+        synchronize(device)
+        started = time.perf_counter()
+        run()
+        synchronize(device)
+        if repeat >= 2:
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)

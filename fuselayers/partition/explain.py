@@ -1,0 +1,279 @@
+"""explain -- a receipt for every byte: what a fused function would save and compute again, without running it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+from torch import nn
+
+from .capture import CapturedGraph, capture
+from .cost import flops_of
+from .fake_twins import fake_twins
+from .fuse import FusedFunction
+from .fused_module import FusedModule
+from .joint_graph import CutGraph, JointGraph
+from .node_kinds import is_view, num_bytes, source_line, why_not_saveable, why_runs_once
+from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
+from .receipt import Receipt, RecomputedValue, SavedValue, Totals
+from .saved_bytes import saved_bytes
+from .torch_private import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
+
+__all__ = ["explain"]
+
+_RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
+    {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
+)
+
+
+def explain(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    backend: str | None = None,
+    partition: str | Partitioner | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Receipt:
+    """Return what `fuse(fn)` saves for backward and what it computes again, each with its reason and its price.
+
+    Nothing is run and nothing is allocated, so it also works for a model on the meta device that is larger than this
+    machine.
+
+    Args:
+        fn: a function of tensors, a module, or what `fuse` made of one; the last is explained with its own options.
+        args: what it would be called with: real tensors, or tensors on the meta device.
+        backend: "inductor" or "eager": whose graph, and whose prices; the default is Inductor's.
+        partition: as in `fuse`.
+        device: where meta tensors are taken to be.
+        kwargs: passed on to `fn`.
+
+    Raises:
+        ValueError: nothing that `fn` computes requires grad, so nothing is saved; or an unknown name.
+        TypeError: `fn` cannot be called.
+        PartitionError: the graph cannot be cut as asked.
+
+    >>> def tutorial(a, b, c, d):
+    ...     return (a + b + c + d).cos().cos()
+    >>> receipt = explain(tutorial, *[torch.randn(8, 16, requires_grad=True) for _ in range(4)])
+    >>> [(value.name, value.shape, value.num_bytes) for value in receipt.saved]
+    [('add_2', (8, 16), 512)]
+    >>> receipt.totals["eager"].saved_bytes
+    1024
+    """
+    options = _options_of(fn)
+    if options is not None:
+        backend = backend or options.chain[0]
+        partition = partition or options.partition
+    backend, cut = backend or "inductor", partitioner(partition or "min_cut")
+    captured = capture(fn, *args, backend=backend, device=device, **kwargs)
+    if not captured:
+        raise ValueError(
+            f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
+            f"or a parameter require grad, and leave torch.no_grad()"
+        )
+    with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs):
+        eager = saved_bytes(twin, *twin_args, **twin_kwargs)
+    explained = [_explain_graph(graph, cut, fused=backend != "eager") for graph in captured]
+    totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, 0, 0.0)}
+    for rule in _RIVALS:
+        totals[rule] = _sum(one.totals[rule] for one in explained)
+    cost = explained[0].cost
+    forward_flops, backward_flops = (sum(one.flops[side] for one in explained) for side in (0, 1))
+    forward_bytes, backward_bytes = (sum(one.ideal_bytes[side] for one in explained) for side in (0, 1))
+    return Receipt(
+        subject=_name(fn),
+        backend=backend,
+        partition=_text(cut),
+        machine=cost.machine.name,
+        saved=tuple(value for one in explained for value in one.saved),
+        recomputed=tuple(value for one in explained for value in one.recomputed),
+        totals=totals,
+        forward_flops=forward_flops,
+        backward_flops=backward_flops,
+        forward_ideal_bytes=forward_bytes,
+        backward_ideal_bytes=backward_bytes,
+        forward_seconds=sum(one.seconds[0] for one in explained),
+        backward_seconds=sum(one.seconds[1] for one in explained),
+        graphs=tuple(one.graph for one in explained),
+    )
+
+
+class _Explained:
+    """The parts of a receipt that one graph gives."""
+
+    def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
+        self.joint = _joint_of(captured)
+        choice = cut if isinstance(cut, SavingRule) else None
+        self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
+        if choice is not None:
+            saved = choice.saved_values(self.joint, fused=fused)
+            forward, backward = self.joint.split(saved)
+        else:
+            forward, backward = _cut_copy(captured, cut)
+        self.graph = CutGraph(self.joint, forward, backward)
+        handed_over = _handed_over(forward, captured.num_forward_outputs)
+        node_of = {node.name: node for node in self.joint.nodes}
+        # A user's partitioner may add nodes of its own; what it saves of them is described by what it made.
+        saved_nodes = [node_of.get(node.name, node) for node in handed_over]
+        self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
+        again = [node_of.get(node.name, node) for node in _run_twice(forward, backward)]
+        self.recomputed = tuple(self._recomputed_value(node) for node in again if not is_view(node))
+        static = captured.static_input_indices
+        self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
+        for rule, rival in _RIVALS.items():
+            parts = _cut_copy(captured, rival)
+            self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
+        self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
+        self.ideal_bytes = tuple(_ends_bytes(module) for module in (forward, backward))
+        machine = self.cost.machine
+        self.seconds = tuple(
+            max(size, sum(machine.bytes_of_flops(flops_of(node), itemsize=_itemsize(node)) for node in _calls(module)))
+            / machine.bandwidth
+            for module, size in zip((forward, backward), self.ideal_bytes, strict=True)
+        )
+
+    def _saved_values(self, nodes: Iterable[fx.Node], *, chosen_by_us: bool) -> Iterable[SavedValue]:
+        counted: set[fx.Node] = set()
+        for node in nodes:
+            value, storage = node.meta.get("val"), self.joint.storage_of(node)
+            static = storage in self.joint.static_inputs
+            shape = tuple(size_hint(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
+            size = 0 if static or storage in counted or is_sym_node(node) else num_bytes(storage)
+            counted.add(storage)
+            yield SavedValue(
+                name=node.name,
+                op="parameter" if static else "input" if node.op == "placeholder" else str(node.target),
+                source=source_line(node),
+                shape=shape,
+                dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
+                num_bytes=size,
+                reason=self._why_saved(node, static) if chosen_by_us else "the partitioner that was given chose it",
+            )
+
+    def _why_saved(self, node: fx.Node, static: bool) -> str:
+        """The edge that was cut, against the one that was not."""
+        readers = [user.name for user in node.users if user in self.joint.from_gradients]
+        reads = f"read by {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''}; " if readers else ""
+        if static:
+            return f"{reads}it outlives the call anyway"
+        if is_sym_node(node):
+            return f"{reads}a size, 8 bytes"
+        once = why_runs_once(node)
+        if once is not None:
+            return f"{reads}{once}"
+        saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
+        priced = f"saving it costs {self.cost.total(saving):,.0f}"
+        if self.cost.total(again) > self.cost.total(saving):
+            return f"{reads}{priced}, computing it again {self.cost.total(again):,.0f} bytes moved"
+        sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
+        names = ", ".join(source.name for source in sources[:2]) or "its source"
+        return f"{reads}{priced} bytes moved; computing it again would need {names}, which costs more"
+
+    def _recomputed_value(self, node: fx.Node) -> RecomputedValue:
+        price = self.cost.recomputing(node, self.joint)
+        return RecomputedValue(
+            name=node.name,
+            op=str(node.target),
+            source=source_line(node),
+            num_bytes=num_bytes(node),
+            moved_bytes=price.moved,
+            flops=flops_of(node),
+        )
+
+
+def _explain_graph(captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> _Explained:
+    return _Explained(captured, cut, fused=fused)
+
+
+def _joint_of(captured: CapturedGraph) -> JointGraph:
+    return JointGraph.of(
+        copy_of(captured.module),
+        num_forward_outputs=captured.num_forward_outputs,
+        static_input_indices=captured.static_input_indices,
+    )
+
+
+def _cut_copy(captured: CapturedGraph, cut: Callable[..., Any]) -> tuple[fx.GraphModule, fx.GraphModule]:
+    parts: tuple[fx.GraphModule, fx.GraphModule] = cut(
+        copy_of(captured.module),
+        captured.joint_inputs,
+        num_fwd_outputs=captured.num_forward_outputs,
+        static_lifetime_input_indices=list(captured.static_input_indices),
+    )
+    return parts
+
+
+def _handed_over(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
+    """What a forward returns beyond its outputs."""
+    returned: Any = forward.graph.output_node().args[0]
+    return [value for value in returned[num_outputs:] if isinstance(value, fx.Node)]
+
+
+def _calls(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "call_function"]
+
+
+def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
+    """The ops of a backward that are ops of its forward; both keep the names of the joint graph."""
+    names = {node.name for node in _calls(forward)}
+    return [node for node in _calls(backward) if node.name in names]
+
+
+def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
+    """What any partitioner's forward and backward save and repeat: counted on the graphs, whoever made them."""
+    inputs = forward.graph.find_nodes(op="placeholder")
+    free = {inputs[place] for place in static if place < len(inputs)}
+    storages = dict.fromkeys(_storage(node) for node in _handed_over(forward, num_outputs))
+    again = [node for node in _run_twice(forward, backward) if not is_view(node)]
+    return Totals(
+        saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
+        recomputed_ops=len(again),
+        recomputed_flops=sum(flops_of(node) for node in again),
+    )
+
+
+def _storage(node: fx.Node) -> fx.Node:
+    while is_view(node) and why_not_saveable(node.all_input_nodes[0]) is None:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _ends_bytes(module: fx.GraphModule) -> int:
+    """Bytes of what goes in and what comes out, once each."""
+    output = module.graph.output_node()
+    ends = {_storage(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
+    return sum(num_bytes(node) for node in ends)
+
+
+def _itemsize(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, tuple | list) else value
+    return first.dtype.itemsize if isinstance(first, torch.Tensor) else 4
+
+
+def _sum(totals: Iterable[Totals]) -> Totals:
+    every = list(totals)
+    return Totals(
+        sum(one.saved_bytes for one in every),
+        sum(one.recomputed_ops for one in every),
+        sum(one.recomputed_flops for one in every),
+    )
+
+
+def _options_of(fn: Any) -> Any:
+    if isinstance(fn, FusedModule):
+        return _options_of(fn.fused)
+    return fn.options if isinstance(fn, FusedFunction) else None
+
+
+def _text(cut: Partitioner) -> str:
+    if not isinstance(cut, SavingRule):
+        return str(getattr(cut, "__name__", type(cut).__name__))
+    return cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})"
+
+
+def _name(fn: Any) -> str:
+    inner = fn.module if isinstance(fn, FusedModule) else fn
+    return type(inner).__name__ if isinstance(inner, nn.Module) else str(getattr(fn, "__name__", type(fn).__name__))

@@ -1,0 +1,330 @@
+"""joint_graph and operator_map -- a function's forward and backward in one graph, and which op of it came from where.
+
+Like `capture`, which both are made of, they trace with fake tensors: nothing runs and nothing is allocated.
+"""
+
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+import torch.fx as fx
+from torch import nn
+
+from .capture import ROOT, Trace, compile_functional, trace
+from .torch_private import GraphBreak, descriptors, tree_flatten_with_path
+
+__all__ = ["InputSpec", "JointGraphExport", "OperatorRecord", "OutputSpec", "joint_graph", "operator_map"]
+
+_Origin: TypeAlias = tuple[Any, str, str]  # autograd's number, the line, the module
+_ENTRY_FILE: Final = trace.__code__.co_filename
+_DTYPE_LETTERS: Final = (("float", "f"), ("bfloat", "bf"), ("complex", "c"), ("uint", "u"), ("int", "i"))
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a joint graph.
+
+    Attributes:
+        name: its placeholder in the graph.
+        kind: "gradient" is an incoming one, of an output. A tensor that a function closes over is a "parameter" if it
+            requires grad, else a "buffer".
+        target: a parameter's or buffer's name, as in `named_parameters()`, after the variable that holds the module
+            where the function is none itself; an argument's name, with the way into it (`batch['ids'][0]`); for a
+            gradient, the name of the output that it belongs to.
+    """
+
+    name: str
+    kind: Literal["parameter", "buffer", "argument", "gradient"]
+    target: str
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output of a joint graph.
+
+    Attributes:
+        name: the node of the graph that computes it.
+        kind: "mutation" is the new value of an input that the function writes to.
+        target: where an output is in what the function returns (`result`, `result['loss']`), or "" for one that is
+            not returned as it is; for a gradient, the target of the input that it is the gradient of; for a mutation,
+            the target of the input that is written to.
+    """
+
+    name: str
+    kind: Literal["output", "gradient", "mutation"]
+    target: str
+
+
+@dataclass(frozen=True)
+class JointGraphExport:
+    """A forward and backward as one graph of ATen ops, with a signature. Its text is a listing.
+
+    Attributes:
+        module: takes one value for each of `inputs`, in order, and returns a tuple with one for each of `outputs`. It
+            writes to none of its inputs.
+        inputs: what the function was given, then the gradients of its outputs.
+        outputs: what the function writes to and returns, then the gradients of what it was given.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+
+    def __str__(self) -> str:
+        nodes = {node.name: node for node in self.module.graph.nodes}
+        lines = ["inputs:"]
+        lines += [f"  {_typed(nodes[one.name])}  # {one.kind} {one.target}" for one in self.inputs]
+        lines += ["forward and backward:"]
+        for node in nodes.values():
+            if node.op not in ("placeholder", "output"):
+                lines.append(f"  {_typed(node)} = {_call(node)}")
+        lines += ["outputs:"]
+        lines += [f"  {_typed(nodes[one.name])}  # {one.kind} {one.target}" for one in self.outputs]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+@dataclass(frozen=True)
+class OperatorRecord:
+    """What one differentiable step of a function became.
+
+    Attributes:
+        forward_ops: its ops in forward, in order: "aten.addmm.default".
+        backward_ops: the ops that autograd runs for it, in order.
+        source: "file:line: code" of the innermost line that is not torch's, or "" where there is none.
+        module: the innermost module that ran it, by its fully qualified name, or "" outside of any submodule.
+    """
+
+    forward_ops: tuple[str, ...]
+    backward_ops: tuple[str, ...]
+    source: str
+    module: str
+
+
+def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGraphExport:
+    """Return the joint forward and backward graph of `fn(*args, **kwargs)`, with a signature.
+
+    The ops are ATen's, as the eager backend gets them, not decomposed; what `fn` writes to its inputs is an output.
+    Nothing runs: `args` may be real, fake or on the meta device.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+        ValueError: `fn` has a graph break (the message says where), or no output of it requires grad.
+
+    >>> exported = joint_graph(torch.nn.Linear(4, 2), torch.randn(3, 4))
+    >>> print(exported)
+    inputs:
+      primals_1: f32[2, 4]  # parameter weight
+      primals_2: f32[2]  # parameter bias
+      primals_3: f32[3, 4]  # argument input
+      tangents_1: f32[3, 2]  # gradient addmm
+    forward and backward:
+      t: f32[4, 2] = aten.t.default(primals_1)
+      addmm: f32[3, 2] = aten.addmm.default(primals_2, primals_3, t)
+      ...
+    outputs:
+      addmm: f32[3, 2]  # output result
+      ...: f32[2, 4]  # gradient weight
+      ...: f32[2]  # gradient bias
+    """
+    (only,) = _traces("joint_graph", fn, args, kwargs, fullgraph=True)
+    module, names = only.graph.module, _Names(only)
+    graph = module.graph
+    output = next(iter(reversed(graph.nodes)))
+    present = [
+        (node, desc)
+        for node, desc in zip(output.args[0], output.meta["desc"], strict=True)
+        if isinstance(node, fx.Node)
+    ]
+    output_names = {desc: node.name for node, desc in present}
+    inputs = tuple(names.input(node, output_names) for node in graph.nodes if node.op == "placeholder")
+    outputs = tuple(names.output(node, desc) for node, desc in present)
+    output.args = (tuple(node for node, _ in present),)
+    output.meta["desc"] = [desc for _, desc in present]
+    graph.set_codegen(fx.graph.CodeGen())  # AOTAutograd's takes two lists, and returns one
+    graph.lint()
+    module.recompile()
+    return JointGraphExport(module, inputs, outputs)
+
+
+def operator_map(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[OperatorRecord, ...]:
+    """Return, in the order of forward, which ops of backward belong to which ops, line and module of forward.
+
+    Autograd numbers its nodes, and AOTAutograd keeps the number of the node that an op of either side was traced for.
+    Ops without a gradient carry the number of what ran before them; they are told apart by their line and module. Where
+    no op of forward has a number, the ops of backward stand alone. A function with graph breaks gives the records of
+    one graph after the other.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+        ValueError: no output of `fn` requires grad.
+
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    >>> for record in operator_map(layers, torch.randn(3, 4, requires_grad=True)):
+    ...     print(record.module, *record.forward_ops, "->", *record.backward_ops)
+    0 aten.t.default -> aten.t.default
+    0 aten.addmm.default -> aten.t.default aten.mm.default ... aten.sum.dim_IntList aten.view.default
+    1 aten.gelu.default -> aten.gelu_backward.default
+    """
+    traces = _traces("operator_map", fn, args, kwargs, fullgraph=False)
+    return tuple(record for one in traces for record in _records(one))
+
+
+def _traces(
+    caller: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, fullgraph: bool
+) -> tuple[Trace, ...]:
+    if not callable(fn):
+        raise TypeError(f"{caller} takes a function or a module, got {type(fn).__name__}")
+    name = getattr(fn, "__name__", type(fn).__name__)
+    try:
+        traces = trace(fn, args, kwargs, compiler=compile_functional, fullgraph=fullgraph)
+    except GraphBreak as error:
+        stack = list(getattr(error, "real_stack", None) or ())
+        where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "a place that Dynamo does not name"
+        raise ValueError(
+            f"{caller} needs one graph, and {name} breaks it at {where} ({str(error).splitlines()[0]}); change that "
+            "line, or use `capture`, which returns a graph for each part"
+        ) from error
+    if not traces:
+        raise ValueError(
+            f"{caller} needs a backward, and no output of {name} requires grad here; give it a parameter or an "
+            "argument that does (`x.requires_grad_()`), outside of torch.no_grad()"
+        )
+    return traces
+
+
+class _Names:
+    """What the inputs and modules of a trace are called by the user."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._scope = {"L": {"traced_fn": trace.fn, "args": trace.args, "kwargs": trace.kwargs}}
+        self._registered: dict[int, str] = {}  # by Dynamo's source, a tied parameter may have another of its names
+        if isinstance(trace.fn, nn.Module):
+            for name, tensor in (*trace.fn.named_parameters(), *trace.fn.named_buffers()):
+                self._registered.setdefault(id(tensor), name)
+        self._arguments = _argument_names(trace.fn, len(trace.args))
+        returned = {id(leaf): path for path, leaf in _leaves(trace.result)}
+        self._results = [returned.get(id(value), "") for value in trace.outputs]
+
+    def input(self, node: fx.Node, output_names: dict[Any, str]) -> InputSpec:
+        desc = node.meta["desc"]
+        if isinstance(desc, descriptors.TangentAOTInput):
+            return InputSpec(node.name, "gradient", output_names.get(desc.output, desc.output.expr()))
+        kind, target = self._origin(desc)
+        return InputSpec(node.name, kind, target)
+
+    def output(self, node: fx.Node, desc: Any) -> OutputSpec:
+        if isinstance(desc, descriptors.GradAOTOutput):
+            return OutputSpec(node.name, "gradient", self._origin(desc.grad_of)[1])
+        if isinstance(desc, descriptors.InputMutationAOTOutput):
+            return OutputSpec(node.name, "mutation", self._origin(desc.mutated_input)[1])
+        if isinstance(desc, descriptors.PlainAOTOutput):
+            return OutputSpec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
+        return OutputSpec(node.name, "output", "")
+
+    def of_source(self, source: str) -> str:
+        """Return an expression of Dynamo's as the user would write it: `L['args'][0]._modules['up']` is `block.up`."""
+        expression, *steps = re.split(r"\.__closure__\[(\d+)\]\.cell_contents", source)
+        text = expression
+        for cell, rest in zip(steps[::2], steps[1::2], strict=True):
+            function = eval(expression, dict(self._scope))  # an expression that Dynamo made, over its own twins
+            text = function.__code__.co_freevars[int(cell)] + rest
+            expression += f".__closure__[{cell}].cell_contents{rest}"
+        text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda found: self._arguments[int(found[1])], text)
+        text = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", text).removeprefix(ROOT).removeprefix(".__self__")
+        text = re.sub(r"^(?:\.\w+)*\.__globals__\['(\w+)'\]", r"\1", text)
+        text = re.sub(r"^G\['(\w+)'\]", r"\1", text)
+        return re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", text).removeprefix(".")
+
+    def _origin(self, desc: Any) -> tuple[Literal["parameter", "buffer", "argument"], str]:
+        while not isinstance(desc, descriptors.PlainAOTInput):
+            inner = getattr(desc, "base", getattr(desc, "base_of", None))
+            if inner is None:
+                return "argument", str(desc.expr())
+            desc = inner
+        source, tensor = self._trace.sources[desc.idx], self._trace.inputs[desc.idx]
+        target = self._registered.get(id(tensor)) or self.of_source(source)
+        if "._parameters[" in source:
+            return "parameter", target
+        if "._buffers[" in source:
+            return "buffer", target
+        if source.startswith(("L['args']", "L['kwargs']")):
+            return "argument", target
+        return ("parameter" if getattr(tensor, "requires_grad", False) else "buffer"), target
+
+
+def _argument_names(fn: Any, count: int) -> list[str]:
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return [f"args[{place}]" for place in range(count)]
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
+    return [*names[:count], *(f"{rest}[{place}]" for place in range(count - len(names)))]
+
+
+def _leaves(result: Any) -> list[tuple[str, Any]]:
+    leaves, _ = tree_flatten_with_path(result)
+    return [("result" + "".join(str(key) for key in path), leaf) for path, leaf in leaves]
+
+
+def _records(trace: Trace) -> list[OperatorRecord]:
+    names = _Names(trace)
+    forward: dict[_Origin, list[str]] = {}
+    backward: dict[Any, list[str]] = {}
+    first: dict[Any, _Origin] = {}  # the op that autograd made a node for; ops without one come after it
+    for node in trace.graph.module.graph.nodes:  # forward's come before backward's
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue  # an element of a tuple is no op
+        number = node.meta.get("seq_nr")
+        if "backward" in str(node.meta.get("partitioner_tag", "")):
+            origin = first.setdefault(number, (number, _source(node), _module(node, "fwd_nn_module_stack", names)))
+            forward.setdefault(origin, [])
+            backward.setdefault(number, []).append(str(node.target))
+        else:
+            origin = (number, _source(node), _module(node, "nn_module_stack", names))
+            first.setdefault(number, origin)
+            forward.setdefault(origin, []).append(str(node.target))
+    records = []
+    for origin, ops in forward.items():
+        number, source, module = origin
+        in_backward = backward.get(number, []) if first[number] == origin else []
+        records.append(OperatorRecord(tuple(ops), tuple(in_backward), source, module))
+    return records
+
+
+def _source(node: fx.Node) -> str:
+    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n([^\n]*)', node.meta.get("stack_trace") or "")
+    not_the_user = (_ENTRY_FILE, *(path + os.sep for path in torch.__path__))
+    lines = [f"{file}:{line}: {code.strip()}" for file, line, code in found if not file.startswith(not_the_user)]
+    return lines[-1] if lines else ""
+
+
+def _module(node: fx.Node, key: str, names: _Names) -> str:
+    stack = node.meta.get(key)
+    return names.of_source(list(stack.values())[-1][0]) if stack else ""
+
+
+def _typed(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return node.name
+    dtype = str(value.dtype).removeprefix("torch.")
+    for word, letter in _DTYPE_LETTERS:
+        dtype = re.sub(f"^{word}(?=\\d)", letter, dtype)
+    return f"{node.name}: {dtype}[{', '.join(str(size) for size in value.shape)}]"
+
+
+def _call(node: fx.Node) -> str:
+    arguments = [repr(one) for one in node.args] + [f"{name}={one!r}" for name, one in node.kwargs.items()]
+    name = str(node.target) if node.op != "call_function" or not callable(node.target) else _op_name(node.target)
+    return textwrap.shorten(f"{name}({', '.join(arguments)})", width=100, placeholder=" ...)")
+
+
+def _op_name(target: Any) -> str:
+    return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))

@@ -1,0 +1,140 @@
+"""What kind of op a node of a graph is: which repeat at no cost, which may not be repeated, which can be saved."""
+
+import functools
+import operator
+from typing import Final
+
+import torch
+import torch.fx as fx
+
+from .torch_private import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
+
+__all__ = [
+    "is_fusible",
+    "is_matmul_like",
+    "is_saveable",
+    "is_view",
+    "num_bytes",
+    "num_elements",
+    "source_line",
+    "why_not_saveable",
+    "why_runs_once",
+]
+
+# What Inductor makes of dropout and rand: pure functions of a saved seed, so computing them again gives the same mask.
+_SEEDED_RANDOM: Final = tuple(
+    getattr(torch.ops.prims, name)
+    for name in ("inductor_lookup_seed", "inductor_random", "inductor_randint")
+    if hasattr(torch.ops.prims, name)
+)
+_COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
+_SHAPE_FROM_DATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+def num_bytes(node: fx.Node) -> int:
+    """Bytes of a node's value, of all its tensors if it has several; sizes that are still symbolic count with their
+    hint."""
+    return size_of(node) if isinstance(node.meta.get("val"), torch.Tensor | list | tuple) else 0
+
+
+def num_elements(node: fx.Node) -> int:
+    """Elements of a node's value, of all its tensors if it has several."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return num_bytes(node) // max(value.dtype.itemsize, 1)
+    if isinstance(value, list | tuple):
+        itemsize = max((item.dtype.itemsize for item in value if isinstance(item, torch.Tensor)), default=1)
+        return num_bytes(node) // max(itemsize, 1)
+    return 0
+
+
+def is_saveable(node: fx.Node) -> bool:
+    """True if the value can be handed from forward to backward: a tensor, an integer size, an opaque object."""
+    return why_not_saveable(node) is None
+
+
+def why_not_saveable(node: fx.Node) -> str | None:
+    """Return None if the value can be handed from forward to backward, else what it is."""
+    value = node.meta.get("val")
+    if is_sym_node(node):
+        return "it is a symbolic float" if isinstance(value, torch.SymFloat) else None
+    if isinstance(value, torch.Tensor) or is_opaque(node):
+        return None
+    return f"it is a {type(value).__name__}, neither a tensor nor a size"
+
+
+def is_view(node: fx.Node) -> bool:
+    """True if the op looks at its input's memory in another way, which costs nothing."""
+    if node.op != "call_function":
+        return False
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and _is_view_op(target)
+
+
+@functools.cache
+def _is_view_op(target: torch._ops.OpOverload) -> bool:
+    if target.overloadpacket in known_ops().view_ops:
+        return True
+    returns = target._schema.returns
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """True if a compiler fuses the op into the kernels around it: elementwise ops, reductions, indexing."""
+    packet = overload_packet(node)
+    return node.op == "call_function" and (packet in known_ops().fusible_ops or packet in _SEEDED_RANDOM)
+
+
+def is_matmul_like(node: fx.Node) -> bool:
+    """True if the op's time is its arithmetic, not its memory traffic: matmul, attention, convolution."""
+    return node.op == "call_function" and overload_packet(node) in known_ops().compute_intensive_ops
+
+
+def why_runs_once(node: fx.Node) -> str | None:
+    """Return None if the op may run a second time in backward, else why it may not."""
+    if node.op == "placeholder":
+        return "it is an input"
+    if node.op != "call_function":
+        return "it is an attribute of the graph"
+    if node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
+        return "it is tagged to be saved"
+    target = node.target
+    if target is operator.getitem or is_sym_node(node):
+        return None
+    if not isinstance(target, torch._ops.OpOverload):
+        return "it is a higher-order op, whose effects are not known"
+    return _why_op_runs_once(target) or _why_random(node, target)
+
+
+@functools.cache
+def _why_op_runs_once(target: torch._ops.OpOverload) -> str | None:
+    if target._schema.is_mutable:
+        return "it changes its input"
+    if target.namespace in _COLLECTIVES:
+        return "it communicates with other processes"
+    if _SHAPE_FROM_DATA & set(target.tags):
+        return "its shape depends on the data"
+    return None
+
+
+def _why_random(node: fx.Node, target: torch._ops.OpOverload) -> str | None:
+    if torch.Tag.nondeterministic_seeded not in target.tags or target.overloadpacket in _SEEDED_RANDOM:
+        return None
+    # Attention kernels carry the tag for their dropout; without one they draw nothing.
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            if given == 0.0:
+                return None
+    return "it draws random numbers"
+
+
+def source_line(node: fx.Node) -> str:
+    """Return where in the user's code the node comes from, as `file:line: code`, or "" when that is not known."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].startswith("File "):
+            file, _, rest = lines[place][len("File ") :].partition(", line ")
+            code = next((line for line in lines[place + 1 :] if line and not set(line) <= set("^~ ")), "")
+            return f"{file.strip(chr(34))}:{rest.partition(',')[0]}" + (f": {code}" if code else "")
+    return ""

@@ -1,0 +1,12 @@
+"""Passes: each file changes a graph in one way; each lints and recompiles what it changed."""
+
+from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
+from .early_getitems import early_getitems_pass as early_getitems_pass
+from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
+from .late_recompute import late_recompute_pass as late_recompute_pass
+from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass
+from .seeded_dropout import SeededMask as SeededMask
+from .seeded_dropout import provide_seeded_mask as provide_seeded_mask
+from .seeded_dropout import replayed_dropout_pass as replayed_dropout_pass
+from .seeded_dropout import seeded_dropout_calls_pass as seeded_dropout_calls_pass
+from .seeded_dropout import seeded_dropout_pass as seeded_dropout_pass

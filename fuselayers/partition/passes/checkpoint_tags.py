@@ -1,0 +1,71 @@
+"""checkpoint_tags -- settle what the user's checkpointing, and the nature of an op, say about saving a value.
+
+`torch.utils.checkpoint` leaves its wish on each node as `meta["recompute"]`, a CheckpointPolicy. Partitioners honour
+MUST_SAVE, MUST_RECOMPUTE and PREFER_RECOMPUTE as they stand, and PREFER_SAVE as a high price on computing it again.
+"""
+
+import operator
+
+import torch
+import torch.fx as fx
+
+from ..torch_private import (
+    CheckpointPolicy,
+    is_effect,
+    is_tagged_backward,
+    must_recompute,
+    placement,
+)
+
+__all__ = ["checkpoint_tags_pass"]
+
+
+def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Tag as MUST_SAVE: collectives, results of ops with effects, the source of an input's update, and the values on
+    the boundary of checkpointed regions. Only tags change, no node does."""
+    nodes = list(graph_module.graph.nodes)
+    for node in nodes:
+        if must_recompute(node):
+            if _ends_a_region(node):
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif _is_collective(node):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif is_effect(node) and not is_tagged_backward(node):
+            _save_elements(node)
+    _save_sources_of_updates(nodes)
+    return graph_module
+
+
+def _ends_a_region(node: fx.Node) -> bool:
+    """True for the last value of a checkpointed region that another region, or a gradient hook, takes up."""
+    users = [user for user in node.users if must_recompute(user)]
+    region = node.meta.get("ac_graph_id")
+    # Two regions without an op in between: were their boundary computed again, both would be alive at once.
+    if region is not None and any(user.meta.get("ac_graph_id", region) > region for user in users):
+        return True
+    # A hook on a region's output (a sharded parameter's all-gather, say) runs before the region can be computed again,
+    # and needs the output's gradient, whose computation may need the output: saving it breaks the circle.
+    return bool(node.meta.get("has_backward_hook")) and not users
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional"
+
+
+def _save_elements(node: fx.Node) -> None:
+    for user in node.users:
+        if user.target is operator.getitem:
+            _save_elements(user)
+            if not isinstance(user.meta.get("val"), tuple | list):
+                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _save_sources_of_updates(nodes: list[fx.Node]) -> None:
+    """An input that forward and backward both write to: forward's new value must not be computed from backward's."""
+    copies = [node for node in nodes if node.target is torch.ops.aten.copy_.default]
+    written_in_backward = {node.args[0] for node in copies if placement(node) == "must_be_in_backward"}
+    for node in copies:
+        if placement(node) == "must_be_in_forward" and node.args[0] in written_in_backward:
+            source = node.args[1]
+            if isinstance(source, fx.Node):
+                source.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -1,0 +1,20 @@
+"""early_getitems -- take tuples apart as soon as they are there, so that what nobody needs of them is freed."""
+
+import operator
+
+import torch.fx as fx
+
+__all__ = ["early_getitems_pass"]
+
+
+def early_getitems_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Move each getitem right behind the op whose tuple it takes from, in their order."""
+    graph = graph_module.graph
+    # From the last to the first: each is put right behind the op, so the first one ends up nearest.
+    for node in reversed(list(graph.find_nodes(op="call_function", target=operator.getitem))):
+        parent = node.args[0]
+        if isinstance(parent, fx.Node) and parent.op != "placeholder" and len(node.all_input_nodes) == 1:
+            parent.append(node)
+    graph.lint()
+    graph_module.recompile()
+    return graph_module

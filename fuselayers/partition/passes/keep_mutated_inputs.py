@@ -1,0 +1,41 @@
+"""keep_mutated_inputs -- let backward read what an input held before forward wrote to it."""
+
+import torch
+import torch.fx as fx
+
+from ..torch_private import mutated_inputs
+
+__all__ = ["keep_mutated_inputs_pass"]
+
+
+def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Put a clone between each input that is written to and its readers, so that there is something to save.
+
+    By the time of backward the input holds the new value; AOTAutograd therefore clones it, but Inductor's passes take
+    the clone out again, and autograd then finds a saved tensor modified in place. The input itself must not be saved.
+    """
+    graph = graph_module.graph
+    changed = False
+    for node in mutated_inputs(graph):
+        readers = [user for user in node.users if not _writes_to(user, node) and user.op != "output"]
+        if not readers or all(user.target is torch.ops.aten.clone.default for user in readers):
+            continue
+        with graph.inserting_after(_last_placeholder(graph)):
+            clone = graph.call_function(torch.ops.aten.clone.default, (node,))
+        clone.meta.update({"val": node.meta["val"], "partitioner_tag": "is_forward"})
+        for reader in readers:
+            reader.replace_input_with(node, clone)
+        changed = True
+    if changed:
+        graph.lint()
+        graph_module.recompile()
+    return graph_module
+
+
+def _writes_to(user: fx.Node, node: fx.Node) -> bool:
+    return user.target is torch.ops.aten.copy_.default and user.args[0] is node
+
+
+def _last_placeholder(graph: fx.Graph) -> fx.Node:
+    placeholders: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
+    return placeholders[-1]

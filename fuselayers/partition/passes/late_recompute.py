@@ -1,0 +1,62 @@
+"""late_recompute -- order the backward so that values computed again live as short as possible.
+
+Cut out of the joint graph, a backward begins with every op of the forward that runs again, layer 1 first, and all of
+their results wait for the gradients to come down to them. Here each is computed right before its first reader.
+"""
+
+import torch
+import torch.fx as fx
+
+from ..torch_private import is_gradient_input
+
+__all__ = ["late_recompute_pass"]
+
+
+def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Move what does not depend on a gradient right before what first needs it; gradients keep their order.
+
+    Writes to inputs and everything else that has an effect keep their place relative to each other. What nothing needs
+    goes: fx takes an op for alive if it could draw random numbers, as an attention kernel could, and would run it again
+    for nothing.
+    """
+    graph = graph_module.graph
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    gradients: set[fx.Node] = {node for node in graph.nodes if is_gradient_input(node)}
+    if not gradients:
+        return graph_module
+    for node in nodes:
+        if not gradients.isdisjoint(node.all_input_nodes):
+            gradients.add(node)
+    place = {node: number for number, node in enumerate(nodes)}
+    output = graph.output_node()
+    placed: set[fx.Node] = set()
+    anchors = [node for node in nodes if node in gradients or _has_effect(node)]
+    for anchor in (*anchors, output):
+        stack = list(anchor.all_input_nodes)
+        if _writes(anchor):
+            # What came before a write stays before it: it may read what is overwritten.
+            stack += [node for node in nodes if place[node] < place[anchor]]
+        wanted: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in place and node not in placed and node not in wanted and node not in gradients:
+                wanted.add(node)
+                stack += node.all_input_nodes
+        for node in sorted(wanted, key=place.__getitem__):
+            anchor.prepend(node)
+        placed |= wanted
+        placed.add(anchor)
+    for node in reversed(nodes):
+        if not node.users and not _has_effect(node):
+            graph.erase_node(node)
+    graph.lint()
+    graph_module.recompile()
+    return graph_module
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _has_effect(node: fx.Node) -> bool:
+    return _writes(node) or node.is_impure(impure_random=False)

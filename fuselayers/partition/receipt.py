@@ -1,0 +1,296 @@
+"""Receipt -- what a fused function saves, what it computes again, why, and what that costs."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .cost import flops_of
+from .draw import draw_curve, draw_graphs
+from .joint_graph import CutGraph
+from .partitioners import budget, cost_model_for
+from .saved_by_budget import smallest_saved_bytes
+
+__all__ = ["ParetoPoint", "Receipt", "RecomputedValue", "SavedValue", "Totals"]
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that forward hands to backward.
+
+    Attributes:
+        name: of the node in the joint graph.
+        op: what computes it; "input" for an argument, "parameter" for what outlives the call anyway.
+        source: `file:line: code` of the user's code, or "".
+        shape: its shape; symbolic sizes as the numbers that the graph was traced with.
+        dtype: its dtype, "int" for a size.
+        num_bytes: what keeping it costs: the memory that it looks at, 0 for a parameter, and 0 for a second look at
+            memory that is kept already.
+        reason: why it was saved: the edge that was cut.
+    """
+
+    name: str
+    op: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecomputedValue:
+    """A value of forward that backward computes again.
+
+    Attributes:
+        name: of the node in the joint graph.
+        op: what computes it.
+        source: `file:line: code` of the user's code, or "".
+        num_bytes: the bytes of the value, which are not kept.
+        moved_bytes: what computing it again moves to and from memory, by the cost model.
+        flops: its FLOPs if it is a matmul, an attention or a convolution, else 0.
+    """
+
+    name: str
+    op: str
+    source: str
+    num_bytes: int
+    moved_bytes: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Totals:
+    """One rule's outcome.
+
+    Attributes:
+        saved_bytes: bytes kept from forward to backward, each storage once, parameters not at all.
+        recomputed_ops: ops of forward that run a second time.
+        recomputed_flops: their FLOPs.
+    """
+
+    saved_bytes: int
+    recomputed_ops: int
+    recomputed_flops: float
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """One point of the curve of memory against recompute."""
+
+    saved_bytes: int
+    recomputed_flops: float
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What `explain` found out. Print it, or read its parts.
+
+    Attributes:
+        subject: the function's or module's name.
+        backend: for whose compiler the graph was cut.
+        partition: the rule.
+        machine: whose speed the prices are in.
+        saved: every saved value, in the order of the graph.
+        recomputed: every value computed again, in the order of the graph.
+        totals: by rule: "this", and for comparison "eager" (autograd without any compiler), "default" (this library's),
+            "torch default" and "torch min_cut" (PyTorch's partitioners).
+        forward_flops: FLOPs of forward, counting matmuls, attention and convolutions.
+        backward_flops: FLOPs of backward, what is computed again included.
+        forward_ideal_bytes: what forward must move at least: its inputs, its outputs and what it saves, once each.
+        backward_ideal_bytes: what backward must move at least: what was saved, incoming and outgoing gradients.
+        forward_seconds: the least time for forward on that machine: its FLOPs, or its ideal bytes if they take longer.
+        backward_seconds: the least time for backward.
+        graphs: the graphs themselves; they are not part of the dict and the JSON.
+    """
+
+    subject: str
+    backend: str
+    partition: str
+    machine: str
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[RecomputedValue, ...]
+    totals: dict[str, Totals]
+    forward_flops: float
+    backward_flops: float
+    forward_ideal_bytes: int
+    backward_ideal_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+    graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything but the graphs, in plain Python types."""
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "graphs"}
+        content["saved"] = [asdict(value) for value in self.saved]
+        content["recomputed"] = [asdict(value) for value in self.recomputed]
+        content["totals"] = {rule: asdict(totals) for rule, totals in self.totals.items()}
+        return content
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def pareto(self, *, points: int = 12) -> tuple[ParetoPoint, ...]:
+        """Return the curve of memory against recompute: what other budgets would give, least memory last.
+
+        Args:
+            points: how many budgets are tried, evenly spaced from what the default rule saves to the least possible.
+
+        Raises:
+            ValueError: the receipt is for several graphs; explain the parts.
+        """
+        if len(self.graphs) != 1:
+            raise ValueError(f"a curve needs one graph, this receipt has {len(self.graphs)}; explain the parts alone")
+        (graph,) = self.graphs
+        fused = self.backend != "eager"
+        least = smallest_saved_bytes(graph.joint, cost=cost_model_for(graph.joint, fused=fused))
+        most = self.totals["default"].saved_bytes
+        curve: dict[int, float] = {}
+        for place in range(points):
+            limit = least + round((most - least) * (points - 1 - place) / max(points - 1, 1))
+            saved = budget(max(limit, 1)).saved_values(graph.joint, fused=fused)
+            curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
+        return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
+
+    def draw(self, path: str | Path) -> Path:
+        """Draw the graphs with the cut in colour, into a .svg, .png or .dot file; returns its path.
+
+        Raises:
+            ValueError: another kind of file.
+        """
+        saved, eager = self.totals["this"].saved_bytes, self.totals["eager"].saved_bytes
+        title = f"{self.subject}: {self.partition} for {self.backend} keeps {_size(saved)}, eager {_size(eager)}"
+        return draw_graphs(self.graphs, Path(path), title=title)
+
+    def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
+        """Draw the curve of memory against recompute, into a .svg or .png file; returns its path.
+
+        Raises:
+            ValueError: another kind of file, or several graphs.
+        """
+        whole = self.forward_flops or 1.0
+
+        def point(saved_bytes: int, flops: float) -> tuple[float, float]:
+            return saved_bytes / 1e6, 100 * flops / whole
+
+        curve = [point(one.saved_bytes, one.recomputed_flops) for one in self.pareto(points=points)]
+        marks = {
+            f"this ({self.partition})" if rule == "this" else rule: point(totals.saved_bytes, totals.recomputed_flops)
+            for rule, totals in self.totals.items()
+            if rule != "default"
+        }
+        return draw_curve(curve, marks, Path(path), title=f"{self.subject}, {self.backend}")
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=120)
+        self.print(console)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().rstrip()
+
+    def print(self, console: Console | None = None, *, most: int = 40) -> None:
+        """Print tables to a console, or to stdout.
+
+        Args:
+            console: where to.
+            most: how many values each table names; the rest is summed up in one row.
+        """
+        console = console or Console()
+        console.print(
+            f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        console.print(_totals_table(self), highlight=False)
+        console.print(_saved_table(self.saved, most), highlight=False)
+        if self.recomputed:
+            console.print(_recomputed_table(self.recomputed, most), highlight=False)
+        console.print(
+            f"forward: at least {_size(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
+            f"{_time(self.forward_seconds)}\n"
+            f"backward: at least {_size(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
+            f"{_time(self.backward_seconds)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _totals_table(receipt: Receipt) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rule")
+    for heading in ("saved", "of eager", "ops again", "FLOPs again"):
+        table.add_column(heading, justify="right")
+    eager = receipt.totals["eager"].saved_bytes
+    for rule, totals in receipt.totals.items():
+        share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
+        again = f"{totals.recomputed_flops / receipt.forward_flops:.1%}" if receipt.forward_flops else "-"
+        table.add_row(rule, _size(totals.saved_bytes), share, str(totals.recomputed_ops), again)
+    return table
+
+
+def _saved_table(saved: Sequence[SavedValue], most: int) -> Table:
+    table = Table(title="saved", title_justify="left", box=None, pad_edge=False)
+    for heading in ("name", "shape", "dtype"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", ratio=2)
+    table.add_column("source", overflow="fold", ratio=1)
+    by_size = sorted((value for value in saved if value.num_bytes), key=lambda value: -value.num_bytes)
+    for value in by_size[:most]:
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        table.add_row(value.name, shape, value.dtype, _size(value.num_bytes), value.reason, _short(value.source))
+    rest = by_size[most:]
+    if rest:
+        table.add_row(f"{len(rest)} more", "", "", _size(sum(value.num_bytes for value in rest)), "", "")
+    free = len(saved) - len(by_size)
+    if free:
+        table.add_row(f"{free} for free", "", "", "0 B", "parameters, and views of what is kept already", "")
+    return table
+
+
+def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:
+    table = Table(title="computed again", title_justify="left", box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("op", overflow="fold")
+    for heading in ("not kept", "moved again", "FLOPs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("source", overflow="fold", ratio=1)
+    dear = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
+    for value in dear[:most]:
+        cells = (_size(value.num_bytes), _size(value.moved_bytes), _flops(value.flops) if value.flops else "")
+        table.add_row(value.name, value.op, *cells, _short(value.source))
+    if dear[most:]:
+        rest = dear[most:]
+        moved = _size(sum(value.moved_bytes for value in rest))
+        table.add_row(f"{len(rest)} more", "", _size(sum(value.num_bytes for value in rest)), moved, "", "")
+    return table
+
+
+def _short(source: str) -> str:
+    """The line without the folders of its file."""
+    file, _, rest = source.partition(":")
+    return f"{Path(file).name}:{rest}" if rest else source
+
+
+def _size(num_bytes: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _flops(flops: float) -> str:
+    for unit, scale in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if flops >= scale:
+            return f"{flops / scale:,.1f} {unit}"
+    return f"{flops:.0f} FLOP"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms at least" if seconds < 1 else f"{seconds:.3g} s at least"

@@ -1,0 +1,184 @@
+"""saved_by_budget -- the fastest set of values to save that fits into so many bytes.
+
+The price of memory is raised until the minimum cut fits (Everett, "Generalized Lagrange multiplier method for solving
+problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once; what
+the budget then leaves goes to the ops whose second run is the dearest, chosen as a knapsack problem.
+
+While elementwise work alone makes room, time is what counts. Once matmuls have to run again, their FLOPs come first and
+every byte that can be had without a FLOP is taken.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import torch.fx as fx
+
+from .cost import CostModel, NodePrice, flops_of
+from .flow import SINK, SOURCE, sink_side_of_minimum_cut
+from .joint_graph import JointGraph, PartitionError
+from .knapsack import knapsack
+from .node_kinds import num_bytes
+from .saved_by_min_cut import flow_graph, saved_by_min_cut
+
+__all__ = ["saved_by_budget", "smallest_saved_bytes"]
+
+_HIGHEST_PRICE: Final = 1e9
+_PRICE_STEPS: Final = 10
+# How much a byte moved counts beside a matmul's FLOPs, once these are what it is about.
+_MOVED_BESIDE_FLOPS: Final = 1e-3
+
+
+def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list[fx.Node]:
+    """Return the values to save, in the order of the graph, so that they take at most `limit` bytes.
+
+    Where the cut at the cost model's own memory price fits, it is the answer.
+
+    Raises:
+        PartitionError: the graph cannot be cut within `limit`; the message says how little it can do with. Or there is
+            a value that can neither be saved nor computed again.
+    """
+    saved = saved_by_min_cut(joint, cost=cost)
+    if joint.saved_bytes(saved) <= limit:
+        return saved
+    cut = _PricedCut(joint, cost)
+    smallest = cut.saved_at(_HIGHEST_PRICE, flops_first=True)
+    if joint.saved_bytes(smallest) > limit:
+        raise PartitionError(
+            f"this graph cannot do with {limit:,.0f} bytes saved for backward: it needs "
+            f"{joint.saved_bytes(smallest):,} at least; give a larger budget, or fuse a smaller part of the model"
+        )
+    matmuls = frozenset(cut.flops)
+    if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, kept=matmuls)) <= limit:
+        return _without_matmuls(cut, matmuls, limit)
+    return _with_matmuls(cut, limit)
+
+
+class _PricedCut:
+    """The flow graph as flat lists, to be solved at one price of memory after the other."""
+
+    def __init__(self, joint: JointGraph, cost: CostModel) -> None:
+        graph = flow_graph(joint, cost=cost)
+        number = {name: place for place, name in enumerate(dict.fromkeys([SOURCE, SINK, *graph]))}
+        place_of = {node.name: place for place, node in enumerate(joint.needed)}
+        self.joint = joint
+        self.lowest_price = cost.memory_price
+        self.flops = {node: flops for node in joint.needed if (flops := flops_of(node)) > 0}
+        self._num_nodes = len(number)
+        self._starts = [number[start] for start, _ in graph.edges]
+        self._ends = [number[end] for _, end in graph.edges]
+        self._prices: list[NodePrice | None] = [data.get("price") for _, _, data in graph.edges(data=True)]
+        # Edges with a price are about one value: source -> n.in about computing it, n.in -> n.out about saving it.
+        self._about = [
+            joint.needed[place_of[end[0]]] if "price" in data else None  # type: ignore[index]
+            for _, end, data in graph.edges(data=True)
+        ]
+        self._computes = [start == SOURCE for start, _ in graph.edges]
+        self._sides = [(number[(node.name, "in")], number[(node.name, "out")]) for node in joint.needed]
+
+    def saved_at(
+        self,
+        price: float | Callable[[fx.Node], float],
+        *,
+        kept: frozenset[fx.Node] = frozenset(),
+        flops_first: bool = False,
+    ) -> list[fx.Node]:
+        """The cheapest cut at a price of memory, the same for all values or one for each.
+
+        Args:
+            price: bytes moved for a byte kept.
+            kept: ops that do not run again.
+            flops_first: let memory traffic count for next to nothing beside a matmul's FLOPs.
+        """
+        weight = _MOVED_BESIDE_FLOPS if flops_first else 1.0
+        capacities: list[float] = []
+        for parts, node, computes in zip(self._prices, self._about, self._computes, strict=True):
+            if parts is None or node is None or (computes and node in kept):
+                capacities.append(math.inf)
+            else:
+                at = price(node) if callable(price) else price
+                capacities.append(parts.reluctance * (weight * parts.moved + parts.arithmetic) + at * parts.kept)
+        value, sink_side = sink_side_of_minimum_cut(self._num_nodes, self._starts, self._ends, capacities)
+        assert value < math.inf, "a finite cut exists at every price if it does at one"
+        return [
+            node
+            for node, (entry, leave) in zip(self.joint.needed, self._sides, strict=True)
+            if not sink_side[entry] and sink_side[leave]
+        ]
+
+    def lowest_fitting(self, low: float, limit: float, **options: object) -> tuple[float, float, list[fx.Node]]:
+        """A price at which the cut fits, a price just below at which it does not, and the first one's cut."""
+        high = max(4.0 * low, 4.0)
+        while not self.fits(saved := self.saved_at(high, **options), limit):  # type: ignore[arg-type]
+            low, high = high, 16.0 * high
+        for _ in range(_PRICE_STEPS):
+            middle = math.sqrt(max(low, 1e-3) * high)
+            if self.fits(attempt := self.saved_at(middle, **options), limit):  # type: ignore[arg-type]
+                high, saved = middle, attempt
+            else:
+                low = middle
+            if high < 1.02 * low:
+                break
+        return low, high, saved
+
+    def matmuls_again(self, saved: list[fx.Node]) -> list[fx.Node]:
+        """The matmuls of the forward that run a second time."""
+        return [node for node in self.joint.recomputed(saved) if node in self.flops]
+
+    def flops_again(self, saved: list[fx.Node]) -> float:
+        return sum(self.flops[node] for node in self.matmuls_again(saved))
+
+    def fits(self, saved: list[fx.Node], limit: float) -> bool:
+        return self.joint.saved_bytes(saved) <= limit
+
+
+def _without_matmuls(cut: _PricedCut, matmuls: frozenset[fx.Node], limit: float) -> list[fx.Node]:
+    """Elementwise work alone makes enough room: the higher price holds as far down the graph as it must."""
+    low, high, saved = cut.lowest_fitting(cut.lowest_price, limit, kept=matmuls)
+    first, last = 0, len(cut.joint.needed)
+    while last - first > 1:
+        middle = (first + last) // 2
+        prices = dict.fromkeys(cut.joint.needed[:middle], high)
+        attempt = cut.saved_at(partial(_price, prices, low), kept=matmuls)
+        if cut.fits(attempt, limit):
+            last, saved = middle, attempt
+        else:
+            first = middle
+    return saved
+
+
+def _price(prices: dict[fx.Node, float], otherwise: float, node: fx.Node) -> float:
+    return prices.get(node, otherwise)
+
+
+def _with_matmuls(cut: _PricedCut, limit: float) -> list[fx.Node]:
+    """Some matmuls have to run again: as few FLOPs as possible."""
+    _, high, saved = cut.lowest_fitting(cut.lowest_price, limit, flops_first=True)
+    # A cut that keeps less than it must leaves more to choose from: its own neighbours may miss the best mix.
+    starts = [saved] + [cut.saved_at(price, flops_first=True) for price in (2.0 * high, _HIGHEST_PRICE)]
+    return min((_filled(cut, start, limit) for start in starts), key=cut.flops_again)
+
+
+def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node]:
+    """Spend what the budget leaves on matmuls that then need not run again."""
+    kept: frozenset[fx.Node] = frozenset()
+    while True:
+        free = int(limit) - cut.joint.saved_bytes(saved)
+        again = [node for node in cut.matmuls_again(saved) if node not in kept]
+        chosen = knapsack([num_bytes(node) for node in again], [cut.flops[node] for node in again], free)
+        if not chosen:
+            return saved
+        kept |= {again[place] for place in chosen}
+        # Its results are kept by themselves at worst, which is what the knapsack counted; often less will do.
+        attempt = cut.saved_at(
+            _HIGHEST_PRICE, kept=kept | cut.flops.keys() - set(cut.matmuls_again(saved)), flops_first=True
+        )
+        if not cut.fits(attempt, limit):
+            return saved
+        saved = attempt
+
+
+def smallest_saved_bytes(joint: JointGraph, *, cost: CostModel) -> int:
+    """The least that the graph can do with: everything that may run twice runs twice."""
+    return joint.saved_bytes(_PricedCut(joint, cost).saved_at(_HIGHEST_PRICE, flops_first=True))

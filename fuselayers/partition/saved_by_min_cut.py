@@ -1,0 +1,101 @@
+"""saved_by_min_cut -- the cheapest set of values to save, as a minimum cut between forward's inputs and backward.
+
+Each node n of the joint graph becomes an edge n.in -> n.out whose capacity is the cost of saving n; cutting that edge
+means saving n. An edge source -> n.in carries the cost of computing n again: for an input or a random draw it has no
+capacity limit, so n is saved or is not needed. Edges n.out -> user.in follow the data and cannot be cut. What backward
+must have leads to the sink. The cheapest cut is the best trade of memory against time within the cost model.
+
+Chen et al., "Training deep nets with sublinear memory cost", 2016, pose the problem; He, Yu, "Transcending
+runtime-memory tradeoffs in checkpointing by being fusion aware", MLSys 2023, solve it as a cut.
+"""
+
+from collections.abc import Hashable
+
+import networkx as nx
+import torch.fx as fx
+
+from .cost import CostModel, NodePrice
+from .flow import SINK, SOURCE, UnboundedCutError, minimum_cut
+from .joint_graph import JointGraph, PartitionError
+from .node_kinds import source_line, why_runs_once
+from .torch_private import must_recompute
+
+__all__ = ["flow_graph", "saved_by_min_cut"]
+
+
+def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
+    """Return the values that the forward hands to the backward, in the order of the graph.
+
+    Raises:
+        PartitionError: backward needs a value that can neither be saved nor computed again; the message names it, why,
+            and the source lines.
+    """
+    try:
+        _, needed = minimum_cut(flow_graph(joint, cost=cost))
+    except UnboundedCutError as error:
+        raise _no_way(joint, error) from error
+    return [node for node in joint.needed if (node.name, "in") not in needed and (node.name, "out") in needed]
+
+
+def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
+    """Return the graph whose minimum cut is the set of saved values.
+
+    Each edge says in `reason` why it is there; those that can be cut carry `capacity`, the cost in bytes moved, and its
+    parts as `price`, a NodePrice.
+    """
+    graph: nx.DiGraph[Hashable] = nx.DiGraph()
+    candidates = set(joint.needed)
+
+    def add(start: Hashable, end: Hashable, reason: str, price: NodePrice | None = None) -> None:
+        if price is None:
+            graph.add_edge(start, end, reason=reason)
+        else:
+            graph.add_edge(start, end, reason=reason, price=price, capacity=cost.total(price))
+
+    for node in joint.needed:
+        entry, leave = (node.name, "in"), (node.name, "out")
+        if must_recompute(node):
+            add(entry, SINK, "the user's checkpoint policy says recompute")
+        elif not joint.runs_in_forward(node):
+            add(entry, SINK, "it was traced in backward")
+        elif (once := why_runs_once(node)) is not None:
+            add(SOURCE, entry, once)
+        elif node not in joint.made_from_scalars:
+            price = cost.recomputing(node, joint)
+            if cost.total(price) > 0:
+                add(SOURCE, entry, "computing it again costs this", price)
+        if node in joint.made_from_scalars:
+            add(entry, leave, "it is made from scalars alone, and never worth saving")
+        elif (unsaveable := joint.why_not_saveable(node)) is not None:
+            add(entry, leave, unsaveable)
+        else:
+            add(entry, leave, "saving it costs this", cost.saving(node, joint))
+        if node in joint.backward:
+            add(leave, SINK, "it is a gradient that backward returns")
+        for user in node.users:
+            if user in joint.from_gradients:
+                add(leave, SINK, f"{user.name} of backward reads it")
+            elif user in candidates:
+                add(leave, (user.name, "in"), f"{user.name} reads it")
+    return graph
+
+
+def _no_way(joint: JointGraph, error: UnboundedCutError) -> PartitionError:
+    """Which value it is: the last on the path that no edge of the path lets be saved."""
+    node_of = {node.name: node for node in joint.needed}
+    on_path = list(dict.fromkeys(node_of[step[0]] for step in error.path[1:-1]))
+    # A path that ends before a value is computed is about what it is computed from.
+    reader = on_path.pop() if error.path[-2][1] == "in" else None
+    first, last = on_path[0], on_path[-1]
+    needs = f"to compute {_named(reader)}, backward needs" if reader is not None else "backward needs"
+    said = "it" if first is last else f"{_named(first)}, which it is computed from,"
+    return PartitionError(
+        f"{needs} {_named(last)}, which cannot be saved, since {joint.why_not_saveable(last)}, nor computed again, "
+        f"since {said} may run only once: {why_runs_once(first)}. Return it from the function as a tensor, or take it "
+        f"out of what is fused"
+    )
+
+
+def _named(node: fx.Node) -> str:
+    line = source_line(node)
+    return f"{node.name!r} ({line})" if line else repr(node.name)

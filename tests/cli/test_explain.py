@@ -1,0 +1,60 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fuselayers.cli.main import main
+from tests.cli.conftest import TINY_MODEL
+
+MODEL = ("model=gpt_nano", *TINY_MODEL)
+
+
+def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {kind: tmp_path / f"receipt.{kind}" for kind in ("svg", "json", "png")}
+    options = ["--svg", str(files["svg"]), "--json", str(files["json"]), "--pareto", str(files["png"])]
+    assert main(["explain", *MODEL, "--batch", "2x16", *options]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("DecoderWithLoss: min_cut for inductor")
+    content = json.loads(files["json"].read_text())
+    totals = {rule: figures["saved_bytes"] for rule, figures in content["totals"].items()}
+    assert totals["this"] < totals["torch min_cut"]
+    assert totals["this"] < totals["eager"]
+    assert content["totals"]["this"]["recomputed_flops"] == 0
+    assert all(path.stat().st_size > 1000 for path in files.values())
+    assert f"written: {files['json']}, {files['svg']}, {files['png']}" in out.replace("\n", "")
+
+
+def test_a_budget_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "receipt.json"
+    for text, limit in (("budget:0.3", 0.3), ("budget:20000", 20_000)):
+        assert main(["explain", *MODEL, "--batch", "2x16", "--partition", text, "--json", str(file)]) == 0
+        totals = json.loads(file.read_text())["totals"]
+        most = limit * totals["default"]["saved_bytes"] if limit < 1 else limit
+        assert totals["this"]["saved_bytes"] <= most
+        assert totals["this"]["recomputed_flops"] > 0
+
+
+def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> None:
+    file = tmp_path / "receipt.json"
+    assert main(["explain", *MODEL, "--batch", "1x8", "--backend", "eager", "--json", str(file)]) == 0
+    content = json.loads(file.read_text())
+    assert content["backend"] == "eager"
+    assert content["totals"]["this"]["saved_bytes"] == content["totals"]["default"]["saved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--batch", "2"], "--batch must be sequences x tokens, as 4x128, got '2'"),
+        (["--batch", "2x99"], "--batch has sequences of 99 tokens, the model's context is 16"),
+        (["--partition", "budget:much"], "'budget:much' is no budget: write budget:0.5 for a share"),
+        (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: it needs "),
+        (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
+        (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
+        (["--svg", "cut.pdf"], "a picture's file must end in .svg, .png, .dot, got 'cut.pdf'"),
+        (["--rows", "0"], "--rows must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *MODEL, *arguments]) == 2
+    assert f"fuselayers: {text}" in capsys.readouterr().err

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers.cli import tune
+from fuselayers.cli.main import main
+from fuselayers.partition import Machine, machine_of
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    whole = tune.measure
+    monkeypatch.setattr(tune, "measure", lambda device: whole(device, size=1 << 18, width=128))
+
+
+def test_what_is_measured_is_kept_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = machine_of("cpu")
+    assert before.name.startswith("stated: ")
+    assert main(["tune", "--device", "cpu"]) == 0
+    after = machine_of("cpu")
+    assert after.name.startswith("measured: ")
+    assert f"torch {torch.__version__}" in after.name
+    assert str(tmp_path / "machines.json") in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_dry_run_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--device", "cpu", "--dry-run"]) == 0
+    assert "nothing kept" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_are_of_this_world() -> None:
+    machine: Machine = tune.measure(torch.device("cpu"))
+    assert 1e8 < machine.bandwidth < 1e13
+    assert 1e8 < machine.flop_rate < 1e15
+    assert 1e8 < machine.vector_flop_rate < 1e14
+    assert 1e-8 < machine.kernel_seconds < 1e-3
+
+
+def test_an_unknown_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--device", "abacus"]) == 2
+    assert "--device must be auto, cpu or a GPU that torch can use, got 'abacus'" in capsys.readouterr().err

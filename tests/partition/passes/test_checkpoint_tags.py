@@ -1,0 +1,268 @@
+import copy
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition.passes import checkpoint_tags_pass
+from fuselayers.partition.torch_private import must_recompute
+from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
+
+AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
+
+
+class Hand:
+    """A graph made by hand; every call is a sine unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+
+    def call(self, *sources: Any, target: Any = torch.ops.aten.sin.default, **meta: Any) -> fx.Node:
+        node = self.graph.call_function(target, sources)
+        node.meta = {"val": torch.ones(()), **meta}
+        return node
+
+    def tagged(self, *outputs: fx.Node) -> None:
+        self.graph.output(outputs)
+        module = fx.GraphModule({}, self.graph)
+        before = str(module.graph)
+        assert checkpoint_tags_pass(module) is module
+        assert str(module.graph) == before
+
+
+def region(number: int, **more: Any) -> dict[str, Any]:
+    return {"recompute": AGAIN, "ac_graph_id": number, **more}
+
+
+class TestTags:
+    def test_a_collective_is_saved_unless_its_region_is_checkpointed(self) -> None:
+        pytest.importorskip("torch.distributed._functional_collectives")
+        hand = Hand()
+        x = hand.graph.placeholder("x")
+        reduce = torch.ops._c10d_functional.all_reduce.default
+        plain = hand.call(x, "sum", "", target=reduce)
+        checkpointed = hand.call(x, "sum", "", target=reduce, **region(1))
+        hand.tagged(plain, checkpointed)
+        assert plain.meta["recompute"] is SAVE
+        assert checkpointed.meta["recompute"] is AGAIN
+
+    def test_the_last_value_of_a_region_that_the_next_one_reads(self) -> None:
+        hand = Hand()
+        inside = hand.call(hand.graph.placeholder("x"), **region(1))
+        last = hand.call(inside, **region(1))
+        following = hand.call(last, **region(2))
+        hand.tagged(following)
+        assert [node.meta["recompute"] for node in (inside, last, following)] == [AGAIN, SAVE, AGAIN]
+
+    def test_regions_with_an_op_in_between(self) -> None:
+        hand = Hand()
+        last = hand.call(hand.graph.placeholder("x"), **region(1))
+        between = hand.call(last)
+        following = hand.call(between, **region(2))
+        hand.tagged(following)
+        assert last.meta["recompute"] is AGAIN
+        assert "recompute" not in between.meta
+        assert following.meta["recompute"] is AGAIN
+
+    def test_an_output_of_a_region_whose_gradient_a_hook_waits_for(self) -> None:
+        hand = Hand()
+        x = hand.graph.placeholder("x")
+        hooked = hand.call(x, **region(1, has_backward_hook=True))
+        read_on = hand.call(x, **region(1, has_backward_hook=True))
+        inside = hand.call(read_on, **region(1))
+        hand.tagged(hooked, inside)
+        assert hooked.meta["recompute"] is SAVE
+        assert read_on.meta["recompute"] is AGAIN  # the region goes on: computing it again closes no circle
+
+    def test_what_an_op_with_an_effect_returns(self) -> None:
+        hand = Hand()
+        token = hand.graph.placeholder("token")
+        effect = hand.call(token, target=torch.ops.higher_order.with_effects, val=(torch.ones(()), (torch.ones(()),)))
+        new_token = hand.call(effect, 0, target=operator.getitem)
+        several = hand.call(effect, 1, target=operator.getitem, val=(torch.ones(()),))
+        one = hand.call(several, 0, target=operator.getitem)
+        later = hand.call(new_token, target=torch.ops.higher_order.with_effects, partitioner_tag="is_backward")
+        in_backward = hand.call(later, 0, target=operator.getitem)
+        hand.tagged(one, in_backward)
+        assert [node.meta.get("recompute") for node in (new_token, several, one)] == [SAVE, None, SAVE]
+        assert "recompute" not in in_backward.meta
+
+    def test_what_forward_and_backward_both_write_to_an_input(self) -> None:
+        hand = Hand()
+        x, y = hand.graph.placeholder("x"), hand.graph.placeholder("y")
+        values = [hand.call(x), hand.call(x), hand.call(y)]
+        copy_ = torch.ops.aten.copy_.default
+        copies = [
+            hand.call(x, values[0], target=copy_, partitioner_tag="must_be_in_forward"),
+            hand.call(x, values[1], target=copy_, partitioner_tag="must_be_in_backward"),
+            hand.call(y, values[2], target=copy_, partitioner_tag="must_be_in_forward"),
+        ]
+        hand.tagged(*copies)
+        assert [value.meta.get("recompute") for value in values] == [SAVE, None, None]
+
+
+def with_policy(policy: CheckpointPolicy, target: Any) -> Callable[..., Any]:
+    """Contexts for `checkpoint` that give one op a policy, and leave the others to be computed again."""
+
+    def choose(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return policy if op is target else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, choose)
+
+
+SIZE = 64
+UNIT = SIZE * SIZE * 4
+
+
+def body(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight).sin().exp().cos() @ weight
+
+
+def inputs() -> list[Tensor]:
+    return [torch.randn(SIZE, SIZE, requires_grad=True) * 0.1 for _ in range(2)]
+
+
+def results(fn: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    leaves = [value.detach().clone().requires_grad_() for value in given]
+    out = fn(*leaves)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+class TestPolicies:
+    @pytest.mark.parametrize(
+        ("backend", "partition"), [("eager", "default"), ("eager", "min_cut"), ("inductor", "min_cut")]
+    )
+    def test_a_whole_region(self, backend: str, partition: str) -> None:
+        def layer(x: Tensor, weight: Tensor) -> Tensor:
+            out: Tensor = checkpoint(body, x, weight, use_reentrant=False)
+            return out
+
+        given = inputs()
+        fused = fuse(layer, backend=backend, partition=partition, fallback=())
+        torch.testing.assert_close(results(fused, given), results(body, given), rtol=1e-4, atol=1e-5)
+        # only what goes in
+        assert saved_bytes(fused, *given) == 2 * UNIT
+        assert saved_bytes(fuse(body, backend="eager", partition="default"), *given) >= 4 * UNIT
+
+    @pytest.mark.parametrize("fused", [True, False])
+    @pytest.mark.parametrize("partition", ["default", "min_cut"])
+    @pytest.mark.parametrize("op", [torch.ops.aten.mm.default, torch.ops.aten.exp.default], ids=["mm", "exp"])
+    def test_must_save(self, op: Any, partition: str, fused: bool) -> None:
+        def layer(x: Tensor, weight: Tensor) -> Tensor:
+            out: Tensor = checkpoint(
+                body, x, weight, use_reentrant=False, context_fn=with_policy(CheckpointPolicy.MUST_SAVE, op)
+            )
+            return out.sin()
+
+        forward, backward = split_of(layer, *inputs(), partition=partition, fused=fused)
+        handed = {str(node.target) for node in saved_of(forward)}
+        assert str(op) in handed
+        # mm: two of backward's own for each of forward's; the others were computed again
+        assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
+        assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
+
+    @pytest.mark.parametrize("partition", ["default", "min_cut"])
+    def test_must_recompute(self, partition: str) -> None:
+        def choose(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            matmul = op is torch.ops.aten.mm.default
+            return CheckpointPolicy.MUST_RECOMPUTE if matmul else CheckpointPolicy.MUST_SAVE
+
+        def layer(x: Tensor, weight: Tensor) -> Tensor:
+            contexts = functools.partial(create_selective_checkpoint_contexts, choose)
+            out: Tensor = checkpoint(body, x, weight, use_reentrant=False, context_fn=contexts)
+            return out.sin()
+
+        forward, backward = split_of(layer, *inputs(), partition=partition)
+        assert "aten.mm.default" not in {str(node.target) for node in saved_of(forward)}
+        # Of the values that must be saved, those that backward reads; the last matmul reads the cosine.
+        assert {"aten.exp.default", "aten.cos.default"} <= {str(node.target) for node in saved_of(forward)}
+        assert called(backward).count("aten.mm.default") == 6
+
+    def test_prefer_save(self) -> None:
+        """Saved though computing it again is nearly free inside a kernel; see the price in `cost`."""
+
+        def layer(policy: CheckpointPolicy, x: Tensor, weight: Tensor) -> Tensor:
+            def choose(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+                return policy
+
+            contexts = functools.partial(create_selective_checkpoint_contexts, choose)
+            out: Tensor = checkpoint(body, x, weight, use_reentrant=False, context_fn=contexts)
+            return out
+
+        saved: dict[CheckpointPolicy, list[str]] = {}
+        for policy in (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE):
+            forward, _ = split_of(functools.partial(layer, policy), *inputs(), partition="min_cut")
+            saved[policy] = [str(node.target) for node in saved_of(forward)]
+        assert set(saved[CheckpointPolicy.PREFER_RECOMPUTE]) == {"primals_1", "primals_2"}
+        assert "aten.mm.default" in saved[CheckpointPolicy.PREFER_SAVE]
+        assert len(saved[CheckpointPolicy.PREFER_SAVE]) > len(saved[CheckpointPolicy.PREFER_RECOMPUTE])
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_selective_through_fuse(self, backend: str) -> None:
+        contexts = with_policy(CheckpointPolicy.MUST_SAVE, torch.ops.aten.mm.default)
+
+        def layer(x: Tensor, weight: Tensor) -> Tensor:
+            out: Tensor = checkpoint(body, x, weight, use_reentrant=False, context_fn=contexts)
+            return out.sin()
+
+        given = inputs()
+        fused = fuse(layer, backend=backend, fallback=())
+        torch.testing.assert_close(
+            results(fused, given), results(lambda *args: body(*args).sin(), given), rtol=1e-4, atol=1e-5
+        )
+        # x, the weight, and both matmuls
+        assert saved_bytes(fused, *given) == 4 * UNIT
+
+    def test_two_regions_back_to_back(self) -> None:
+        def layers(x: Tensor, weight: Tensor) -> Tensor:
+            for _ in range(2):
+                x = checkpoint(body, x, weight, use_reentrant=False)
+            return x
+
+        given = inputs()
+        fused = fuse(layers, backend="eager", fallback=())
+        expected = results(lambda x, weight: body(body(x, weight), weight), given)
+        torch.testing.assert_close(results(fused, given), expected, rtol=1e-4, atol=1e-5)
+        # x, the weight, and what one region hands to the other
+        assert saved_bytes(fused, *given) == 3 * UNIT
+
+    def test_an_input_that_the_region_overwrites(self) -> None:
+        """Eager computes such a region again from the new value, and its gradient is wrong; ours keeps the old one."""
+
+        def work(buffer: Tensor, x: Tensor) -> Tensor:
+            old = buffer.clone()
+            buffer.zero_()
+            return (old.sin() * x).exp()
+
+        def layer(buffer: Tensor, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(work, buffer, x, use_reentrant=False)
+            return out
+
+        for partition in ("default", "min_cut"):
+            for shape in ((64,), ()):
+                buffer, x = torch.full(shape, 2.0), torch.randn(64, requires_grad=True)
+                fused = fuse(layer, backend="eager", partition=partition, fallback=())
+                out = fused(buffer, x)
+                assert buffer.abs().sum() == 0
+                factor = torch.tensor(2.0).sin()
+                torch.testing.assert_close(out, (factor * x).exp())
+                torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], factor * out.detach())
+
+
+def test_reading_the_tags_does_not_change_what_torch_says() -> None:
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = checkpoint(body, x, weight, use_reentrant=False)
+        return out
+
+    joint = joint_graph_of(layer, *inputs())
+    before = {node.name: copy.copy(node.meta.get("recompute")) for node in joint.nodes}
+    assert sum(must_recompute(node) for node in joint.nodes) >= 5
+    checkpoint_tags_pass(joint.module)
+    assert {node.name: node.meta.get("recompute") for node in joint.nodes} == before

@@ -1,0 +1,185 @@
+import functools
+import operator
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fuselayers.partition import budget, min_cut
+from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.node_kinds import is_view, num_bytes
+from fuselayers.partition.passes import late_recompute_pass
+from fuselayers.partition.torch_private import extract_forward_and_backward
+from tests.partition.tracing import GPT, joint_graph_of, ops_of
+
+SIZE = 32
+UNIT = SIZE * SIZE * 4
+SINE, MUL, COPY = torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor, torch.ops.aten.copy_.default
+
+
+def peak_bytes(module: fx.GraphModule) -> int:
+    """The most bytes that are alive at once when each value lives from its node to the last reader of it or of a view.
+
+    Parameters and inputs are free: they live anyway.
+    """
+    base: dict[fx.Node, fx.Node] = {}
+    last: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        looks = is_view(node) or node.target is operator.getitem
+        base[node] = base[node.all_input_nodes[0]] if looks and node.all_input_nodes else node
+        for source in (node, *node.all_input_nodes):
+            last[base[source]] = node
+    freed: dict[fx.Node, list[fx.Node]] = {}
+    for owner, reader in last.items():
+        freed.setdefault(reader, []).append(owner)
+
+    def size(node: fx.Node) -> int:
+        return 0 if node.op == "output" or node.name.startswith("primals") else num_bytes(node)
+
+    live = peak = 0
+    for node in module.graph.nodes:
+        live += size(node) if base[node] is node else 0
+        peak = max(peak, live)
+        live -= sum(map(size, freed.get(node, ())))
+    assert live == 0
+    return peak
+
+
+def backward_of(joint: JointGraph, saved: list[fx.Node]) -> fx.GraphModule:
+    """The backward as it is cut out, before any pass."""
+    _, backward = extract_forward_and_backward(
+        joint.module,
+        saved,
+        num_fwd_outputs=joint.num_forward_outputs,
+        static_inputs=joint.static_inputs,
+    )
+    return backward
+
+
+def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return x.sin().exp().cos().sin().exp().cos()
+
+    def layers(count: int, x: Tensor) -> Tensor:
+        for _ in range(count):
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+    peaks: dict[int, tuple[int, int]] = {}
+    for count in (2, 8):
+        joint = joint_graph_of(functools.partial(layers, count), torch.randn(SIZE, SIZE, requires_grad=True))
+        saved = min_cut.saved_values(joint, fused=False)
+        assert len(saved) == count
+        backward = backward_of(joint, saved)
+        before = peak_bytes(backward)
+        peaks[count] = (before, peak_bytes(late_recompute_pass(backward)))
+    # What is saved is one value a layer; what is computed again, five and more.
+    assert peaks[8][0] - peaks[2][0] >= 6 * 4 * UNIT
+    assert peaks[8][1] - peaks[2][1] <= 6 * UNIT
+    assert peaks[8][1] < 0.5 * peaks[8][0]
+
+
+def test_a_model_within_a_budget() -> None:
+    joint = GPT.decomposed(layers=4, batch=4).joint()
+    saved = budget(0.2).saved_values(joint, fused=True)
+    backward = backward_of(joint, saved)
+    before = peak_bytes(backward)
+    assert peak_bytes(late_recompute_pass(backward)) < 0.8 * before
+
+
+class Hand:
+    """A backward by hand: x and y are saved, tangents_1 comes in."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.x, self.y, self.gradient = (self.graph.placeholder(name) for name in ("x", "y", "tangents_1"))
+        for node in (self.x, self.y, self.gradient):
+            node.meta["val"] = torch.ones(4)
+
+    def call(self, target: Any, *arguments: Any) -> fx.Node:
+        node = self.graph.call_function(target, arguments)
+        node.meta["val"] = torch.ones(4)
+        return node
+
+    def order(self, *outputs: Any) -> list[str]:
+        self.graph.output(outputs)
+        module = fx.GraphModule({}, self.graph)
+        before = module(*arguments())
+        assert late_recompute_pass(module) is module
+        torch.testing.assert_close(module(*arguments()), before)
+        return ops_of(module)
+
+
+def arguments() -> list[Tensor]:
+    return [torch.full((4,), value) for value in (0.3, 0.7, 1.1)]
+
+
+def test_each_is_computed_right_before_its_first_reader() -> None:
+    hand = Hand()
+    first = hand.call(SINE, hand.x)
+    second = hand.call(torch.ops.aten.cos.default, first)
+    unrelated = hand.call(torch.ops.aten.exp.default, hand.y)
+    one = hand.call(MUL, hand.gradient, hand.y)
+    two = hand.call(torch.ops.aten.add.Tensor, one, second)
+    three = hand.call(MUL, two, first)
+    assert hand.order(three, unrelated) == ["mul", "sin", "cos", "add", "mul", "exp"]
+
+
+def test_gradients_keep_their_order() -> None:
+    hand = Hand()
+    again = hand.call(SINE, hand.x)
+    one = hand.call(MUL, hand.gradient, hand.y)
+    two = hand.call(torch.ops.aten.neg.default, hand.gradient)
+    three = hand.call(MUL, one, again)
+    assert hand.order(two, three) == ["mul", "neg", "sin", "mul"]
+
+
+def test_a_read_stays_before_a_write() -> None:
+    hand = Hand()
+    read = hand.call(SINE, hand.x)
+    new = hand.call(torch.ops.aten.exp.default, hand.y)
+    hand.call(COPY, hand.x, new)
+    after = hand.call(torch.ops.aten.cos.default, hand.x)
+    gradient = hand.call(MUL, hand.gradient, read)
+    order = hand.order(hand.call(MUL, gradient, after))
+    assert order.index("sin") < order.index("copy_") < order.index("cos")
+
+
+def test_writes_and_other_effects_keep_their_order() -> None:
+    hand = Hand()
+    hand.call(COPY, hand.x, hand.y)
+    hand.call(torch.ops.aten.add_.Tensor, hand.x, hand.y)
+    check = hand.call(torch.ops.aten.ge.Scalar, hand.x, 0.0)
+    whole = hand.call(torch.ops.aten.all.default, check)
+    hand.call(torch.ops.aten._assert_async.msg, whole, "negative")
+    hand.call(torch.ops.aten.mul_.Tensor, hand.x, hand.y)
+    order = hand.order(hand.call(MUL, hand.gradient, hand.x))
+    effects = [name for name in order if name in ("copy_", "add_", "_assert_async", "mul_")]
+    assert effects == ["copy_", "add_", "_assert_async", "mul_"]
+
+
+def test_without_a_gradient_nothing_moves() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    one = graph.call_function(SINE, (x,))
+    two = graph.call_function(torch.ops.aten.cos.default, (x,))
+    graph.output((two, one))
+    module = late_recompute_pass(fx.GraphModule({}, graph))
+    assert ops_of(module) == ["sin", "cos"]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_only_what_nothing_reads_goes(share: float) -> None:
+    """fx takes an attention kernel for alive, which could draw random numbers; it would run again for nothing."""
+    joint = GPT.decomposed(layers=2).joint()
+    backward = backward_of(joint, budget(share).saved_values(joint, fused=True))
+    before = {node.name: node for node in backward.graph.nodes}
+    unread = {node.name for node in before.values() if not node.users and node.op == "call_function"}
+    late_recompute_pass(backward)
+    place = {node: number for number, node in enumerate(backward.graph.nodes)}
+    gone = set(before) - {node.name for node in place}
+    assert unread <= gone
+    assert all(place[source] < place[node] for node in place for source in node.all_input_nodes)

@@ -1,0 +1,106 @@
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fuselayers.ops import draw_seed
+from fuselayers.partition.passes import merge_equal_nodes_pass
+from tests.partition.tracing import called, traced
+
+
+def merged(fn: Callable[..., Any], *args: Tensor) -> tuple[fx.GraphModule, list[str]]:
+    module = merge_equal_nodes_pass(make_fx(fn, tracing_mode="fake")(*args))
+    return module, called(module)
+
+
+def test_equal_calls_become_one() -> None:
+    x = torch.randn(4)
+    module, calls = merged(lambda x: (x.sin() * 2 + x.sin() * 2) * 1.5, x)
+    assert calls.count("aten.sin.default") == 1
+    assert calls.count("aten.mul.Tensor") == 2
+    torch.testing.assert_close(module(x), (x.sin() * 4) * 1.5)
+
+
+def test_other_arguments_and_other_types_stay_apart() -> None:
+    _, calls = merged(lambda x: ((x + 1) * (x + 1.0) * (x + 2)).sum(), torch.randn(4))
+    assert calls.count("aten.add.Tensor") == 3
+
+
+def test_lists_and_slices_are_compared_by_what_they_hold() -> None:
+    _, calls = merged(
+        lambda x: (x.permute([1, 0]).sin() + x.permute([1, 0]).sin()) * x.permute([0, 1]), torch.ones(3, 3)
+    )
+    assert calls.count("aten.permute.default") == 2
+    assert calls.count("aten.sin.default") == 1
+
+
+def test_draws_stay_apart() -> None:
+    _, calls = merged(lambda x: (x * draw_seed() * draw_seed()).sum(), torch.randn(4))
+    assert calls.count("fuselayers.draw_seed.default") == 2
+    _, calls = merged(lambda x: (torch.rand_like(x) * torch.rand_like(x)).sum(), torch.randn(4))
+    assert calls.count("aten.rand_like.default") == 2
+
+
+def test_two_outputs_stay_two_tensors() -> None:
+    module, _ = merged(lambda x: (x.sin(), x.sin()), torch.randn(4))
+    first, second = module(torch.randn(4))
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_graph_that_mutates_is_left_alone() -> None:
+    def mutate(x: Tensor) -> Tensor:
+        before = x.sin()
+        x.add_(1)
+        return (before + x.sin()).cos()
+
+    _, calls = merged(mutate, torch.randn(4))
+    assert calls.count("aten.sin.default") == 2
+
+
+def by_hand(*metas: dict[str, Any]) -> list[str]:
+    """A graph that takes the same sine once with each of the metas."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.randn(4)
+    total = x
+    for meta in metas:
+        sine = graph.call_function(torch.ops.aten.sin.default, (x,))
+        sine.meta = {"val": torch.randn(4), **meta}
+        total = graph.call_function(torch.ops.aten.add.Tensor, (total, sine))
+    graph.output((total,))
+    return called(merge_equal_nodes_pass(fx.GraphModule({}, graph)))
+
+
+class TestNotAcross:
+    def test_the_cut(self) -> None:
+        forward, backward = {"partitioner_tag": "is_forward"}, {"partitioner_tag": "is_backward"}
+        assert by_hand(forward, forward, {}).count("aten.sin.default") == 1
+        assert by_hand(forward, backward, backward).count("aten.sin.default") == 2
+        # What Dynamo traced of the backward of an autograd.Function has a number in the sequence, but no tag.
+        assert by_hand({"seq_nr": 1, **forward}, {"seq_nr": 1}).count("aten.sin.default") == 2
+
+    def test_checkpointed_regions(self) -> None:
+        first, second = ({"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": region} for region in (1, 2))
+        assert by_hand(first, first).count("aten.sin.default") == 1
+        assert by_hand(first, second).count("aten.sin.default") == 2
+        assert by_hand(first, {}).count("aten.sin.default") == 2
+
+    def test_forward_and_backward_of_a_function(self) -> None:
+        class Again(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                ctx.save_for_backward(x)
+                return x.exp().cos()
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+                (x,) = ctx.saved_tensors
+                return -dy * x.exp().sin() * x.exp()
+
+        module = traced(lambda x: Again.apply(x), torch.randn(64, requires_grad=True)).module
+        assert called(module).count("aten.exp.default") == 3
+        assert called(merge_equal_nodes_pass(module)).count("aten.exp.default") == 2

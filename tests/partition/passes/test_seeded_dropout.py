@@ -1,0 +1,314 @@
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+
+from fuselayers.ops import draw_seed, dropout, keep_mask
+from fuselayers.ops.philox import keep_scale
+from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition.passes import replayed_dropout_pass, seeded_dropout_calls_pass, seeded_dropout_pass
+from tests.partition.tracing import called, joint_graph_of, ops_of, saved_of, split_of
+
+P = 0.3
+
+
+def native(x: Tensor, *, p: float = P, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    return torch.native_dropout(x, p, train)
+
+
+def graph_of(fn: Callable[[Tensor], Any], x: Tensor, *, symbolic: bool = False) -> fx.GraphModule:
+    return make_fx(lambda x: fn(x), tracing_mode="symbolic" if symbolic else "fake")(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("symbolic", [False, True])
+class TestSeeded:
+    def test_is_the_dropout_of_this_library(self, dtype: torch.dtype, symbolic: bool) -> None:
+        module = seeded_dropout_pass(graph_of(native, torch.randn(6, 10, dtype=dtype), symbolic=symbolic))
+        assert "native_dropout" not in ops_of(module)
+        # With symbolic sizes another size will do as well.
+        for shape in ((6, 10), (7, 9)) if symbolic else ((6, 10),):
+            x = torch.randn(shape, dtype=dtype)
+            torch.manual_seed(5)
+            out, mask = module(x)
+            torch.manual_seed(5)
+            seed = draw_seed()
+            assert torch.equal(mask, keep_mask(seed, shape, p=P))
+            assert torch.equal(out, dropout(x, P, seed=seed))
+            assert out.dtype == dtype
+            assert not torch.equal(module(x)[1], mask)
+
+
+def test_the_scale_is_exact_in_bfloat16() -> None:
+    x = torch.ones(4, 64, dtype=torch.bfloat16)
+    out, mask = seeded_dropout_pass(graph_of(native, x))(x)
+    assert torch.equal(out, (mask * keep_scale(P)).bfloat16())
+
+
+@pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
+@pytest.mark.parametrize(
+    "fn",
+    [functools.partial(native, train=False), functools.partial(native, p=0.0), functools.partial(native, p=1.0)],
+    ids=["eval", "p=0", "p=1"],
+)
+def test_what_drops_nothing_or_everything_is_left_alone(make: Any, fn: Any) -> None:
+    module = graph_of(fn, torch.randn(6, 10))
+    before = str(module.graph)
+    assert str(make(module).graph) == before
+
+
+@pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
+def test_a_user_of_the_mask_alone_gets_it(make: Any) -> None:
+    module = make(graph_of(lambda x: native(x)[1].float().sum(-1), torch.randn(50, 40)))
+    assert "native_dropout" not in ops_of(module)
+    kept = module(torch.randn(50, 40)).sum().item() / 2000
+    assert kept == pytest.approx(1 - P, abs=0.06)
+
+
+@pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
+def test_two_dropouts_have_two_masks(make: Any) -> None:
+    module = make(graph_of(lambda x: (native(x)[1], native(x)[1]), torch.randn(50, 40)))
+    first, second = module(torch.randn(50, 40))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
+def test_lies_where_the_op_lay(make: Any) -> None:
+    module = graph_of(native, torch.randn(6, 10))
+    place = {
+        "stack_trace": 'File "x.py", line 1, in f',
+        "seq_nr": 7,
+        "partitioner_tag": "is_forward",
+        "recompute": CheckpointPolicy.PREFER_RECOMPUTE,
+        "ac_graph_id": 3,
+    }
+    next(node for node in module.graph.nodes if "native_dropout" in str(node.target)).meta.update(place)
+    made = [node for node in make(module).graph.nodes if "mul" in node.name]
+    assert len(made) == 2
+    for node in made:
+        assert {key: node.meta[key] for key in place} == place
+
+
+class TestReplayed:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("symbolic", [False, True])
+    def test_draws_the_numbers_of_eager(self, dtype: torch.dtype, symbolic: bool) -> None:
+        x = torch.randn(33, 65, dtype=dtype)
+        module = replayed_dropout_pass(graph_of(native, x, symbolic=symbolic))
+        assert "native_dropout" not in ops_of(module)
+        torch.manual_seed(3)
+        out, mask = module(x)
+        torch.manual_seed(3)
+        expected, expected_mask = native(x)
+        assert torch.equal(mask, expected_mask)
+        torch.testing.assert_close(out, expected)
+
+    def test_asks_to_be_drawn_again(self) -> None:
+        module = replayed_dropout_pass(graph_of(native, torch.randn(6, 10)))
+        drawn = [node for node in module.graph.nodes if "bernoulli" in node.name or "empty" in node.name]
+        assert len(drawn) == 2
+        for node in drawn:
+            assert node.meta["recompute"] is CheckpointPolicy.MUST_RECOMPUTE
+
+
+class TestCalls:
+    """The pass over Dynamo's graph, before Inductor."""
+
+    def given(self, fn: Callable[[Tensor], Tensor]) -> fx.GraphModule:
+        seen: list[fx.GraphModule] = []
+
+        def backend(module: fx.GraphModule, inputs: Any) -> Any:
+            seen.append(module)
+            return module.forward
+
+        torch.compile(fn, backend=backend, fullgraph=True)(torch.randn(4, 6))
+        return seen[0]
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: F.dropout(x, P),
+            lambda x: F.dropout(x, p=P, training=True),
+            lambda x: F.dropout(x),
+            lambda x: torch.dropout(x, P, True),
+            lambda x: nn.Dropout(P)(x),
+        ],
+        ids=["F", "named", "bare", "torch", "module"],
+    )
+    def test_is_replaced(self, fn: Callable[[Tensor], Tensor]) -> None:
+        module = seeded_dropout_calls_pass(self.given(fn))
+        assert not [node for node in module.graph.nodes if node.target in (F.dropout, torch.dropout)]
+        x, p = torch.randn(4, 6), 0.5 if fn(torch.ones(2000)).max() == 2 else P
+        torch.manual_seed(1)
+        (out,) = module(x)
+        torch.manual_seed(1)
+        assert torch.equal(out, dropout(x, p))
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: F.dropout(x, P, False),
+            lambda x: F.dropout(x, 0.0),
+            lambda x: F.dropout(x, 1.0),
+            lambda x: F.dropout(x.clone(), P, inplace=True),
+            lambda x: F.dropout1d(x, P),
+        ],
+        ids=["eval", "p=0", "p=1", "inplace", "channels"],
+    )
+    def test_is_left_alone(self, fn: Callable[[Tensor], Tensor]) -> None:
+        module = self.given(fn)
+        before = str(module.graph)
+        assert str(seeded_dropout_calls_pass(module).graph) == before
+
+
+ROWS, COLUMNS = 64, 128
+ONE = ROWS * COLUMNS * 4
+MASK = ROWS * COLUMNS
+
+
+def drops(x: Tensor) -> Tensor:
+    return F.dropout(x * 1.0, P)
+
+
+@pytest.fixture(params=["eager", "inductor"])
+def fused(request: pytest.FixtureRequest) -> Any:
+    return fuse(drops, backend=request.param, fallback=(), fullgraph=True)
+
+
+class TestThroughFuse:
+    def test_no_mask_is_saved(self, fused: Any) -> None:
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        assert saved_bytes(drops, x) >= MASK
+        assert saved_bytes(fused, x) == 8
+
+    def test_backward_drops_what_forward_dropped(self, fused: Any) -> None:
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        out = fused(x)
+        assert 0.6 < (out != 0).float().mean() < 0.8
+        assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())
+
+    @pytest.mark.parametrize("p", [0.3, 0.9999])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_backward_scales_by_what_forward_scaled_by(self, p: float, dtype: torch.dtype) -> None:
+        """The mask's p is rounded to a 65,536th, so 1 / (1 - p) can be off by several percent."""
+        fused = fuse(lambda x: F.dropout(x * 1.0, p), backend="eager", fallback=())
+        x = torch.ones(512, 256, dtype=dtype, requires_grad=True)
+        out = fused(x)
+        assert (out != 0).any()
+        assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())
+
+    def test_a_seed_gives_the_mask_and_each_call_a_fresh_one(self, fused: Any) -> None:
+        x = torch.ones(ROWS, COLUMNS)
+        torch.manual_seed(2)
+        first, second = fused(x), fused(x)
+        assert not torch.equal(first, second)
+        torch.manual_seed(2)
+        assert torch.equal(fused(x), first)
+
+    @pytest.mark.parametrize("torch_random", [False, True])
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_without_gradients_the_masks_are_the_same(self, backend: str, torch_random: bool) -> None:
+        fused = fuse(drops, backend=backend, torch_random=torch_random, fallback=())
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        torch.manual_seed(2)
+        expected = fused(x)
+        torch.manual_seed(2)
+        with torch.no_grad():
+            assert torch.equal(fused(x), expected)
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_under_checkpointing(self, fused: Any, use_reentrant: bool) -> None:
+        """The second forward has the masks of the first."""
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        out = checkpoint(lambda x: fused(x).square(), x, use_reentrant=use_reentrant)
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * out.detach())
+
+    def test_both_backends_have_one_mask(self) -> None:
+        x = torch.ones(ROWS, COLUMNS)
+        outs = []
+        for backend in ("eager", "inductor"):
+            torch.manual_seed(4)
+            outs.append(fuse(drops, backend=backend, fallback=())(x.requires_grad_()))
+        assert torch.equal(*outs)
+
+    @pytest.mark.parametrize("use_reentrant", [True, False])
+    def test_checkpointing_inside(self, use_reentrant: bool) -> None:
+        def layer(x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(lambda x: F.dropout(x.exp(), P).square(), x, use_reentrant=use_reentrant)
+            return out
+
+        x = torch.zeros(ROWS, COLUMNS, requires_grad=True)
+        fused = fuse(layer, backend="eager", fallback=())
+        out = fused(x)
+        assert 0.6 < (out != 0).float().mean() < 0.8
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], 2 * out.detach())
+
+    @pytest.mark.parametrize("partition", ["default", "min_cut"])
+    def test_a_model_saves_no_mask(self, partition: str) -> None:
+        layer = nn.Sequential(nn.Linear(COLUMNS, COLUMNS), nn.Dropout(P), nn.GELU(), nn.Dropout(P))
+        fused = fuse(layer, backend="eager", partition=partition, fallback=())
+        x = torch.randn(ROWS, COLUMNS)
+        # x, what GELU reads, and two seeds
+        assert saved_bytes(fused, x) == 2 * ONE + 16
+        assert saved_bytes(layer, x) >= 2 * ONE + 2 * MASK
+
+
+class TestTorchRandom:
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_is_the_mask_of_plain_torch(self, backend: str) -> None:
+        def layer(x: Tensor) -> Tensor:
+            return F.dropout(F.dropout(x * 1.0, P).exp(), 0.5)
+
+        fused = fuse(layer, backend=backend, torch_random=True, fallback=(), fullgraph=True)
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        for seed in range(2):
+            results = []
+            for fn in (layer, fused):
+                torch.manual_seed(seed)
+                out = fn(x)
+                results.append((out, torch.autograd.grad(out.sum(), x)[0]))
+            assert torch.equal(results[0][0] != 0, results[1][0] != 0)
+            assert torch.equal(results[0][1] != 0, results[1][1] != 0)
+            torch.testing.assert_close(results[1], results[0])
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_the_mask_is_not_saved(self, backend: str) -> None:
+        fused = fuse(drops, backend=backend, torch_random=True, fallback=())
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        assert saved_bytes(fused, x) < MASK
+
+    def test_goes_on_in_the_stream_of_eager(self) -> None:
+        fused = fuse(drops, backend="eager", torch_random=True, fallback=())
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        torch.manual_seed(6)
+        expected = [drops(x), torch.rand(3), drops(x)]
+        torch.manual_seed(6)
+        got = [fused(x)]
+        got[0].sum().backward()  # draws the mask a second time, and must leave no trace of it
+        got += [torch.rand(3), fused(x)]
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_of_the_masks_of_a_joint_graph_none_is_saved() -> None:
+    joint = joint_graph_of(lambda x: F.dropout(x.sin(), P), torch.randn(ROWS, COLUMNS, requires_grad=True))
+    seeded = type(joint).of(seeded_dropout_pass(joint.module), num_forward_outputs=1, static_input_indices=None)
+    mask = [node for node in seeded.nodes if "keep_mask" in node.name]
+    assert mask
+    assert set(mask) <= seeded.made_from_scalars
+
+
+def test_without_the_pass_torchs_mask_is_saved() -> None:
+    """What the tests above compare with: cut outside of `fuse`, the op stays as it is, and its mask with it."""
+    x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+    forward, backward = split_of(lambda x: F.dropout(x.sin(), P), x, partition="min_cut")
+    assert [node for node in saved_of(forward) if node.meta["val"].dtype is torch.bool]
+    assert "aten.native_dropout.default" not in called(backward)

@@ -1,0 +1,66 @@
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.partition import Receipt, budget, explain
+
+
+def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.gelu(x @ up) @ down
+
+
+@pytest.fixture(scope="module")
+def receipt() -> Receipt:
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((32, 48), (48, 96), (96, 48))]
+    return explain(layer, *inputs, partition=budget(0.8))
+
+
+def test_svg_draws_a_red_line_for_each_reader_of_a_saved_value(receipt: Receipt, tmp_path: Path) -> None:
+    path = receipt.draw(tmp_path / "cut.svg")
+    text = path.read_text()
+    ET.fromstring(text)
+    (graph,) = receipt.graphs
+    given = {node.name: node for node in graph.backward.graph.find_nodes(op="placeholder")}
+    expected = sum(len(given[value.name].users) for value in receipt.saved if value.name in given)
+    assert len(re.findall(r"<path [^>]*fill: none; stroke: #d1495b", text)) == expected
+
+
+def test_png_is_a_picture(receipt: Receipt, tmp_path: Path) -> None:
+    picture = matplotlib.image.imread(receipt.draw(tmp_path / "cut.png"))
+    assert picture.shape[0] > 200
+    red = (picture[..., 0] > 0.7) & (picture[..., 1] < 0.4)
+    assert red.any()
+
+
+def test_dot_has_both_graphs_and_the_cut_between_them(receipt: Receipt, tmp_path: Path) -> None:
+    text = receipt.draw(tmp_path / "cut.dot").read_text()
+    assert text.startswith('digraph "layer: budget(0.8) for inductor keeps ')
+    (graph,) = receipt.graphs
+    for side, module in (("forward", graph.forward), ("backward", graph.backward)):
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
+            assert f'"{side}0.{node.name}" [label=' in text
+    crossing = re.findall(r'"forward0\.(\w+)" -> "backward0\.(\w+)"', text)
+    assert {start for start, _ in crossing} == {value.name for value in receipt.saved}
+    again = {value.name for value in receipt.recomputed}
+    assert all(f'"backward0.{name}" [label="{name}' in text for name in again)
+    assert text.count('fillcolor="#a9d6e5"') >= len(again) > 0
+
+
+def test_a_curve_is_drawn(receipt: Receipt, tmp_path: Path) -> None:
+    text = receipt.draw_pareto(tmp_path / "curve.svg", points=4).read_text()
+    assert "torch min_cut" in text
+    assert "MB saved for backward" in text
+
+
+def test_other_files_are_refused(receipt: Receipt, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg, \.png, \.dot, got '.*cut\.pdf'$"):
+        receipt.draw(tmp_path / "cut.pdf")
+    with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg, \.png, got '.*curve\.dot'$"):
+        receipt.draw_pareto(tmp_path / "curve.dot")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,170 @@
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselayers.partition import PartitionError, Receipt, budget, explain, fuse, min_cut, saved_bytes
+
+ROWS, HIDDEN = 32, 48
+ONE = ROWS * HIDDEN * 4  # bytes of one activation
+
+
+def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return x + F.dropout(F.gelu(x @ up) @ down, 0.1)
+
+
+def layer_inputs(**options: Any) -> list[Tensor]:
+    shapes = (ROWS, HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN)
+    return [torch.randn(shape, requires_grad=True, **options) for shape in shapes]
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int = HIDDEN, **options: Any) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden, **options)
+        self.qkv = nn.Linear(hidden, 3 * hidden, **options)
+        self.out = nn.Linear(hidden, hidden, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("partition", ["min_cut", "default"])
+def test_the_receipt_says_what_the_fused_function_saves(backend: str, partition: str) -> None:
+    inputs = layer_inputs()
+    receipt = explain(layer, *inputs, backend=backend, partition=partition)
+    fused = fuse(layer, backend=backend, partition=partition, fallback=())
+    assert receipt.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
+    assert sum(value.num_bytes for value in receipt.saved) == saved_bytes(fused, *inputs)
+    assert receipt.totals["eager"].saved_bytes == saved_bytes(layer, *inputs)
+
+
+def test_the_rivals_totals_are_what_torch_compile_saves() -> None:
+    inputs = layer_inputs()
+    receipt = explain(layer, *inputs)
+    assert receipt.totals["torch min_cut"].saved_bytes == saved_bytes(torch.compile(layer), *inputs)
+    with torch._functorch.config.patch(activation_memory_budget=1.0):
+        assert receipt.totals["default"].saved_bytes >= receipt.totals["this"].saved_bytes
+
+
+def test_each_value_is_named_with_its_line_and_its_reason() -> None:
+    receipt = explain(layer, *layer_inputs())
+    by_op = {value.op: value for value in receipt.saved}
+    matmul = by_op["aten.mm.default"]
+    assert (matmul.shape, matmul.dtype, matmul.num_bytes) == ((ROWS, 4 * HIDDEN), "float32", 4 * ONE)
+    assert matmul.source.startswith(__file__)
+    assert matmul.source.endswith("return x + F.dropout(F.gelu(x @ up) @ down, 0.1)")
+    assert "computing it again" in matmul.reason
+    seed = next(value for value in receipt.saved if value.num_bytes == 8)
+    assert seed.reason == "it draws random numbers"
+    assert by_op["input"].reason.endswith("it is an input")
+    assert not [value for value in receipt.saved if value.dtype == "bool"]
+
+
+def test_what_is_computed_again_is_priced() -> None:
+    receipt = explain(layer, *layer_inputs(), partition=budget(0.7))
+    matmul = next(value for value in receipt.recomputed if value.op == "aten.mm.default")
+    assert matmul.flops == 2 * ROWS * HIDDEN * 4 * HIDDEN
+    assert matmul.num_bytes == 4 * ONE
+    assert matmul.moved_bytes > matmul.num_bytes
+    assert receipt.totals["this"].recomputed_flops == sum(value.flops for value in receipt.recomputed)
+    assert receipt.forward_flops == 2 * 2 * ROWS * HIDDEN * 4 * HIDDEN
+    assert receipt.backward_flops == 2 * receipt.forward_flops + matmul.flops
+
+
+def test_what_attention_returns_for_backward_alone_is_saved_not_computed_again() -> None:
+    for backend in ("inductor", "eager"):
+        receipt = explain(Block(), torch.randn(2, 16, HIDDEN), backend=backend)
+        assert receipt.totals["this"].recomputed_flops == 0
+        assert not [value for value in receipt.recomputed if "attention" in value.op]
+
+
+def test_parameters_cost_nothing() -> None:
+    receipt = explain(Block(), torch.randn(2, 16, HIDDEN, requires_grad=True))
+    parameters = [value for value in receipt.saved if value.op == "parameter"]
+    assert parameters
+    assert {value.num_bytes for value in parameters} == {0}
+    assert {value.reason.rpartition("; ")[2] for value in parameters} == {"it outlives the call anyway"}
+
+
+def test_the_floor_is_what_goes_in_and_comes_out() -> None:
+    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    receipt = explain(lambda x: x.sin(), x)
+    assert receipt.forward_ideal_bytes == 2 * ONE  # x read, the sine written; x is saved as it is
+    assert receipt.backward_ideal_bytes == 3 * ONE  # x and the gradient read, x's gradient written
+    assert receipt.forward_flops == 0
+    from fuselayers.partition import machine_of
+
+    assert receipt.forward_seconds == pytest.approx(2 * ONE / machine_of("cpu").bandwidth)
+
+
+def test_nothing_runs_and_nothing_is_allocated() -> None:
+    # 3 * 65,536^2 parameters: 51 GB in float32, and far more in activations.
+    with torch.device("meta"):
+        model = Block(1 << 16)
+        x = torch.empty(64, 512, 1 << 16, requires_grad=True)
+    receipt = explain(model, x)
+    assert receipt.totals["this"].saved_bytes > 10**10
+    assert receipt.totals["this"].saved_bytes < receipt.totals["eager"].saved_bytes
+
+
+def test_a_fused_function_is_explained_with_its_own_options() -> None:
+    inputs = layer_inputs()
+    fused = fuse(layer, backend="eager", partition=budget(0.7))
+    receipt = explain(fused, *inputs)
+    assert (receipt.backend, receipt.partition, receipt.subject) == ("eager", "budget(0.7)", "layer")
+    assert receipt.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
+    assert explain(fuse(Block(), backend="eager"), torch.randn(2, 16, HIDDEN)).subject == "Block"
+
+
+def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
+    def mine(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
+        return min_cut(joint_module, joint_inputs, **options)
+
+    inputs = layer_inputs()
+    receipt, ours = explain(layer, *inputs, partition=mine), explain(layer, *inputs)
+    assert receipt.partition == "mine"
+    assert receipt.totals["this"] == ours.totals["this"]
+    assert {value.reason for value in receipt.saved} == {"the partitioner that was given chose it"}
+
+
+def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x.sin().exp()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    receipt = explain(broken, torch.randn(ROWS, HIDDEN, requires_grad=True))
+    assert len(receipt.graphs) == 2
+    assert receipt.totals["this"].saved_bytes == 2 * ONE
+    with pytest.raises(ValueError, match=r"^a curve needs one graph, this receipt has 2; explain the parts alone$"):
+        receipt.pareto()
+
+
+def test_errors() -> None:
+    with pytest.raises(
+        ValueError, match=r"^nothing that <lambda> computes from these arguments requires grad, so noth"
+    ):
+        explain(lambda x: x.sin(), torch.ones(2))
+    with pytest.raises(TypeError, match=r"^capture takes a function or a module, got int$"):
+        explain(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no partitioner 'mincut'; did you mean 'min_cut'"):
+        explain(layer, *layer_inputs(), partition="mincut")
+    with pytest.raises(PartitionError, match=r"^this graph cannot do with 10 bytes saved for backward: it needs "):
+        explain(layer, *layer_inputs(), partition=budget(10))
+
+
+def test_nothing_of_the_function_is_touched() -> None:
+    block, x = Block(), torch.randn(2, 16, HIDDEN, requires_grad=True)
+    before = {name: value.clone() for name, value in block.state_dict().items()}
+    state = torch.get_rng_state()
+    receipt = explain(block, x)
+    assert isinstance(receipt, Receipt)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
+    assert x.grad is None

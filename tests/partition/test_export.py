@@ -1,0 +1,239 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselayers.partition.export import InputSpec, JointGraphExport, OutputSpec, joint_graph, operator_map
+
+
+class Block(nn.Module):
+    """Two layers, a buffer that forward writes to, a tied weight, and a plain tensor as an attribute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8, **options)
+        self.norm = nn.BatchNorm1d(8, **options)
+        self.down = nn.Linear(8, 8, bias=False, **options)
+        self.down.weight = self.up.weight
+        self.scale = torch.full((8,), 2.0, **options)
+
+    def forward(self, x: Tensor, masks: dict[str, list[Tensor]]) -> dict[str, Any]:
+        hidden = F.gelu(self.norm(self.up(x)))
+        return {"out": self.down(hidden) * self.scale, "parts": [hidden * masks["keep"][0]]}
+
+
+def arguments(**options: Any) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    return torch.randn(4, 8, requires_grad=True, **options), {"keep": [torch.ones(4, 8, **options)]}
+
+
+def by_kind(exported: JointGraphExport, kind: str) -> list[str]:
+    return [one.target for one in (*exported.inputs, *exported.outputs) if one.kind == kind]
+
+
+class TestJointGraph:
+    def test_values_and_gradients_are_those_of_autograd(self) -> None:
+        torch.manual_seed(1)
+        block = Block()
+        x, masks = arguments()
+        exported = joint_graph(block, x, masks)
+        named = {**dict(block.named_parameters()), **{name: one.clone() for name, one in block.named_buffers()}}
+        named |= {"scale": block.scale, "x": x, "masks['keep'][0]": masks["keep"][0]}
+        result = block(x, masks)
+        outputs = {"result['out']": result["out"], "result['parts'][0]": result["parts"][0]}
+        tangents = {name: torch.randn_like(value) for name, value in outputs.items()}
+        path_of = {one.name: one.target for one in exported.outputs if one.kind == "output"}
+        values = [
+            tangents[path_of[one.target]] if one.kind == "gradient" else named[one.target].detach()
+            for one in exported.inputs
+        ]
+        wanted = [name for name, value in named.items() if value.requires_grad]
+        gradients = torch.autograd.grad(
+            list(outputs.values()), [named[name] for name in wanted], [tangents[name] for name in outputs]
+        )
+        expected = {
+            **{("output", name): value for name, value in outputs.items()},
+            **{("gradient", name): value for name, value in zip(wanted, gradients, strict=True)},
+            **{("mutation", name): value for name, value in block.named_buffers()},
+        }
+        got = {
+            (spec.kind, spec.target): one for spec, one in zip(exported.outputs, exported.module(*values), strict=True)
+        }
+        torch.testing.assert_close(got, expected)
+
+    def test_it_writes_to_none_of_its_inputs(self) -> None:
+        exported = joint_graph(Block(), *arguments())
+        targets = [
+            node.target for node in exported.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+        ]
+        assert [one for one in targets if one._schema.is_mutable] == []
+
+    def test_the_graph_is_not_decomposed(self) -> None:
+        exported = joint_graph(F.gelu, torch.randn(4, requires_grad=True))
+        targets = [str(node.target) for node in exported.module.graph.nodes if node.op == "call_function"]
+        assert targets == ["aten.gelu.default", "aten.gelu_backward.default"]
+
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_parameters_and_buffers_have_the_names_of_the_module(self, device: str) -> None:
+        block = Block(device=device)
+        exported = joint_graph(block, *arguments(device=device))
+        assert sorted(by_kind(exported, "parameter")) == sorted(name for name, _ in block.named_parameters())
+        assert sorted(by_kind(exported, "buffer")) == sorted([*(name for name, _ in block.named_buffers()), "scale"])
+        assert by_kind(exported, "argument") == ["x", "masks['keep'][0]"]
+
+    def test_names_in_a_function_of_modules(self) -> None:
+        block, weight = Block(), torch.randn(8, requires_grad=True)
+        shift = torch.ones(8)
+
+        def loss(x: Tensor, *rest: Tensor, head: nn.Module, factor: Tensor) -> Tensor:
+            return head(block.up(x) * weight * factor + rest[0] + shift).sum()
+
+        x = torch.randn(4, 8)
+        exported = joint_graph(loss, x, torch.randn(8), head=nn.Linear(8, 1), factor=torch.ones(8))
+        assert set(by_kind(exported, "parameter")) == {
+            "block.up.weight",
+            "block.up.bias",
+            "weight",
+            "head.weight",
+            "head.bias",
+        }
+        assert set(by_kind(exported, "argument")) == {"x", "rest[0]", "factor"}
+        assert by_kind(exported, "buffer") == ["shift"]
+
+    def test_gradients_name_what_they_belong_to(self) -> None:
+        x, weight = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+        exported = joint_graph(lambda x, weight: ((x * weight), (x.sin(), 3)), x, weight)
+        assert exported.inputs == (
+            InputSpec("primals_1", "argument", "x"),
+            InputSpec("primals_2", "argument", "weight"),
+            InputSpec("tangents_1", "gradient", "mul"),
+            InputSpec("tangents_2", "gradient", "sin"),
+        )
+        assert exported.outputs[:2] == (
+            OutputSpec("mul", "output", "result[0]"),
+            OutputSpec("sin", "output", "result[1][0]"),
+        )
+        assert [(one.kind, one.target) for one in exported.outputs[2:]] == [("gradient", "x"), ("gradient", "weight")]
+
+    def test_an_input_without_gradient_has_none(self) -> None:
+        exported = joint_graph(torch.mul, torch.randn(4, requires_grad=True), torch.randn(4))
+        assert by_kind(exported, "gradient") == ["mul", "args[0]"]
+
+    def test_a_method(self) -> None:
+        block = Block()
+        exported = joint_graph(block.forward, *arguments())
+        assert {"up.weight", "norm.bias"} <= set(by_kind(exported, "parameter"))
+
+    def test_the_listing(self) -> None:
+        exported = joint_graph(lambda x: (x * 2).sin(), torch.randn(4, requires_grad=True, dtype=torch.bfloat16))
+        assert str(exported).splitlines() == [
+            "inputs:",
+            "  primals_1: bf16[4]  # argument x",
+            "  tangents_1: bf16[4]  # gradient sin",
+            "forward and backward:",
+            "  mul: bf16[4] = aten.mul.Tensor(primals_1, 2)",
+            "  sin: bf16[4] = aten.sin.default(mul)",
+            "  cos: bf16[4] = aten.cos.default(mul)",
+            "  mul_1: bf16[4] = aten.mul.Tensor(tangents_1, cos)",
+            "  mul_2: bf16[4] = aten.mul.Tensor(mul_1, 2)",
+            "outputs:",
+            "  sin: bf16[4]  # output result",
+            "  mul_2: bf16[4]  # gradient x",
+        ]
+
+
+class TestOperatorMap:
+    def test_each_backward_op_belongs_to_one_step(self) -> None:
+        def fn(x: Tensor, weight: Tensor) -> Tensor:
+            hidden = x @ weight
+            return F.gelu(hidden).sin()
+
+        records = operator_map(fn, torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True))
+        steps = [(one.forward_ops, one.backward_ops) for one in records]
+        transpose, product = "aten.t.default", "aten.mm.default"
+        assert steps[0][0] == ("aten.mm.default",)
+        assert sorted(steps[0][1]) == [product, product, transpose, transpose]
+        assert steps[1] == (("aten.gelu.default",), ("aten.gelu_backward.default",))
+        assert steps[2] == (("aten.sin.default",), ("aten.cos.default", "aten.mul.Tensor"))
+
+    def test_no_op_is_lost_and_none_is_counted_twice(self) -> None:
+        block, given = Block(), arguments()
+        graph = joint_graph(block, *given).module.graph
+        expected = [str(node.target) for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        records = operator_map(block, *given)
+        assert sorted(op for one in records for op in one.forward_ops + one.backward_ops) == sorted(expected)
+
+    def test_source_lines(self) -> None:
+        def fn(x: Tensor) -> Tensor:
+            hidden = x.sin()
+            return hidden.exp()
+
+        first, second = operator_map(fn, torch.randn(4, requires_grad=True))
+        line = fn.__code__.co_firstlineno
+        assert first.source == f"{__file__}:{line + 1}: hidden = x.sin()"
+        assert second.source == f"{__file__}:{line + 2}: return hidden.exp()"
+
+    def test_modules(self) -> None:
+        block = Block()
+        found = {op: one.module for one in operator_map(block, *arguments()) for op in one.forward_ops}
+        assert found["aten.addmm.default"] == "up"
+        assert found["aten.mm.default"] == "down"
+        assert found["aten.gelu.default"] == ""
+
+    def test_modules_that_a_function_closes_over(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.GELU()))
+        records = operator_map(lambda x: model(x).sum(), torch.randn(2, 4))
+        assert [one.module for one in records if "aten.gelu.default" in one.forward_ops] == ["model.1.0"]
+
+    def test_an_op_without_gradient_has_no_backward(self) -> None:
+        def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x.sin()
+            return y, y.detach() > 0
+
+        records = operator_map(fn, torch.randn(4, requires_grad=True))
+        assert [one.backward_ops for one in records if "aten.gt.Scalar" in one.forward_ops] == [()]
+
+    def test_graphs_follow_each_other(self) -> None:
+        def fn(x: Tensor) -> Tensor:
+            y = x.sin()
+            torch._dynamo.graph_break()
+            return y.exp()
+
+        records = operator_map(fn, torch.randn(4, requires_grad=True))
+        assert [one.forward_ops[0] for one in records] == ["aten.sin.default", "aten.exp.default"]
+
+
+def breaks(x: Tensor) -> Tensor:
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.exp()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: joint_graph(3), TypeError, r"^joint_graph takes a function or a module, got int$"),  # type: ignore[arg-type]
+        (lambda: operator_map(3), TypeError, r"^operator_map takes a function or a module, got int$"),  # type: ignore[arg-type]
+        (
+            lambda: joint_graph(breaks, torch.ones(2, requires_grad=True)),
+            ValueError,
+            rf"^joint_graph needs one graph, and breaks breaks it at .*test_export.py:"
+            rf"{breaks.__code__.co_firstlineno + 2} \(Call to `torch._dynamo.graph_break\(\)`\); change that line, or",
+        ),
+        (
+            lambda: joint_graph(torch.sin, torch.ones(2)),
+            ValueError,
+            r"^joint_graph needs a backward, and no output of sin requires grad here; give it a parameter or an argu",
+        ),
+        (
+            lambda: operator_map(torch.sin, torch.ones(2)),
+            ValueError,
+            r"^operator_map needs a backward, and no output of sin requires grad here; give it a parameter or an argu",
+        ),
+    ],
+)
+def test_errors(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()

@@ -1,0 +1,55 @@
+import itertools
+import random
+
+import pytest
+
+from fuselayers.partition.knapsack import knapsack
+
+
+def best_by_trying_all(sizes: list[int], values: list[float], capacity: int) -> float:
+    subsets = itertools.product((0, 1), repeat=len(sizes))
+    fitting = (taken for taken in subsets if sum(itertools.compress(sizes, taken)) <= capacity)
+    return max(sum(itertools.compress(values, taken)) for taken in fitting)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_as_good_as_trying_all(seed: int) -> None:
+    number = random.Random(seed)
+    unit = number.choice((1, 4, 64, 4096))
+    count = number.randint(1, 9)
+    sizes = [unit * number.randint(1, 12) for _ in range(count)]
+    values = [float(number.randint(0, 9)) for _ in range(count)]
+    capacity = number.randint(0, unit * 30)
+    chosen = knapsack(sizes, values, capacity)
+    assert chosen == sorted(set(chosen))
+    assert sum(sizes[place] for place in chosen) <= capacity
+    assert sum(values[place] for place in chosen) == best_by_trying_all(sizes, values, capacity)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_sizes_too_fine_to_count_are_rounded_so_that_the_choice_fits(seed: int) -> None:
+    number = random.Random(seed)
+    sizes = [number.randint(1, 1 << 40) | 1 for _ in range(8)]
+    values = [float(number.randint(1, 9)) for _ in sizes]
+    capacity = sum(sizes) // 2
+    chosen = knapsack(sizes, values, capacity)
+    assert 0 < sum(sizes[place] for place in chosen) <= capacity
+    # Each size is rounded up by less than a 65,536th of the capacity.
+    least = best_by_trying_all(sizes, values, capacity - len(sizes) * (capacity // (1 << 16) + 1))
+    assert sum(values[place] for place in chosen) >= least
+
+
+def test_what_fits_only_unrounded_is_left_out() -> None:
+    capacity = (1 << 16) * 10 + 1
+    # Both together are exactly the capacity; cells of 11 bytes make them one cell too large.
+    sizes = [capacity // 2, capacity - capacity // 2]
+    assert sum(sizes) == capacity
+    assert knapsack(sizes, [1.0, 2.0], capacity) == [1]
+
+
+def test_nothing_to_choose_from() -> None:
+    assert knapsack([], [], 10) == []
+    assert knapsack([3], [1.0], 0) == []
+    assert knapsack([3], [1.0], -5) == []
+    assert knapsack([11], [1.0], 10) == []
+    assert knapsack([3], [0.0], 10) == []

@@ -1,0 +1,217 @@
+import copy
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers import ops
+from fuselayers.partition import CostModel, PartitionError, budget, default, fuse, machine_of, min_cut, saved_bytes
+from fuselayers.partition.cost import flops_of
+from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.saved_by_budget import smallest_saved_bytes
+from tests.partition.tracing import GPT, Traced, joint_graph_of, recomputed_flops, saved_of, torchs_choice
+
+SHARES = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+
+
+@functools.cache
+def gpt() -> tuple[Traced, JointGraph]:
+    graph = GPT.decomposed(layers=4)
+    return graph, graph.joint()
+
+
+def least_of(joint: JointGraph) -> int:
+    return smallest_saved_bytes(joint, cost=CostModel(machine_of("cpu")))
+
+
+def bytes_of(rule: SavingRule, joint: JointGraph) -> int:
+    return joint.saved_bytes(rule.saved_values(joint, fused=True))
+
+
+class TestOnAModel:
+    @pytest.mark.parametrize("share", SHARES)
+    def test_no_more_flops_again_than_torch_at_as_many_bytes(self, share: float) -> None:
+        graph, joint = gpt()
+        theirs, saved = torchs_choice(graph, share)
+        limit = theirs.saved_bytes(saved) + 1024
+        ours = budget(limit).saved_values(joint, fused=True)
+        assert joint.saved_bytes(ours) <= limit
+        assert recomputed_flops(joint, ours) <= recomputed_flops(theirs, saved)
+
+    def test_torchs_choice_is_a_choice(self) -> None:
+        """What the test above compares with is not all or nothing."""
+        graph, joint = gpt()
+        forward = sum(flops_of(node) for node in joint.nodes if node in joint.forward)
+        again = [recomputed_flops(*torchs_choice(graph, share)) / forward for share in (0.05, 0.3, 0.9)]
+        assert again[0] > 0.5 > again[1] > 0.1 > again[2]
+
+    def test_fits_every_limit_and_more_bytes_never_cost_more_flops(self) -> None:
+        _, joint = gpt()
+        low, high = least_of(joint), bytes_of(min_cut, joint)
+        assert low < 0.1 * high
+        flops = []
+        for step in range(25):
+            limit = low + (high - low) * step // 24
+            saved = budget(limit).saved_values(joint, fused=True)
+            assert joint.saved_bytes(saved) <= limit
+            flops.append(recomputed_flops(joint, saved))
+        assert flops == sorted(flops, reverse=True)
+        assert flops[0] > 0
+        assert flops[-1] == 0
+
+    def test_what_is_given_is_used(self) -> None:
+        _, joint = gpt()
+        high = bytes_of(min_cut, joint)
+        for share in (0.3, 0.5, 0.7):
+            # One matmul of this model is 16 KB, its largest 64 KB.
+            assert share * high - (1 << 16) < bytes_of(budget(int(share * high)), joint) <= share * high
+
+    def test_with_room_enough_it_is_the_minimum_cut(self) -> None:
+        _, joint = gpt()
+        for fused in (True, False):
+            high = joint.saved_bytes(min_cut.saved_values(joint, fused=fused))
+            assert budget(high).saved_values(joint, fused=fused) == min_cut.saved_values(joint, fused=fused)
+            assert budget(1 << 60).saved_values(joint, fused=fused) == min_cut.saved_values(joint, fused=fused)
+
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_a_share_is_of_what_the_default_saves(self, fused: bool) -> None:
+        _, joint = gpt()
+        whole = joint.saved_bytes(default.saved_values(joint, fused=fused))
+        for share in (0.1, 0.35, 0.5, 1.0):
+            saved = joint.saved_bytes(budget(share).saved_values(joint, fused=fused))
+            assert saved <= share * whole
+            assert saved == joint.saved_bytes(budget(int(share * whole)).saved_values(joint, fused=fused))
+
+    def test_no_mask_is_saved(self) -> None:
+        _, joint = gpt()
+        assert joint.made_from_scalars
+        for share in SHARES:
+            assert joint.made_from_scalars.isdisjoint(budget(share).saved_values(joint, fused=True))
+
+    def test_too_small_says_how_little_will_do(self) -> None:
+        _, joint = gpt()
+        least = least_of(joint)
+        text = (
+            rf"^this graph cannot do with {least - 1:,} bytes saved for backward: it needs {least:,} at least; give a "
+            r"larger budget, or fuse a smaller part of the model$"
+        )
+        with pytest.raises(PartitionError, match=text):
+            budget(least - 1).saved_values(joint, fused=True)
+        assert bytes_of(budget(least), joint) == least
+
+
+def test_elementwise_work_goes_first() -> None:
+    """No matmul runs again as long as sines alone make enough room."""
+
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(3):
+            x = (x @ weight).sin().exp().cos()
+        return x
+
+    joint = joint_graph_of(layer, torch.randn(32, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True))
+    whole, least = joint.saved_bytes(default.saved_values(joint, fused=False)), least_of(joint)
+    without_matmuls = []
+    for limit in range(least, whole, 2048):
+        saved = budget(limit).saved_values(joint, fused=False)
+        assert joint.saved_bytes(saved) <= limit
+        if recomputed_flops(joint, saved) == 0:
+            without_matmuls.append(limit)
+    # The inputs and the results of the matmuls are all that is needed then.
+    assert without_matmuls[0] <= 5 * 32 * 32 * 4 + 2048 < 0.6 * whole
+
+
+def test_nothing_to_save() -> None:
+    joint = joint_graph_of(lambda x: x * 2, torch.randn(8, requires_grad=True))
+    assert budget(1).saved_values(joint, fused=True) == []
+    assert budget(0.5).saved_values(joint, fused=True) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "text"),
+    [
+        (0, ValueError, r"^a budget in bytes must be above 0, got 0$"),
+        (-5, ValueError, r"^a budget in bytes must be above 0, got -5$"),
+        (
+            0.0,
+            ValueError,
+            r"^a budget given as a float is a share, 0 < share <= 1, got 0\.0; give bytes as an int$",
+        ),
+        (1.5, ValueError, r"^a budget given as a float is a share, 0 < share <= 1, got 1\.5; give bytes as an int$"),
+        (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
+        (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
+        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got True$"),
+        ("1 GB", TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got '1 GB'$"),
+        (None, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got None$"),
+    ],
+)
+def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        budget(limit)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = ops.dropout(layer(x).sin().exp(), 0.1) + x
+        return x
+
+
+class TestThroughFuse:
+    @pytest.mark.parametrize(("backend", "share"), [("eager", 0.6), ("eager", 0.3), ("inductor", 0.3)])
+    def test_values_gradients_and_bytes(self, backend: str, share: float) -> None:
+        stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
+        whole = saved_bytes(fuse(stack, backend="eager", partition="default", fallback=()), x)
+        twin = copy.deepcopy(stack)
+        fused = fuse(twin, backend=backend, partition=budget(share), fallback=())
+        results = []
+        for model in (stack, fused):
+            torch.manual_seed(1)
+            out = model(x)
+            results.append((out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+        assert saved_bytes(fused, x) <= share * whole
+
+    def test_too_small_is_an_error_of_the_call(self) -> None:
+        fused = fuse(Stack(), backend="eager", partition=budget(100))
+        with pytest.raises(PartitionError, match=r"^this graph cannot do with 100 bytes saved for backward: it needs"):
+            fused(torch.randn(128, 64, requires_grad=True))
+
+    def test_the_least_that_an_error_names_will_do(self) -> None:
+        x = torch.randn(128, 64, requires_grad=True)
+        with pytest.raises(PartitionError) as error:
+            fuse(Stack(), backend="eager", partition=budget(100))(x)
+        named = re.search(r"needs ([\d,]+) at least", str(error.value))
+        assert named
+        least = int(named[1].replace(",", ""))
+        assert saved_bytes(fuse(Stack(), backend="eager", partition=budget(least)), x) <= least
+
+
+def test_each_graph_has_the_budget_for_itself() -> None:
+    def two_graphs(x: Tensor) -> Tensor:
+        x = x.sin().exp().cos()
+        torch._dynamo.graph_break()
+        return x.sin().exp().cos()
+
+    x = torch.randn(32, 32, requires_grad=True)
+    # A graph saves its input at least.
+    assert saved_bytes(fuse(two_graphs, backend="eager", partition=budget(4096)), x) == 2 * 4096
+
+
+def test_outputs_of_the_forward_module_are_the_saved_values() -> None:
+    _, joint = gpt()
+    rule = budget(0.4)
+    forward, _ = rule(
+        copy.deepcopy(gpt()[0].module),
+        num_fwd_outputs=joint.num_forward_outputs,
+        static_lifetime_input_indices=gpt()[0].options["static_lifetime_input_indices"],
+    )
+    names = {node.name for node in saved_of(forward, outputs=joint.num_forward_outputs)}
+    assert names == {node.name for node in rule.saved_values(joint, fused=True)}

@@ -1,0 +1,177 @@
+import inspect
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fuselayers import ops
+from fuselayers.partition import CostModel, Machine, PartitionError, machine_of
+from fuselayers.partition.cost import NodePrice, flops_of
+from fuselayers.partition.flow import SINK, SOURCE
+from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.saved_by_min_cut import flow_graph, saved_by_min_cut
+from tests.partition.tracing import GPT, called, joint_graph_of, split_of
+
+CPU = CostModel(machine_of("cpu"))
+PRICES = [0.0, 0.3, 1.5, 10.0, 1e3, 1e9]
+
+
+def wave(x: Tensor) -> Tensor:
+    return x.sin().exp().cos() * 2
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def at(price: float, *, fused: bool = True, device: str = "cpu") -> CostModel:
+    return CostModel(machine_of(device), fused=fused, memory_price=price)
+
+
+@pytest.fixture(scope="module")
+def model() -> JointGraph:
+    return GPT.decomposed(layers=2).joint()
+
+
+class TestFlowGraph:
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_every_edge_has_a_reason_and_a_price_has_parts(self, model: JointGraph, fused: bool) -> None:
+        cost = at(1.5, fused=fused)
+        edges = list(flow_graph(model, cost=cost).edges(data=True))
+        assert len(edges) > 400
+        for start, end, data in edges:
+            assert data["reason"], (start, end)
+            assert ("price" in data) == ("capacity" in data), (start, end)
+            if "price" in data:
+                assert isinstance(data["price"], NodePrice)
+                assert data["capacity"] == cost.total(data["price"])
+
+    def test_reasons(self) -> None:
+        def layer(x: Tensor, weight: Tensor) -> Tensor:
+            return ops.dropout((x @ weight).sin(), 0.5)
+
+        joint = joint_graph_of(layer, leaf(8, 8), leaf(8, 8))
+        graph = flow_graph(joint, cost=CPU)
+        reason = {(start, end): data["reason"] for start, end, data in graph.edges(data=True)}
+        assert reason[SOURCE, ("primals_1", "in")] == "it is an input"
+        assert reason[SOURCE, ("draw_seed", "in")] == "it draws random numbers"
+        assert reason[SOURCE, ("mm", "in")] == "computing it again costs this"
+        assert reason[("mm", "in"), ("mm", "out")] == "saving it costs this"
+        assert reason[("primals_1", "out"), ("mm", "in")] == "mm reads it"
+        masks = [node.name for node in joint.needed if node in joint.made_from_scalars]
+        assert masks
+        for name in masks:
+            assert reason[(name, "in"), (name, "out")] == "it is made from scalars alone, and never worth saving"
+        assert any(re.fullmatch(r"mm_\d of backward reads it", said) for said in reason.values())
+        assert {SOURCE, SINK} <= set(graph)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_at_the_default_price_no_matmul_runs_again(model: JointGraph, fused: bool, device: str) -> None:
+    saved = saved_by_min_cut(model, cost=CostModel(machine_of(device), fused=fused))
+    again = [node.name for node in model.recomputed(saved) if flops_of(node) > 0]
+    assert again == []
+    assert saved
+
+
+def test_where_matmuls_cost_nothing_they_do_run_again(model: JointGraph) -> None:
+    """What the test above could not see if nothing ever ran again."""
+    free = Machine("free", 1e9, 1e30, 1e30, 1e30, 1e-30)
+    saved = saved_by_min_cut(model, cost=CostModel(free, memory_price=100.0))
+    assert [node.name for node in model.recomputed(saved) if flops_of(node) > 0]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_mask_is_saved_at_any_price(model: JointGraph, fused: bool) -> None:
+    own = joint_graph_of(lambda x: ops.dropout(x.sin(), 0.5), leaf(8, 64))
+    seeds = {
+        f"{name}.default" for name in ("prims.inductor_seeds", "prims.inductor_lookup_seed", "fuselayers.draw_seed")
+    }
+    for joint in (model, own):
+        assert joint.made_from_scalars
+        for price in PRICES:
+            saved = saved_by_min_cut(joint, cost=at(price, fused=fused))
+            assert seeds & {str(node.target) for node in saved}
+            assert joint.made_from_scalars.isdisjoint(saved)
+            # eq compares the labels of the loss with every class.
+            assert {node.name for node in saved if getattr(node.meta["val"], "dtype", None) is torch.bool} <= {
+                "eq_tensor"
+            }
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_higher_price_of_memory_never_saves_more(model: JointGraph, fused: bool) -> None:
+    sizes = [model.saved_bytes(saved_by_min_cut(model, cost=at(price, fused=fused))) for price in PRICES]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1]
+
+
+class TestAttention:
+    @pytest.mark.parametrize("partition", ["default", "min_cut"])
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_its_logsumexp_is_saved(self, partition: str, fused: bool) -> None:
+        """No output depends on it; taken for a part of backward, it made the whole attention run again."""
+
+        def layer(x: Tensor, weight: Tensor) -> Tensor:
+            q, k, v = (x @ weight).view(1, 16, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).sin()
+
+        forward, backward = split_of(layer, leaf(1, 16, 16), leaf(16, 48), partition=partition, fused=fused)
+        name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+        assert called(forward).count(name) == 1
+        assert name not in called(backward)
+        handed = [tuple(node.meta["val"].shape) for node in backward.graph.nodes if node.op == "placeholder"]
+        assert (1, 2, 16) in handed
+
+
+class TestNoWay:
+    def traced(self) -> tuple[JointGraph, dict[str, Any], str]:
+        def layer(x: Tensor) -> Tensor:
+            return x.exp().sinh()
+
+        joint = joint_graph_of(layer, leaf(8, 8))
+        place = rf"\({re.escape(__file__)}:{inspect.getsourcelines(layer)[1] + 1}: return x\.exp\(\)\.sinh\(\)\)"
+        return joint, {node.name: node for node in joint.nodes}, place
+
+    def test_a_value_that_runs_once(self) -> None:
+        joint, node, place = self.traced()
+        node["exp"].meta["val"] = 3.5
+        node["exp"].meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        text = (
+            rf"^(to compute 'cosh' {place}, )?backward needs 'exp' {place}, which cannot be saved, since it is a "
+            r"float, neither a tensor nor a size, nor computed again, since it may run only once: it is tagged to be "
+            r"saved\. Return it from"
+        )
+        with pytest.raises(PartitionError, match=text):
+            saved_by_min_cut(joint, cost=CPU)
+
+    def test_a_value_that_is_computed_from_one_that_runs_once(self) -> None:
+        joint, node, place = self.traced()
+        for name in ("primals_1", "exp"):
+            node[name].meta["val"] = 3.5
+        text = (
+            rf"backward needs 'exp' {place}, which cannot be saved, since it is a float, neither a tensor nor a size, "
+            r"nor computed again, since 'primals_1', which it is computed from, may run only once: it is an input\."
+        )
+        with pytest.raises(PartitionError, match=text):
+            saved_by_min_cut(joint, cost=CPU)
+
+    def test_a_value_that_another_must_be_computed_again_from(self) -> None:
+        joint, node, place = self.traced()
+        node["primals_1"].meta["val"] = 3.5
+        node["exp"].meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        text = (
+            rf"^to compute 'exp' {place}, backward needs 'primals_1', which cannot be saved, since it is a "
+            r"float, neither a tensor nor a size, nor computed again, since it may run only once: it is an input\. "
+            r"Return it from the function as a tensor, or take it out of what is fused$"
+        )
+        with pytest.raises(PartitionError, match=text):
+            saved_by_min_cut(joint, cost=CPU)
+
+    def test_is_an_error_of_values(self) -> None:
+        assert issubclass(PartitionError, ValueError)
