@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, print beside what held before, and keep."""
     device = choose_device(arguments.device, setting="--device")
-    before = machine_of(device.type)
+    try:
+        before: Machine | None = machine_of(device.type)
+    except ValueError as error:  # a broken file, which measuring mends
+        before = None
+        console.print(str(error), highlight=False, markup=False, soft_wrap=True)
     machine = measure(device)
     console.print(describe_machine(device), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -54,7 +58,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ("elementwise", "vector_flop_rate", 1e9, "GFLOP/s"),
         ("kernel", "kernel_seconds", 1e-6, "us"),
     ):
-        table.add_row(label, *(f"{getattr(one, name) / scale:,.1f} {unit}" for one in (machine, before)))
+        cells = (f"{getattr(one, name) / scale:,.1f} {unit}" if one else "-" for one in (machine, before))
+        table.add_row(label, *cells)
     console.print(table, highlight=False)
     if arguments.dry_run:
         console.print("nothing kept (--dry-run)", highlight=False)

@@ -112,7 +112,10 @@ def budget(limit: int | float, *, cost: CostModel | None = None) -> SavingRule:
         TypeError: the limit is no number.
         PartitionError: (at the first call) the budget is too small for the graph; the message says how little will do.
 
-    >>> fused = fuse(torch.nn.Linear(8, 8), backend="eager", partition=budget(0.5))
+    >>> from fuselayers.partition import fuse, saved_bytes
+    >>> fused = fuse(lambda x: x.sin().cos(), backend="eager", partition=budget(0.5))
+    >>> saved_bytes(fused, torch.randn(8, 16, requires_grad=True))  # by default 1024
+    512
     >>> budget(1_000_000)
     SavingRule(name='budget', cost=None, limit=1000000)
     """

@@ -31,6 +31,13 @@ def test_a_dry_run_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not list(tmp_path.iterdir())
 
 
+def test_a_broken_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "machines.json").write_text("{")
+    assert main(["tune", "--device", "cpu"]) == 0
+    assert "does not hold machines as `fuselayers tune` writes them" in capsys.readouterr().out.replace("\n", " ")
+    assert machine_of("cpu").name.startswith("measured: ")
+
+
 def test_figures_are_of_this_world() -> None:
     machine: Machine = tune.measure(torch.device("cpu"))
     assert 1e8 < machine.bandwidth < 1e13

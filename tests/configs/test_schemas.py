@@ -56,7 +56,11 @@ def test_every_number_has_a_bound_and_no_value_but_the_files(section: type) -> N
         ("data", {"sequence_length": -1}, "data.sequence_length must be at least 0, got -1"),
         ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, layer"),
         ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
-        ("fusion", {"partition": "min-cut"}, "no partitioner 'min-cut'; did you mean 'min_cut'? there are: budget:0.5, default"),
+        (
+            "fusion",
+            {"partition": "min-cut"},
+            "no partitioner 'min-cut'; did you mean 'min_cut'? there are: budget:0.5, def",
+        ),
     ],
 )
 def test_a_section_cannot_be_made_wrong(section: str, changes: dict[str, Any], text: str) -> None:

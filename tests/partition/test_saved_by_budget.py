@@ -124,6 +124,20 @@ def test_elementwise_work_goes_first() -> None:
     assert without_matmuls[0] <= 5 * 32 * 32 * 4 + 2048 < 0.6 * whole
 
 
+def test_a_little_less_memory_costs_a_little_time() -> None:
+    """While elementwise work makes enough room, no more of it runs again than that takes."""
+    _, joint = gpt()
+    high = joint.saved_bytes(min_cut.saved_values(joint, fused=False))
+    at_first = len(joint.recomputed(min_cut.saved_values(joint, fused=False)))
+
+    def more(limit: int) -> int:
+        saved = budget(limit).saved_values(joint, fused=False)
+        assert recomputed_flops(joint, saved) == 0
+        return len(joint.recomputed(saved)) - at_first
+
+    assert 0 < 3 * more(int(0.95 * high)) < more(int(0.65 * high))
+
+
 def test_nothing_to_save() -> None:
     joint = joint_graph_of(lambda x: x * 2, torch.randn(8, requires_grad=True))
     assert budget(1).saved_values(joint, fused=True) == []
