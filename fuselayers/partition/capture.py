@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from ..names import no_such
 from .fake_twins import fake_twins
+from .partitioners import default
 from .passes import seeded_dropout_calls_pass, seeded_dropout_pass
 from .torch_private import (
     CustomPartitionerFn,
@@ -24,7 +25,6 @@ from .torch_private import (
     dynamo_optimize,
     dynamo_state_kept,
     make_boxed_func,
-    torch_default_partition,
     trace_with_inductor,
 )
 
@@ -193,7 +193,7 @@ class _Capture(CustomPartitionerFn):
         num_forward_outputs, static = options["num_fwd_outputs"], options.get("static_lifetime_input_indices")
         self.captured = CapturedGraph(copy_of(gm), num_forward_outputs, tuple(static or ()), joint_inputs)
         # How it is cut does not matter: the parts only run on fake tensors, to get to the next graph.
-        forward, backward = torch_default_partition(
+        forward, backward = default(
             gm, joint_inputs, num_fwd_outputs=num_forward_outputs, static_lifetime_input_indices=static
         )
         return forward, backward

@@ -12,6 +12,7 @@ costs 1 + memory_price = 2.5. Computing it again writes and reads that byte, 2, 
 above 2.5 unless the inner dimension is tiny, where it is the better choice.
 """
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,8 +24,8 @@ from torch.utils.flop_counter import flop_registry
 
 from .joint_graph import JointGraph
 from .machine import Machine
-from .node_kinds import is_fusible, is_view, num_bytes, num_elements
-from .torch_private import CheckpointPolicy, is_opaque, is_sym_node, overload_packet, size_hint
+from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, prefers_save
+from .torch_private import is_opaque, is_sym_node, overload_packet, size_hint
 
 __all__ = ["CostModel", "NodePrice", "flops_of"]
 
@@ -94,8 +95,10 @@ class CostModel:
     memory_price: float = 1.5
 
     def __post_init__(self) -> None:
-        if not self.memory_price >= 0:
-            raise ValueError(f"memory_price must be 0 or more bytes moved per byte kept, got {self.memory_price}")
+        if not 0 <= self.memory_price < math.inf:
+            raise ValueError(
+                f"memory_price must be a finite number of bytes moved per byte kept, 0 or more, got {self.memory_price}"
+            )
 
     def total(self, price: NodePrice) -> float:
         """The price in bytes moved."""
@@ -114,14 +117,16 @@ class CostModel:
         size = float(num_bytes(storage))
         if storage in joint.inputs:
             return NodePrice(moved=size + 1.0, kept=size)
-        # What a matmul makes or reads is in memory anyway. What lives only inside a fused kernel is written as well.
-        in_memory = not self.fused or not is_fusible(storage) or _has_unfused_reader(storage, joint, forward=True)
+        # What a matmul makes or reads, or what is returned, is in memory anyway. What lives only inside a fused kernel
+        # is written as well.
+        alone = self.fused and is_fusible(storage) and storage not in joint.returned
+        in_memory = not alone or _has_unfused_reader(storage, joint, forward=True)
         reads_and_writes = (1.0 if in_memory else 2.0) + _TIE * (1.0 if storage is node else 2.0)
         return NodePrice(moved=size * reads_and_writes + 1.0, kept=size)
 
     def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:
         """What running the op again in backward costs, its inputs being there."""
-        free = is_view(node) or node.target is operator.getitem or node.op != "call_function"
+        free = looks_at_its_input(node) or node.target is operator.getitem or node.op != "call_function"
         if free or num_bytes(node) == 0:
             return NodePrice()
         size = float(num_bytes(node))
@@ -136,7 +141,7 @@ class CostModel:
             itemsize = max(int(size) // max(num_elements(node), 1), 1)
             arithmetic = self.machine.bytes_of_flops(flops_of(node), itemsize=itemsize)
             moved = reads + 2.0 * size + self._arithmetic(node) + self.machine.bytes_of_kernel
-        reluctant = _prefers_save(node) or not (is_fusible(node) or overload_packet(node) in _PRICED)
+        reluctant = prefers_save(node) or not (is_fusible(node) or overload_packet(node) in _PRICED)
         return NodePrice(moved=moved, arithmetic=arithmetic, reluctance=_RELUCTANCE if reluctant else 1.0)
 
     def _arithmetic(self, node: fx.Node) -> float:
@@ -166,17 +171,6 @@ def flops_of(node: fx.Node) -> float:
     return float(formula(*arguments, **named, out_val=out))
 
 
-def _prefers_save(node: fx.Node) -> bool:
-    return node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
-
-
 def _has_unfused_reader(node: fx.Node, joint: JointGraph, *, forward: bool) -> bool:
     """True if a matmul of forward, or of backward, reads the value or a view of it: then it has to be in memory."""
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if is_view(user):
-                stack.append(user)
-            elif (user in joint.forward) == forward and user.op != "output" and not is_fusible(user):
-                return True
-    return False
+    return any((user in joint.forward) == forward and not is_fusible(user) for user in joint.readers_of(node))

@@ -4,25 +4,38 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import torch
 import torch.fx as fx
 
-from .node_kinds import is_matmul_like, is_saveable, is_view, num_bytes, why_not_saveable, why_runs_once
+from .node_kinds import (
+    is_fusible,
+    is_saveable,
+    looks_at_its_input,
+    num_bytes,
+    prefers_save,
+    why_not_saveable,
+    why_runs_once,
+)
 from .passes import (
     checkpoint_tags_pass,
     early_getitems_pass,
     keep_mutated_inputs_pass,
     late_recompute_pass,
+    mask_ops,
     merge_equal_nodes_pass,
 )
 from .torch_private import (
-    classify_nodes,
     extract_forward_and_backward,
+    forward_inputs,
+    is_gradient_input,
     is_sym_node,
     is_tagged_backward,
     must_recompute,
     mutated_inputs,
+    overload_packet,
+    placement,
 )
 
 __all__ = ["CutGraph", "JointGraph", "PartitionError"]
@@ -66,16 +79,35 @@ class JointGraph:
         """Tidy a joint graph from AOTAutograd (dead code, equal nodes, checkpoint tags) and sort its nodes."""
         module.graph.eliminate_dead_code()
         module = checkpoint_tags_pass(merge_equal_nodes_pass(keep_mutated_inputs_pass(module)))
-        info = classify_nodes(module, list(static_input_indices or ()), num_forward_outputs)
+        nodes = [node for node in module.graph.nodes if node.op != "output"]
+        from_gradients: set[fx.Node] = set()
+        for node in nodes:
+            starts = is_gradient_input(node) or placement(node) == "must_be_in_backward"
+            if starts or not from_gradients.isdisjoint(node.all_input_nodes):
+                from_gradients.add(node)
+        outputs: Any = module.graph.output_node().args[0]
+        gradients = [value for value in outputs[num_forward_outputs:] if isinstance(value, fx.Node)]
+        inputs = forward_inputs(module.graph)
+        # What has an effect is of the forward although no output depends on it.
+        rest = [node for node in nodes if node not in from_gradients and node.op != "placeholder"]
+        forward = set(inputs)
+        stack = [node for node in rest if node.is_impure()]
+        stack += [node for node in outputs[:num_forward_outputs] if isinstance(node, fx.Node)]
+        while stack:
+            node = stack.pop()
+            if node not in forward and node not in from_gradients:
+                forward.add(node)
+                stack += node.all_input_nodes
+        static = set(static_input_indices or ())
         return cls(
             module=module,
             num_forward_outputs=num_forward_outputs,
-            forward=frozenset(info.required_fw_nodes),
-            backward=frozenset(node for node in info.required_bw_nodes if node.op != "output"),
-            from_gradients=frozenset(node for node in info.tangents_closure if node.op != "output"),
-            inputs=frozenset(info.inputs),
-            static_inputs=frozenset(info.static_lifetime_input_nodes),
-            mutated_inputs=mutated_inputs(module.graph),
+            forward=frozenset(forward),
+            backward=frozenset([*from_gradients, *gradients]),
+            from_gradients=frozenset(from_gradients),
+            inputs=frozenset(inputs),
+            static_inputs=frozenset(node for place, node in enumerate(inputs) if place in static),
+            mutated_inputs=frozenset(mutated_inputs(module.graph)),
         )
 
     @property
@@ -104,11 +136,11 @@ class JointGraph:
         """What is computed from nothing but scalars: a dropout mask from its seed, an `arange` from its length.
 
         It is never worth saving: eight bytes and some arithmetic bring it back. This is what keeps the promise that no
-        dropout mask is saved, whatever the compiler and its cost model.
+        dropout mask is saved, whatever the compiler and its cost model. Ops whose cost is not known are not among it.
         """
         made: set[fx.Node] = set()
         for node in self.nodes:
-            if why_runs_once(node) is not None or is_matmul_like(node):
+            if why_runs_once(node) is not None or not _is_cheap(node) or prefers_save(node):
                 continue
             if all(source in made or self._is_saveable_scalar(source) for source in node.all_input_nodes):
                 made.add(node)
@@ -117,7 +149,8 @@ class JointGraph:
     def _is_saveable_scalar(self, node: fx.Node) -> bool:
         # A tuple of two scalars is as small, but cannot be saved; its elements can.
         saveable = self.why_not_saveable(node) is None and not must_recompute(node)
-        return saveable and (is_sym_node(node) or 0 < num_bytes(node) <= _SCALAR_BYTES)
+        # One element of a large tensor keeps all of it.
+        return saveable and (is_sym_node(node) or 0 < num_bytes(self.storage_of(node)) <= _SCALAR_BYTES)
 
     def runs_in_forward(self, node: fx.Node) -> bool:
         """True if forward computes the node, or can, without taking over work that was traced in backward.
@@ -128,20 +161,37 @@ class JointGraph:
 
     def why_not_saveable(self, node: fx.Node) -> str | None:
         """Return None if the value can be handed from forward to backward, else why it cannot."""
-        if self.storage_of(node) in self.mutated_inputs:
+        # Where backward writes to it as well, it is handed over as the place to write to.
+        written = self.storage_of(node) in self.mutated_inputs
+        if written and not any(placement(user) == "must_be_in_backward" for user in node.users):
             return "it is overwritten before backward runs"
         return why_not_saveable(node)
 
     def storage_of(self, node: fx.Node) -> fx.Node:
         """The node whose memory this one looks at: itself, unless it is a view of something that can be saved."""
         source = node
-        while True:
-            if source.target is operator.getitem and source.all_input_nodes and is_view(source.all_input_nodes[0]):
-                source = source.all_input_nodes[0]  # one of the views that unbind, split and chunk return
-            if not is_view(source) or not source.all_input_nodes:
-                break
+        while looks_at_its_input(source):
             source = source.all_input_nodes[0]
         return source if is_saveable(source) else node
+
+    def readers_of(self, node: fx.Node) -> list[fx.Node]:
+        """The ops that read a value or a view of it; the output of the graph is none."""
+        readers: list[fx.Node] = []
+        stack = [node]
+        while stack:
+            for user in stack.pop().users:
+                if looks_at_its_input(user):
+                    stack.append(user)
+                elif user.op != "output":
+                    readers.append(user)
+        return readers
+
+    @functools.cached_property
+    def returned(self) -> frozenset[fx.Node]:
+        """What the forward's outputs are, or look at."""
+        outputs: Any = self.module.graph.output_node().args[0]
+        nodes = (value for value in outputs[: self.num_forward_outputs] if isinstance(value, fx.Node))
+        return frozenset(self.storage_of(node) for node in nodes)
 
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
         """Bytes that keeping these values costs: each storage once, what outlives the call anyway not at all."""
@@ -172,6 +222,13 @@ class JointGraph:
             static_inputs=self.static_inputs,
         )
         return early_getitems_pass(forward), early_getitems_pass(late_recompute_pass(backward))
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """True for what costs next to nothing to compute again: elementwise ops, views, and the ops that make masks."""
+    packet = overload_packet(node)
+    known = packet in (torch.ops.aten.cat, torch.ops.aten.stack) or node.target in mask_ops()
+    return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,15 @@ import torch.fx as fx
 from .torch_private import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
 
 __all__ = [
+    "draws",
     "is_fusible",
     "is_matmul_like",
     "is_saveable",
     "is_view",
+    "looks_at_its_input",
     "num_bytes",
     "num_elements",
+    "prefers_save",
     "source_line",
     "why_not_saveable",
     "why_runs_once",
@@ -71,6 +74,18 @@ def is_view(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and _is_view_op(target)
 
 
+def looks_at_its_input(node: fx.Node) -> bool:
+    """True for a view, and for one of the views that unbind, split and chunk return."""
+    if node.target is operator.getitem and node.all_input_nodes:
+        return is_view(node.all_input_nodes[0])
+    return is_view(node) and bool(node.all_input_nodes)
+
+
+def prefers_save(node: fx.Node) -> bool:
+    """True if the user's checkpoint policy would rather have the value saved."""
+    return node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
+
+
 @functools.cache
 def _is_view_op(target: torch._ops.OpOverload) -> bool:
     if target.overloadpacket in known_ops().view_ops:
@@ -103,7 +118,7 @@ def why_runs_once(node: fx.Node) -> str | None:
         return None
     if not isinstance(target, torch._ops.OpOverload):
         return "it is a higher-order op, whose effects are not known"
-    return _why_op_runs_once(target) or _why_random(node, target)
+    return _why_op_runs_once(target) or ("it draws random numbers" if draws(node) else None)
 
 
 @functools.cache
@@ -117,16 +132,19 @@ def _why_op_runs_once(target: torch._ops.OpOverload) -> str | None:
     return None
 
 
-def _why_random(node: fx.Node, target: torch._ops.OpOverload) -> str | None:
-    if torch.Tag.nondeterministic_seeded not in target.tags or target.overloadpacket in _SEEDED_RANDOM:
-        return None
+def draws(node: fx.Node) -> bool:
+    """True if the op draws from a random generator, so that it matters when and how often it runs."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket in _SEEDED_RANDOM:
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
     # Attention kernels carry the tag for their dropout; without one they draw nothing.
     for place, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            if given == 0.0:
-                return None
-    return "it draws random numbers"
+            return bool(given != 0.0)
+    return True
 
 
 def source_line(node: fx.Node) -> str:

@@ -99,7 +99,7 @@ class Receipt:
         saved: every saved value, in the order of the graph.
         recomputed: every value computed again, in the order of the graph.
         totals: by rule: "this", and for comparison "eager" (autograd without any compiler), "default" (this library's),
-            "torch default" and "torch min_cut" (PyTorch's partitioners).
+            "torch default" and "torch min_cut" (PyTorch's partitioners, unless they cannot cut the graph).
         forward_flops: FLOPs of forward, counting matmuls, attention and convolutions.
         backward_flops: FLOPs of backward, what is computed again included.
         forward_ideal_bytes: what forward must move at least: its inputs, its outputs and what it saves, once each.

@@ -2,9 +2,9 @@
 
 import torch.fx as fx
 
-from .joint_graph import JointGraph
+from .joint_graph import JointGraph, PartitionError
 from .node_kinds import is_view
-from .torch_private import must_recompute
+from .torch_private import CheckpointPolicy, must_recompute
 
 __all__ = ["saved_by_default"]
 
@@ -14,6 +14,9 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
 
     Nothing but views, tensors made from scalars alone (dropout masks) and what the user's checkpoint policy asks for is
     computed again. Where backward wants only a tensor's size, the size is saved.
+
+    Raises:
+        PartitionError: backward needs an input that cannot be saved.
     """
     saved: set[fx.Node] = set()
     seen: set[fx.Node] = set()
@@ -24,8 +27,13 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
         if node in seen or node in joint.from_gradients:
             continue
         seen.add(node)
-        again = is_view(node) or node in joint.made_from_scalars or must_recompute(node)
-        if again or not joint.runs_in_forward(node) or joint.why_not_saveable(node) is not None:
+        # A view that the user's checkpointing wants saved may look at something that is to be computed again.
+        view = is_view(node) and node.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE
+        again = view or node in joint.made_from_scalars or must_recompute(node)
+        unsaveable = joint.why_not_saveable(node)
+        if unsaveable is not None and node.op == "placeholder":
+            raise PartitionError(f"backward needs the input {node.name!r}, which cannot be saved, since {unsaveable}")
+        if again or not joint.runs_in_forward(node) or unsaveable is not None:
             stack += node.all_input_nodes
         else:
             saved.add(node)

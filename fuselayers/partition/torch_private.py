@@ -73,6 +73,7 @@ __all__ = [
     "dynamo_state_kept",
     "extract_forward_and_backward",
     "forget_donated_buffers",
+    "forward_inputs",
     "is_effect",
     "is_gradient_input",
     "is_opaque",
@@ -95,6 +96,8 @@ __all__ = [
     "tree_flatten_with_path",
 ]
 
+_is_primal: Callable[[fx.Node], bool] = getattr(_partitioners, "_is_primal")  # noqa: B009 (not exported)
+_is_fwd_seed_offset: Callable[[fx.Node], bool] = getattr(_partitioners, "_is_fwd_seed_offset")  # noqa: B009
 known_ops = functools.cache(_partitioners.get_default_op_list)
 size_of: Callable[[fx.Node], int] = _partitioners._size_of
 _hint: Callable[..., int] = getattr(symbolic_shapes, "optimization_hint", None) or getattr(symbolic_shapes, "hint_int")  # noqa: B009 (its name before 2.13)
@@ -109,14 +112,14 @@ def is_opaque(node: fx.Node) -> bool:
     return _is_opaque(node) or isinstance(node.meta.get("val"), BackwardState | FakeScriptObject)
 
 
-def mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The placeholders whose memory is overwritten: by a copy in the graph, or by AOTAutograd once it has run."""
+def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """The placeholders that forward overwrites: by a copy in the graph, or through AOTAutograd once it has run."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    written = {node.args[0] for node in copies if isinstance(node.args[0], fx.Node)}
+    written = {node.args[0] for node in copies if placement(node) != "must_be_in_backward"}
     described = pytree.tree_leaves(graph.output_node().meta.get("desc"))
     inputs = [output.mutated_input for output in described if isinstance(output, InputMutationAOTOutput)]
     written.update(node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in inputs)
-    return frozenset(node for node in written if node.op == "placeholder")
+    return tuple(node for node in graph.find_nodes(op="placeholder") if node in written)
 
 
 def donates_buffers() -> bool:
@@ -173,6 +176,13 @@ def torch_min_cut_at_budget(
     return list(chosen)
 
 
+def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The placeholders that forward takes: its inputs, then the random state that AOTAutograd may add."""
+    placeholders = graph.find_nodes(op="placeholder")
+    own = [node for node in placeholders if _is_primal(node)]
+    return own + [node for node in placeholders if _is_fwd_seed_offset(node)]
+
+
 def placement(node: fx.Node) -> str | None:
     """Where AOTAutograd says the node belongs: "is_forward", "is_backward", "must_be_in_forward", ..."""
     tag = node.meta.get("partitioner_tag")
@@ -207,7 +217,8 @@ def extract_forward_and_backward(
     symbols = [node for node in saved_values if is_sym_node(node)]
     # torch sorts script objects and the state for hooks out of the tensors by itself.
     opaque = [node for node in saved_values if _is_opaque(node)]
-    tensors = [node for node in saved_values if node not in set(symbols) | set(opaque)]
+    others = {*symbols, *opaque}
+    tensors = [node for node in saved_values if node not in others]
     options: dict[str, Any] = {"saved_sym_nodes": symbols, "num_fwd_outputs": num_fwd_outputs}
     options["static_lifetime_input_nodes"] = static_inputs
     if "saved_opaque_nodes" in inspect.signature(_partitioners._extract_fwd_bwd_modules).parameters:  # from 2.12 on

@@ -58,9 +58,11 @@ def test_a_total_is_in_bytes_moved() -> None:
     assert FUSED.total(NodePrice(moved=2.0, arithmetic=1.0, kept=2.0, reluctance=10.0)) == 33.0
 
 
-@pytest.mark.parametrize("price", [-0.5, math.nan])
+@pytest.mark.parametrize("price", [-0.5, math.nan, math.inf])
 def test_memory_is_worth_something(price: float) -> None:
-    with pytest.raises(ValueError, match=rf"^memory_price must be 0 or more bytes moved per byte kept, got {price}$"):
+    with pytest.raises(
+        ValueError, match=rf"^memory_price must be a finite number of bytes .*, 0 or more, got {price}$"
+    ):
         CostModel(MACHINE, memory_price=price)
 
 

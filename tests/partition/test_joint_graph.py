@@ -7,6 +7,8 @@ from fuselayers import ops
 from fuselayers.partition import default, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.torch_private import classify_nodes
+from tests.partition import tracing
 from tests.partition.tracing import called, joint_graph_of
 
 
@@ -164,3 +166,49 @@ def test_what_only_backward_reads_may_run_in_forward_unless_it_was_traced_in_bac
     for part in attention.users:
         assert joint.runs_in_forward(part)
     assert not all(part in joint.forward for part in attention.users)  # the logsumexp
+
+
+def test_nodes_are_sorted_as_torch_sorts_them() -> None:
+    """AOTAutograd hands both of us the same graphs; torch finds what forward needs by cutting it out."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(self.norm(x).relu(), 0.3) * torch.rand(8)
+
+    graphs = [
+        tracing.traced(mlp, torch.randn(4, 8, requires_grad=True), torch.randn(8, 16, requires_grad=True)),
+        tracing.traced(Norm(), torch.randn(4, 8, requires_grad=True)),
+        tracing.GPT.decomposed(layers=1),
+    ]
+    for graph in graphs:
+        joint = graph.joint()
+        static = list(graph.options.get("static_lifetime_input_indices") or ())
+        theirs = classify_nodes(joint.module, static, graph.options["num_fwd_outputs"])
+        assert joint.forward == frozenset(theirs.required_fw_nodes)
+        assert joint.from_gradients == frozenset(node for node in theirs.tangents_closure if node.op != "output")
+        assert joint.backward == frozenset(node for node in theirs.required_bw_nodes if node.op != "output")
+        assert joint.inputs == frozenset(theirs.inputs)
+        assert joint.static_inputs == frozenset(theirs.static_lifetime_input_nodes)
+
+
+@torch.library.custom_op("fuselayers_tests::solver", mutates_args=())
+def solver(x: Tensor) -> Tensor:
+    return x.cumsum(0)
+
+
+solver.register_fake(torch.empty_like)
+solver.register_autograd(lambda ctx, dy: dy)
+
+
+def test_an_op_of_unknown_cost_is_kept_though_it_starts_from_scalars() -> None:
+    def solved(x: Tensor) -> Tensor:
+        return solver(x.sum() + torch.arange(1000.0)).sin()
+
+    joint = joint_graph_of(solved, torch.randn(3, requires_grad=True))
+    for rule in (default, min_cut):
+        again = joint.recomputed(rule.saved_values(joint, fused=True))
+        assert not [node for node in again if "solver" in str(node.target)]

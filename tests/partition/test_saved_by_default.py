@@ -1,10 +1,12 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fuselayers import ops
+from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.saved_by_default import saved_by_default
-from tests.partition.tracing import GPT, joint_graph_of
+from tests.partition.tracing import GPT, joint_graph_of, traced
 
 
 def names(fn: object, *args: Tensor, dynamic: bool | None = None) -> list[str]:
@@ -60,3 +62,21 @@ def is_free(node: torch.fx.Node) -> bool:
     from fuselayers.partition.node_kinds import is_view
 
     return is_view(node) or "getitem" in node.name
+
+
+def test_one_element_of_a_large_tensor_is_not_a_reason_to_keep_it() -> None:
+    fused = fuse(lambda v: torch.rand(100, 100)[0, 0].exp() * v, backend="eager", partition="default", fallback=())
+    assert saved_bytes(fused, torch.randn(3, requires_grad=True)) <= 16
+
+
+def test_the_boundary_of_checkpointed_layers_is_saved_though_it_is_a_view() -> None:
+    layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
+
+    def stack(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+    joint = traced(stack, torch.randn(2, 16, 8, requires_grad=True)).joint()
+    again = joint.recomputed(saved_by_default(joint))
+    assert not [node for node in again if node.target is torch.ops.aten.addmm.default]

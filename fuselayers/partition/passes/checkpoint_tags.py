@@ -21,8 +21,8 @@ __all__ = ["checkpoint_tags_pass"]
 
 
 def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Tag as MUST_SAVE: collectives, results of ops with effects, the source of an input's update, and the values on
-    the boundary of checkpointed regions. Only tags change, no node does."""
+    """Tag as MUST_SAVE: collectives outside checkpointed regions, results of ops with effects, the source of an input's
+    update, and the values on the boundary of checkpointed regions. Only tags change, no node does."""
     nodes = list(graph_module.graph.nodes)
     for node in nodes:
         if must_recompute(node):

@@ -16,12 +16,14 @@ def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """
     graph = graph_module.graph
     changed = False
+    placeholders: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
+    last = placeholders[-1] if placeholders else None
     for node in mutated_inputs(graph):
         readers = [user for user in node.users if not _writes_to(user, node) and user.op != "output"]
         if not readers or all(user.target is torch.ops.aten.clone.default for user in readers):
             continue
-        with graph.inserting_after(_last_placeholder(graph)):
-            clone = graph.call_function(torch.ops.aten.clone.default, (node,))
+        with graph.inserting_after(last):
+            clone = last = graph.call_function(torch.ops.aten.clone.default, (node,))
         clone.meta.update({"val": node.meta["val"], "partitioner_tag": "is_forward"})
         for reader in readers:
             reader.replace_input_with(node, clone)
@@ -34,8 +36,3 @@ def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 def _writes_to(user: fx.Node, node: fx.Node) -> bool:
     return user.target is torch.ops.aten.copy_.default and user.args[0] is node
-
-
-def _last_placeholder(graph: fx.Graph) -> fx.Node:
-    placeholders: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
-    return placeholders[-1]

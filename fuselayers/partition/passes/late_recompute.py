@@ -7,6 +7,7 @@ their results wait for the gradients to come down to them. Here each is computed
 import torch
 import torch.fx as fx
 
+from ..node_kinds import draws
 from ..torch_private import is_gradient_input
 
 __all__ = ["late_recompute_pass"]
@@ -15,9 +16,9 @@ __all__ = ["late_recompute_pass"]
 def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Move what does not depend on a gradient right before what first needs it; gradients keep their order.
 
-    Writes to inputs and everything else that has an effect keep their place relative to each other. What nothing needs
-    goes: fx takes an op for alive if it could draw random numbers, as an attention kernel could, and would run it again
-    for nothing.
+    Writes to inputs, random draws and all else that has an effect keep their place relative to each other. What nothing
+    needs goes: fx takes an op for alive if it could draw random numbers, as an attention kernel could, and would run it
+    again for nothing.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
@@ -30,7 +31,7 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     place = {node: number for number, node in enumerate(nodes)}
     output = graph.output_node()
     placed: set[fx.Node] = set()
-    anchors = [node for node in nodes if node in gradients or _has_effect(node)]
+    anchors = [node for node in nodes if node in gradients or _has_effect(node) or (draws(node) and node.users)]
     for anchor in (*anchors, output):
         stack = list(anchor.all_input_nodes)
         if _writes(anchor):

@@ -1,5 +1,6 @@
 """merge_equal_nodes -- common-subexpression elimination that knows what must not be merged."""
 
+import operator
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     `autograd.Function` computes again on purpose must not become a value that forward saves for it.
     """
     graph = graph_module.graph
-    if any(_is_mutating(node) for node in graph.nodes):
+    if any(_writes_elsewhere(node) for node in graph.nodes):
         return graph_module
     output = next(iter(reversed(graph.nodes)))
     returned = {_storage(node) for node in output.all_input_nodes} - {None}
@@ -41,12 +42,22 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def _is_mutating(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+def _writes_elsewhere(node: fx.Node) -> bool:
+    """True for a write that may change what a later, equal call returns.
+
+    Not for AOTAutograd's own copies back into inputs: they come last, and whoever reads such an input reads a clone.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    written = node.args[0] if node.args else None
+    copies_back = node.target is torch.ops.aten.copy_.default and isinstance(written, fx.Node)
+    return not (copies_back and isinstance(written, fx.Node) and written.op == "placeholder")
 
 
 def _is_pure(node: fx.Node) -> bool:
     target = node.target
+    if target is operator.getitem:
+        return all(source.op == "call_function" and _is_pure(source) for source in node.all_input_nodes)
     if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket in _FRESH_MEMORY:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and not node.is_impure()
@@ -77,6 +88,8 @@ def _frozen(argument: Any) -> Any:
         return tuple((name, _frozen(value)) for name, value in argument.items())
     if isinstance(argument, slice):
         return (slice, _frozen(argument.start), _frozen(argument.stop), _frozen(argument.step))
+    if isinstance(argument, float | complex):
+        return (type(argument), repr(argument))  # 0.0 and -0.0 are equal, and nan is not equal to itself
     return argument if isinstance(argument, fx.Node) else (type(argument), argument)
 
 

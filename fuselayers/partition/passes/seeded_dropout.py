@@ -16,6 +16,7 @@ from ..torch_private import CheckpointPolicy, FakeTensor, FakeTensorMode
 
 __all__ = [
     "SeededMask",
+    "mask_ops",
     "provide_seeded_mask",
     "replayed_dropout_pass",
     "seeded_dropout_calls_pass",
@@ -31,12 +32,14 @@ class SeededMask:
         draw: (fresh int64 tensor of shape [], *, device) -> seed, an int64 tensor of shape [].
         mask: (seed, size, p) -> bool tensor, True where an element is kept.
         scale: p -> what a kept element is multiplied by.
+        pure: the ops that make masks, which may always run again.
         dropout: (x, p) -> x with a fresh mask of these, as a formula that a compiler can fuse with its neighbours.
     """
 
     draw: Callable[..., Any]
     mask: Callable[..., Any]
     scale: Callable[[float], float]
+    pure: frozenset[Any]
     dropout: Callable[[torch.Tensor, float], torch.Tensor]
 
 
@@ -46,6 +49,11 @@ _provided: list[SeededMask] = []
 def provide_seeded_mask(ops: SeededMask) -> None:
     """Let `seeded_dropout_pass` use these ops."""
     _provided[:] = [ops]
+
+
+def mask_ops() -> frozenset[Any]:
+    """The ops that make masks from seeds: pure, and always cheaper to run again than to keep their result."""
+    return frozenset().union(*(ops.pure for ops in _provided))
 
 
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:

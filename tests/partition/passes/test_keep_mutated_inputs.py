@@ -1,8 +1,11 @@
 from typing import Any
 
+import pytest
 import torch
 import torch.fx as fx
+from torch import Tensor
 
+from fuselayers.partition import fuse
 from fuselayers.partition.passes import keep_mutated_inputs_pass
 from tests.partition.tracing import called, ops_of
 
@@ -50,3 +53,48 @@ def test_what_is_not_overwritten_is_left_alone() -> None:
 
 def test_what_nobody_reads_is_left_alone() -> None:
     assert "aten.clone.default" not in called(keep_mutated_inputs_pass(graph_of(reads=())))
+
+
+def test_clones_come_in_the_order_of_the_inputs() -> None:
+    """Their order is that of the saved values: another one in another process would be another graph."""
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in "abcdef"]
+    for node in inputs:
+        node.meta["val"] = torch.ones(3)
+    sines = [graph.call_function(SINE, (node,)) for node in inputs]
+    for node in reversed(inputs):
+        graph.call_function(COPY, (node, inputs[0]))
+    graph.output(tuple(sines))
+    module = keep_mutated_inputs_pass(fx.GraphModule({}, graph))
+    clones = module.graph.find_nodes(op="call_function", target=CLONE)
+    assert [clone.args[0].name for clone in clones] == list("abcdef")
+
+
+class WritesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, buffer: Tensor) -> Tensor:
+        ctx.buffer = buffer
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        ctx.buffer.mul_(2.0)
+        return dy * ctx.saved_tensors[0].cos(), None
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+@pytest.mark.parametrize("in_forward_too", [False, True])
+def test_a_buffer_that_backward_writes_to_is_written_to(partition: str, in_forward_too: bool) -> None:
+    def step(x: Tensor, buffer: Tensor) -> Tensor:
+        if in_forward_too:
+            buffer.add_(1.0)
+        return WritesInBackward.apply(x * 2, buffer) * buffer.detach()
+
+    seen = []
+    for fn in (step, fuse(step, backend="eager", partition=partition, fallback=())):
+        x, buffer = torch.linspace(0, 1, 4).requires_grad_(), torch.ones(4)
+        fn(x, buffer).sum().backward()
+        seen.append((x.grad, buffer))
+    torch.testing.assert_close(seen[1], seen[0])
+    assert torch.equal(seen[1][1], torch.full((4,), 4.0 if in_forward_too else 2.0))

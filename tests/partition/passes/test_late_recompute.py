@@ -8,7 +8,7 @@ import torch.fx as fx
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fuselayers.partition import budget, min_cut
+from fuselayers.partition import budget, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.node_kinds import is_view, num_bytes
 from fuselayers.partition.passes import late_recompute_pass
@@ -183,3 +183,27 @@ def test_only_what_nothing_reads_goes(share: float) -> None:
     gone = set(before) - {node.name for node in place}
     assert unread <= gone
     assert all(place[source] < place[node] for node in place for source in node.all_input_nodes)
+
+
+def test_draws_of_backward_keep_their_order() -> None:
+    """Under `torch_random` they are the numbers of the plain function, so they come in its order."""
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+            first, second = torch.rand(4), torch.rand(4)
+            return (dy * second).cos() * first
+
+    seen = []
+    for fn in (Noisy.apply, fuse(lambda x: Noisy.apply(x), backend="eager", torch_random=True, fallback=())):
+        for _ in range(2):  # a backward is compiled when it first runs, which draws too
+            x = torch.ones(4, requires_grad=True)
+            out = fn(x).sum()
+            torch.manual_seed(0)
+            out.backward()
+        seen.append(x.grad)
+    assert torch.equal(seen[1], seen[0])

@@ -104,3 +104,23 @@ class TestNotAcross:
         module = traced(lambda x: Again.apply(x), torch.randn(64, requires_grad=True)).module
         assert called(module).count("aten.exp.default") == 3
         assert called(merge_equal_nodes_pass(module)).count("aten.exp.default") == 2
+
+
+def test_zero_and_minus_zero_stay_apart() -> None:
+    module, _ = merged(lambda x: torch.stack([1 / (x * 0.0), 1 / (x * -0.0)]), torch.ones(2))
+    assert torch.equal(module(torch.ones(2)), torch.tensor([[torch.inf] * 2, [-torch.inf] * 2]))
+
+
+def test_the_elements_of_equal_tuples_are_merged_too() -> None:
+    def twice(x: Tensor) -> Tensor:
+        (first, _), (second, _) = x.max(0, keepdim=True), x.max(0, keepdim=True)
+        return (x - first).exp() * (x - second).sin()
+
+    _, calls = merged(twice, torch.randn(4, 3))
+    assert [calls.count(op) for op in ("aten.max.dim", "aten.sub.Tensor")] == [1, 1]
+
+
+def test_copies_back_into_inputs_do_not_keep_a_graph_from_it() -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    graph = traced(lambda x: norm(x) + x.sin() * x.sin(), torch.randn(4, 3, requires_grad=True))
+    assert called(graph.joint().module).count("aten.sin.default") == 1
