@@ -63,7 +63,8 @@ def _draw_saved(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
 
 def _draw_budget(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
     for form, marker, colour in (("torch", "o", "#2e86ab"), ("fuse", "x", "#d1495b")):
-        units, flops = [row[f"{form} units"] for row in rows], [row[f"{form} FLOPs %"] for row in rows]
+        points = [row for row in rows if row[f"{form} units"] != "-"]  # fuse cannot do with every budget
+        units, flops = [row[f"{form} units"] for row in points], [row[f"{form} FLOPs %"] for row in points]
         label = "torch, activation_memory_budget" if form == "torch" else "fuse, budget(torch's bytes)"
         axes.plot(units, flops, marker, linestyle="-", color=colour, label=label, alpha=0.8)
     axes.set_xlabel("units kept per layer")

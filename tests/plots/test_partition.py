@@ -38,6 +38,15 @@ def test_the_figures_come_from_the_file(tmp_path: Path) -> None:
     assert red_rows(14.0) > 1.5 * red_rows(4.0)
 
 
+def test_a_budget_that_fuse_cannot_keep_has_no_point(tmp_path: Path) -> None:
+    def red(rows: list[dict[str, object]]) -> int:
+        (picture,) = draw(written(tmp_path, {"budget": rows}))
+        pixels = matplotlib.image.imread(picture)[..., :3]
+        return int((abs(pixels - [0xD1 / 255, 0x49 / 255, 0x5B / 255]) < 0.25).all(-1).sum())
+
+    assert red([BUDGET[0], {**BUDGET[1], "fuse units": "-", "fuse FLOPs %": "-"}]) < red(BUDGET) / 2
+
+
 def test_bad_files_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"subject": "an op"}')

@@ -13,13 +13,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from ..._version import __version__
 from ...names import no_such
 from ...partition import backends
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
 from .cases import OPS, Settings
 from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
-from .partition import SECTIONS, Row, Setting
+from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
@@ -33,7 +34,8 @@ form and each backend. All in one process, in turns, after warm-up; medians. Wha
   fuselayers bench op bias_activation_dropout --dropout 0.1
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
-  fuselayers bench partition --only saved,budget"""
+  fuselayers bench partition --only saved,budget --layers 4
+  fuselayers bench partition --quick --json partition.json"""
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -43,6 +45,7 @@ _DTYPES: Final = {
 }
 _SUBJECTS: Final = ("op", "model", "partition")
 _WRONG: Final = 1
+_LAYERS: Final = 4
 _OP_SHAPE: Final = (8, 256, 512)
 _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
@@ -62,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
     parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
-    parser.add_argument("--quick", action="store_true", help="of partition: smaller layers, fewer depths")
+    parser.add_argument("--layers", type=int, help=f"of partition: of the budget's model (default {_LAYERS})")
+    parser.add_argument("--quick", action="store_true", help="of partition: time smaller layers, cut fewer depths")
     parser.add_argument("--json", metavar="FILE", help="also write all that was measured there")
 
 
@@ -84,6 +88,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     device = choose_device(arguments.device, setting="--device")
     if arguments.subject == "partition":
         return _run_partition(arguments, console, device=device)
+    for option in ("only", "layers", "quick"):
+        if getattr(arguments, option):
+            raise ValueError(f"--{option} is for bench partition, not for bench {arguments.subject}")
     if arguments.name is None:
         raise ValueError(f"bench {arguments.subject} needs a NAME; see fuselayers bench --help")
     chosen = _backends(arguments.backends, device=device)
@@ -110,37 +117,57 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _run_partition(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
-    given = [name for name in ("name", "shape", "backends", "dropout", "activation") if getattr(arguments, name)]
+    options = ("name", "shape", "backends", "dropout", "activation")
+    given = [name for name in options if getattr(arguments, name) is not None]
+    if arguments.dtype != "float32":
+        given.append("dtype")
     if given:
-        raise ValueError(f"bench partition takes no {' and no '.join(given)}; see its --only and --quick")
-    chosen = list(SECTIONS) if arguments.only is None else [name.strip() for name in arguments.only.split(",")]
+        raise ValueError(f"bench partition takes no {' and no '.join(given)}; see its --only, --layers and --quick")
+    if arguments.layers is not None and arguments.layers < 1:
+        raise ValueError(f"--layers must be at least 1, got {arguments.layers}")
+    chosen = list(SECTIONS)
+    if arguments.only is not None:
+        chosen = list(dict.fromkeys(name.strip() for name in arguments.only.split(",")))
     for name in chosen:
         if name not in SECTIONS:
             raise ValueError(no_such("section of bench partition", name, SECTIONS))
-    setting = Setting(device=device, repeats=arguments.repeats)
+    setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers or _LAYERS)
     if arguments.quick:
-        setting = replace(setting, num_layers=2, depths=(6, 12), hidden_dim=256)
-    machine = describe_machine(device)
+        setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
+    machine = f"{describe_machine(device)}, fuselayers {__version__}"
     console.print(machine, highlight=False, markup=False, soft_wrap=True)
     measured: dict[str, list[Row]] = {}
     for name in chosen:
         title, measure = SECTIONS[name]
         measured[name] = measure(setting)
-        console.print(f"\n{title}", style="bold", highlight=False, soft_wrap=True)
+        console.print(f"\n{title}", style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(_rows_table(measured[name]), highlight=False)
+        if name == "budget":
+            console.print(budget_note(measured[name]), highlight=False, markup=False, soft_wrap=True)
+        for row in measured[name]:
+            if row.get("wrong"):
+                where = " ".join(str(row[key]) for key in ("layer", "dtype", "call", "form") if key in row)
+                text = f"not timed, the numbers are wrong: {where}: {row['wrong']}"
+                console.print(text, highlight=False, markup=False, soft_wrap=True)
     if arguments.json:
-        content = {"machine": machine, "date": date.today().isoformat(), "sections": measured}
+        content = {
+            "machine": machine,
+            "date": date.today().isoformat(),
+            "repeats": setting.repeats,
+            "sections": measured,
+        }
         write_whole(Path(arguments.json), lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
-    bad = any(row.get("wrong") or row.get("fuse is above") == "yes" for rows in measured.values() for row in rows)
+    bad = any(row.get("wrong") or row.get("lower") == "torch" for rows in measured.values() for row in rows)
     return _WRONG if bad else 0
 
 
 def _rows_table(rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for place, heading in enumerate(rows[0]):
+    headings = [heading for heading in rows[0] if heading != "wrong"]
+    for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place == 0 else "right")
     for row in rows:
-        table.add_row(*map(str, row.values()))
+        table.add_row(*(str(row[heading]) for heading in headings))
     return table
 
 

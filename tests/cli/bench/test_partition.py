@@ -1,18 +1,68 @@
+import copy
 import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.output_graph import OutputGraph
 
+import fuselayers
 from fuselayers.cli.bench import partition as bench
 from fuselayers.cli.bench.layers import LAYERS, LayerCase, TransformerLayer
+from fuselayers.cli.bench.measure import Candidate, Timing
 from fuselayers.cli.main import main
+from fuselayers.partition import budget, capture
 
-SMALL = bench.Setting(
-    device=torch.device("cpu"), repeats=2, num_layers=1, depths=(1, 2), hidden_dim=128, dtypes=(torch.float32,)
-)
+CPU = torch.device("cpu")
+SMALL = bench.Setting(device=CPU, repeats=2, num_layers=1, depths=(1, 2), hidden_dim=128, dtypes=(torch.float32,))
+UNIT = 4 * 128 * 256 * 4
+
+
+class Sines(nn.Module):
+    """y = sin sin (w x). Eager keeps x, w x and sin(w x); one of them is enough."""
+
+    def __init__(self, hidden_dim: int, num_heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_dim))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return (self.weight * x_BTD).sin().sin()
+
+
+def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count() -> None:
+    assert bench.units(LayerCase(Sines, 1.0), dtype=torch.float32, device=CPU) == {
+        "eager": 3.0,
+        "torch.compile": 1.0,
+        "fuse": 1.0,
+    }
+    assert bench.units(LayerCase(Sines, 1.0), dtype=torch.bfloat16, device=CPU)["eager"] == 3.0
+
+
+def test_gpts_layer_keeps_what_one_counts_by_hand() -> None:
+    """x, q with k and v, what attention returns, the sum after it, the MLP's inside: 1 + 3 + 1 + 1 + 4 units. The
+    logarithms of attention's sums (4 heads) and the seeds of two masks are all there is beside them."""
+    case = LAYERS["GPT, SDPA"]
+    kept = bench.units(case, dtype=torch.float32, device=CPU)
+    assert kept["fuse"] * UNIT == 10 * UNIT + 4 * 128 * 4 * 4 + 2 * 8
+    assert bench.matmuls_again(case, dtype=torch.float32, device=CPU) == 0
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name: str) -> None:
+    kept = bench.units(LAYERS[name], dtype=torch.float32, device=CPU)
+    # A number per token and head is 1/64 unit, one per token 1/256, a rotary table 1/16; no whole tensor fits.
+    assert kept["fuse"] <= LAYERS[name].target + 0.1
+    assert kept["fuse"] < kept["torch.compile"] < kept["eager"]
+    assert bench.matmuls_again(LAYERS[name], dtype=torch.float32, device=CPU) == 0
+
+
+def test_a_matmul_that_runs_again_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "min_cut", budget(0.2))
+    assert bench.matmuls_again(LAYERS["GPT, SDPA"], dtype=torch.float32, device=CPU) > 0
 
 
 def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
@@ -21,8 +71,36 @@ def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
     for row in rows:
         assert row["fuse FLOPs %"] <= row["torch FLOPs %"]
         assert row["fuse units"] <= row["torch units"] + 0.01
-        assert row["fuse is above"] == "no"
+        assert row["lower"] in ("fuse", "same")
+        assert row["lower"] == "fuse" or row["fuse FLOPs %"] == row["torch FLOPs %"]
     assert rows[-1]["torch FLOPs %"] > rows[0]["torch FLOPs %"]
+    below = sum(row["lower"] == "fuse" for row in rows)
+    assert bench.budget_note(rows) == f"No point of fuse lies above torch's curve; {below} of {len(rows)} lie below."
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "lower"),
+    [
+        ((50.0, 900_000), (60.0, 800_000), "fuse"),
+        ((60.0, 800_000), (50.0, 900_000), "torch"),
+        ((50.0, 800_000), (50.0, 900_000), "fuse"),
+        ((50.0, 900_000), (50.0, 800_000), "torch"),
+        ((50.0, 800_000), (50.0, 800_016), "same"),
+    ],
+)
+def test_fewer_flops_are_lower_and_then_fewer_bytes(
+    ours: tuple[float, float], theirs: tuple[float, float], lower: str
+) -> None:
+    assert bench._lower(ours, theirs) == lower
+
+
+def test_a_budget_that_we_cannot_keep_is_a_point_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.9, 0.3))
+    monkeypatch.setattr(bench, "budget", lambda limit: budget(2048 if limit < 4 * UNIT * 2 else limit))
+    rows = bench.budgets(SMALL)
+    assert [row["lower"] for row in rows] == ["fuse", "torch"]
+    assert rows[1]["fuse units"] == "-"
+    assert bench.budget_note(rows) == "fuse lies above torch's curve at torch's budget 0.3."
 
 
 def test_speed_rows_have_ratios_of_their_own_columns() -> None:
@@ -32,12 +110,43 @@ def test_speed_rows_have_ratios_of_their_own_columns() -> None:
     for row in rows:
         assert 0 < row["solver"] < row["fuse"]
         assert row["torch / fuse"] == pytest.approx(row["torch"] / row["fuse"], rel=0.1)
+        assert row["budget / fuse"] == pytest.approx(row["budget"] / row["fuse"], rel=0.1)
+
+
+def test_partitioners_take_turns_each_on_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    (graph,) = capture(torch.sin, torch.randn(3, requires_grad=True))
+    calls: list[tuple[str, int]] = []
+    cuts = {name: lambda module, _, name=name, **options: calls.append((name, id(module))) for name in ("a", "b")}
+    kept_alive = []
+    monkeypatch.setattr(bench, "copy_of", lambda module: kept_alive.append(copy.deepcopy(module)) or kept_alive[-1])
+    seconds = bench._cutting_seconds(graph, cuts, alone={"c": lambda: calls.append(("c", 0))})
+    assert [name for name, _ in calls] == ["a", "b", "c"] * 3
+    assert len({module for _, module in calls}) == 7
+    assert list(seconds) == ["a", "b", "c"]
 
 
 def test_the_tutorial_saves_one_tensor() -> None:
     rows = {row["form"]: row for row in bench.tutorial(SMALL)}
     assert [rows[name]["tensors saved"] for name in ("eager", "torch.compile", "fuse")] == [2, 1, 1]
-    assert rows["eager"]["forward x"] == 1.0
+    assert rows["eager"]["forward x"] == rows["eager"]["forward + backward x"] == 1.0
+    for row in rows.values():
+        assert row["forward ms"] < row["forward + backward ms"]
+
+
+@pytest.mark.parametrize("section", [bench.tutorial, bench.overhead])
+def test_wrong_numbers_of_a_small_function_are_not_timed(
+    section: Callable[[bench.Setting], list[bench.Row]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "fuse", lambda fn, **options: lambda *tensors: fn(*tensors) * 1.001)
+    rows = section(bench.Setting(device=CPU, repeats=1))
+    for row in rows:
+        name, figures = next(iter(row.values())), list(row.values())[2:-1]
+        if str(name).startswith("fuse"):
+            assert "output 0 is off by" in str(row["wrong"])
+            assert set(figures) == {"-"}
+        else:
+            assert row["wrong"] == ""
+            assert all(isinstance(figure, float) for figure in figures)
 
 
 def test_one_thread_times_a_call_and_gives_the_threads_back() -> None:
@@ -55,14 +164,49 @@ def test_saved_rows_count_units_and_refuse_to_time_wrong_numbers(monkeypatch: py
             return y_BTD * 1.5 if torch.compiler.is_compiling() else y_BTD
 
     monkeypatch.setattr(bench, "LAYERS", {"right": LAYERS["GPT, SDPA"], "wrong": LayerCase(Wrong, 10.0)})
+    symbolic: dict[tuple[int, ...], bool] = {}
+    time_them = bench.time_interleaved
+
+    def timed(candidates: Sequence[Candidate], **options: Any) -> list[Timing]:
+        with record_sizes(symbolic):
+            return time_them(candidates, **options)
+
+    monkeypatch.setattr(bench, "time_interleaved", timed)
     rows = bench.saved(SMALL)
-    assert [row["wrong"] for row in rows] == ["", "torch.compile, fuse"]
-    assert rows[1]["step / eager"] == "-"
+    for form in ("torch.compile", "fuse"):
+        assert f"{form}: output 0 is off by" in str(rows[1]["wrong"])
+    assert rows[1]["step / eager"] == rows[1]["step / torch.compile"] == "-"
     right = rows[0]
-    assert right["fuse"] <= right["target"] + 0.1  # and the logarithms of attention's sums, 4 / 64 of a unit
+    assert right["wrong"] == ""
     assert right["fuse"] < right["torch.compile"] < right["eager"]
     assert right["matmuls again"] == 0
     assert right["step / eager"] > 0
+    # Counting at another size first must not make the graphs that are timed symbolic.
+    assert symbolic == {(8, 256, 128): False}
+
+
+@contextmanager
+def record_sizes(symbolic: dict[tuple[int, ...], bool]) -> Iterator[None]:
+    """Note whether graphs of [batch, tokens, hidden] that are compiled meanwhile have symbolic sizes."""
+    compile_graph = OutputGraph.call_user_compiler
+
+    def recorded(self: OutputGraph, module: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+        for node in module.graph.find_nodes(op="placeholder"):
+            example = node.meta.get("example_value")
+            if isinstance(example, Tensor) and example.ndim == 3:
+                shape = tuple(size if isinstance(size, int) else size.node.hint for size in example.shape)
+                symbolic[shape] = any(isinstance(size, torch.SymInt) for size in example.shape)
+        return compile_graph(self, module, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputGraph, "call_user_compiler", recorded)
+        yield
+
+
+def test_the_ratio_is_the_median_of_neighbours_and_not_the_ratio_of_medians() -> None:
+    steps = {"mine": Timing(both=[1.0, 20.0, 3.0]), "other": Timing(both=[2.0, 40.0, 12.0])}
+    assert bench._ratio(steps, "mine", "other") == 0.5
+    assert bench._ratio({"other": steps["other"]}, "mine", "other") == "-"
 
 
 def measured(section: str) -> Any:
@@ -78,23 +222,55 @@ def test_the_command_runs_what_is_asked_for_and_writes_it(
     assert main(["bench", "partition", "--only", "speed,saved", "--quick", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
     assert list(content["sections"]) == ["speed", "saved"]
-    assert content["sections"]["speed"][0]["depths"] == "(6, 12)"
+    assert content["sections"]["speed"][0]["depths"] == "(12, 24)"
+    assert content["repeats"] == 50
     assert f"torch {torch.__version__}" in content["machine"]
+    assert f"fuselayers {fuselayers.__version__}" in content["machine"]
     assert fake["speed"][0] in capsys.readouterr().out
 
 
-def test_a_budget_above_torchs_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"torch's budget": 0.5, "fuse is above": "yes"}]
+def test_layers_are_those_of_the_budgets_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+    monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.5,))
+    monkeypatch.setattr(bench, "_captured_gpt", lambda depth, **sizes: seen.append(depth) or captured(depth, **sizes))
+    captured = bench.__dict__["_captured_gpt"]
+    assert main(["bench", "partition", "--only", "budget, budget", "--layers", "2"]) == 0
+    assert seen == [2]
+    assert capsys.readouterr().out.count("No point of fuse lies above torch's curve") == 1
+
+
+def test_a_budget_above_torchs_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"torch's budget": 0.5, "lower": "torch"}]
     monkeypatch.setattr("fuselayers.cli.bench.command.SECTIONS", {"budget": ("curve", lambda setting: rows)})
     assert main(["bench", "partition"]) == 1
+    assert "fuse lies above torch's curve at torch's budget 0.5." in capsys.readouterr().out
+
+
+def test_wrong_numbers_fail_the_command_and_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"layer": "GPT", "dtype": "float32", "wrong": "fuse: output 0 is off"}]
+    monkeypatch.setattr("fuselayers.cli.bench.command.SECTIONS", {"saved": ("kept", lambda setting: rows)})
+    assert main(["bench", "partition"]) == 1
+    assert "not timed, the numbers are wrong: GPT float32: fuse: output 0 is off" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["partition", "--only", "sped"], "no section of bench partition 'sped'; did you mean 'speed'?"),
-        (["partition", "gpt_nano"], "bench partition takes no name; see its --only and --quick"),
-        (["partition", "--shape", "8x8", "--dropout", "0.1"], "bench partition takes no shape and no dropout; see its"),
+        (["partition", "--only", ""], "no section of bench partition ''; there are: budget, overhead, saved, speed"),
+        (["partition", "--layers", "0"], "--layers must be at least 1, got 0"),
+        (["partition", "--layers", "four"], "argument --layers: invalid int value: 'four'"),
+        (["partition", "gpt_nano"], "bench partition takes no name; see its --only, --layers and --quick"),
+        (["partition", "--shape", "8x8", "--dropout", "0"], "bench partition takes no shape and no dropout; see its"),
+        (["partition", "--dtype", "bfloat16"], "bench partition takes no dtype; see its"),
+        (["op", "dropout", "--layers", "2"], "--layers is for bench partition, not for bench op"),
+        (["model", "gpt_nano", "--quick"], "--quick is for bench partition, not for bench model"),
         (["op"], "bench op needs a NAME; see fuselayers bench --help"),
     ],
 )
