@@ -103,8 +103,9 @@ def fuse(
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
             order, so that `torch.manual_seed` gives the numbers of the plain function; False lets the backend draw
-            masks of its own that are as random, and cheaper. Neither saves a mask on the CPU. This library's ops give
-            the same mask on every backend either way.
+            masks of its own that are as random, and cheaper. Neither saves a mask on the CPU; True keeps the state
+            of the generator for each, 5 KB, which no budget counts. This library's ops give the same mask on every
+            backend either way.
 
     Raises:
         ValueError: an unknown backend or partitioner; the message lists what there is.

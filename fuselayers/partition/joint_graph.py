@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -116,20 +116,28 @@ class JointGraph:
         return [node for node in self.module.graph.nodes if node.op != "output"]
 
     @functools.cached_property
+    def read_by_backward(self) -> frozenset[fx.Node]:
+        """What backward reads or returns, and gets from no gradient: where looking for what to save begins."""
+        read = set(self.backward).union(*(node.all_input_nodes for node in self.from_gradients))
+        return frozenset(read - self.from_gradients)
+
+    @functools.cached_property
     def needed(self) -> list[fx.Node]:
         """What backward depends on and does not get from a gradient, in the order of the graph.
 
         For each of these a partitioner has to choose: save it, or have it computed again.
         """
-        found: set[fx.Node] = set()
-        stack = [node for node in self.backward if node not in self.from_gradients]
-        stack += [value for node in self.from_gradients for value in node.all_input_nodes]
-        while stack:
-            node = stack.pop()
-            if node not in found and node not in self.from_gradients:
-                found.add(node)
-                stack += node.all_input_nodes
-        return [node for node in self.nodes if node in found]
+        return self._behind_backward(frozenset())
+
+    def _behind_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
+        """What it takes to compute all that backward reads, where these values are at hand."""
+        wanted = set(self.read_by_backward)
+        behind: list[fx.Node] = []
+        for node in reversed(self.nodes):
+            if node in wanted and node not in saved:
+                behind.append(node)
+                wanted.update(node.all_input_nodes)
+        return behind[::-1]
 
     @functools.cached_property
     def made_from_scalars(self) -> frozenset[fx.Node]:
@@ -200,18 +208,8 @@ class JointGraph:
 
     def recomputed(self, saved_values: Sequence[fx.Node]) -> list[fx.Node]:
         """The ops of the forward that run a second time in backward when these values are saved."""
-        saved = set(saved_values)
-        found: set[fx.Node] = set()
-        stack = [node for node in self.backward if node not in self.from_gradients]
-        stack += [value for node in self.from_gradients for value in node.all_input_nodes]
-        while stack:
-            node = stack.pop()
-            if node not in found and node not in self.from_gradients and node not in saved:
-                found.add(node)
-                stack += node.all_input_nodes
-        return [
-            node for node in self.nodes if node in found and self.runs_in_forward(node) and node.op == "call_function"
-        ]
+        again = self._behind_backward(frozenset(saved_values))
+        return [node for node in again if self.runs_in_forward(node) and node.op == "call_function"]
 
     def split(self, saved_values: Sequence[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward module, which also returns the saved values, and the backward module, which takes them."""

@@ -36,8 +36,8 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
     Where the cut at the cost model's own memory price fits, it is the answer.
 
     Raises:
-        PartitionError: the graph cannot be cut within `limit`; the message says how little it can do with. Or there is
-            a value that can neither be saved nor computed again.
+        PartitionError: the graph cannot be cut within `limit`; the message says what the smallest cut found keeps. Or
+            there is a value that can neither be saved nor computed again.
     """
     saved = saved_by_min_cut(joint, cost=cost)
     if joint.saved_bytes(saved) <= limit:
@@ -46,8 +46,8 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
     smallest = cut.saved_at(_HIGHEST_PRICE, flops_first=True)
     if joint.saved_bytes(smallest) > limit:
         raise PartitionError(
-            f"this graph cannot do with {limit:,.0f} bytes saved for backward: it needs "
-            f"{joint.saved_bytes(smallest):,} at least; give a larger budget, or fuse a smaller part of the model"
+            f"this graph cannot do with {limit:,.0f} bytes saved for backward: the smallest cut "
+            f"found keeps {joint.saved_bytes(smallest):,}; give a larger budget, or fuse a smaller part of the model"
         )
     matmuls = frozenset(cut.flops)
     if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, kept=matmuls)) <= limit:
@@ -180,5 +180,8 @@ def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node
 
 
 def smallest_saved_bytes(joint: JointGraph, *, cost: CostModel) -> int:
-    """The least that the graph can do with: everything that may run twice runs twice."""
+    """Return the bytes of the smallest cut found: everything that may run twice runs twice.
+
+    Where two views of one storage are kept, the cut counts it twice, so a smaller one may exist.
+    """
     return joint.saved_bytes(_PricedCut(joint, cost).saved_at(_HIGHEST_PRICE, flops_first=True))

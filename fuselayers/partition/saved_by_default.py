@@ -18,15 +18,11 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     Raises:
         PartitionError: backward needs an input that cannot be saved.
     """
-    saved: set[fx.Node] = set()
-    seen: set[fx.Node] = set()
-    stack = [node for node in joint.backward if node not in joint.from_gradients]
-    stack += [value for node in joint.from_gradients for value in node.all_input_nodes]
-    while stack:
-        node = stack.pop()
-        if node in seen or node in joint.from_gradients:
+    wanted = set(joint.read_by_backward)
+    saved: list[fx.Node] = []
+    for node in reversed(joint.needed):
+        if node not in wanted:
             continue
-        seen.add(node)
         # A view that the user's checkpointing wants saved may look at something that is to be computed again.
         view = is_view(node) and node.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE
         again = view or node in joint.made_from_scalars or must_recompute(node)
@@ -34,7 +30,7 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
         if unsaveable is not None and node.op == "placeholder":
             raise PartitionError(f"backward needs the input {node.name!r}, which cannot be saved, since {unsaveable}")
         if again or not joint.runs_in_forward(node) or unsaveable is not None:
-            stack += node.all_input_nodes
+            wanted.update(node.all_input_nodes)
         else:
-            saved.add(node)
-    return [node for node in joint.needed if node in saved]
+            saved.append(node)
+    return saved[::-1]
