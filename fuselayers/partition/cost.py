@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .joint_graph import JointGraph
 from .machine import Machine
-from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, prefers_save
+from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, prefers_save, storage_of
 from .torch_private import is_opaque, is_sym_node, overload_packet, size_hint
 
 __all__ = ["CostModel", "NodePrice", "flops_of"]
@@ -111,7 +111,7 @@ class CostModel:
         if is_opaque(node):
             return NodePrice()
         # A view keeps all of the memory it looks at.
-        storage = joint.storage_of(node)
+        storage = storage_of(node)
         if storage in joint.static_inputs:
             return NodePrice()
         size = float(num_bytes(storage))

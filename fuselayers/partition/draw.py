@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch.fx as fx
 
 from .joint_graph import CutGraph
-from .node_kinds import num_bytes, source_line
+from .node_kinds import num_bytes, source_line, storage_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -237,7 +237,7 @@ def _saved_names(graph: CutGraph) -> dict[str, list[fx.Node]]:
     kept = {
         node.name
         for node in joint.nodes
-        if node not in joint.from_gradients and joint.storage_of(node) not in joint.static_inputs
+        if node not in joint.from_gradients and storage_of(node) not in joint.static_inputs
     }
     taken = graph.backward.graph.find_nodes(op="placeholder")
     return {node.name: list(node.users) for node in taken if node.name in kept}

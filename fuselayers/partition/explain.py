@@ -15,7 +15,7 @@ from .fake_twins import fake_twins
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
-from .node_kinds import is_view, num_bytes, source_line, why_not_saveable, why_runs_once
+from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
 from .receipt import Receipt, RecomputedValue, SavedValue, Totals
 from .saved_bytes import saved_bytes
@@ -46,7 +46,7 @@ def explain(
         fn: a function of tensors, a module, or what `fuse` made of one; the last is explained with its own options.
         args: what it would be called with: real tensors, or tensors on the meta device.
         backend: "inductor" or "eager": whose graph, and whose prices; the default is Inductor's.
-        partition: as in `fuse`.
+        partition: as in `fuse`. Masks are taken to be made from seeds, as they are without `torch_random`.
         device: where meta tensors are taken to be.
         kwargs: passed on to `fn`.
 
@@ -98,6 +98,7 @@ def explain(
         forward_seconds=sum(one.seconds[0] for one in explained),
         backward_seconds=sum(one.seconds[1] for one in explained),
         graphs=tuple(one.graph for one in explained),
+        cost=cost,
     )
 
 
@@ -140,7 +141,7 @@ class _Explained:
     def _saved_values(self, nodes: Iterable[fx.Node], *, chosen_by_us: bool) -> Iterable[SavedValue]:
         counted: set[fx.Node] = set()
         for node in nodes:
-            value, storage = node.meta.get("val"), self.joint.storage_of(node)
+            value, storage = node.meta.get("val"), storage_of(node)
             static = storage in self.joint.static_inputs
             shape = tuple(size_hint(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
             size = 0 if static or storage in counted or is_sym_node(node) else num_bytes(storage)
@@ -228,7 +229,7 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
     """What any partitioner's forward and backward save and repeat: counted on the graphs, whoever made them."""
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[place] for place in static if place < len(inputs)}
-    storages = dict.fromkeys(_storage(node) for node in _handed_over(forward, num_outputs))
+    storages = dict.fromkeys(storage_of(node) for node in _handed_over(forward, num_outputs))
     again = [node for node in _run_twice(forward, backward) if not is_view(node)]
     return Totals(
         saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
@@ -237,16 +238,10 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
     )
 
 
-def _storage(node: fx.Node) -> fx.Node:
-    while is_view(node) and why_not_saveable(node.all_input_nodes[0]) is None:
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _ends_bytes(module: fx.GraphModule) -> int:
     """Bytes of what goes in and what comes out, once each."""
     output = module.graph.output_node()
-    ends = {_storage(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
+    ends = {storage_of(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
     return sum(num_bytes(node) for node in ends)
 
 

@@ -97,8 +97,9 @@ def fuse(
         fallback: the backends to try when `backend` does not work here, in order; each is said once, as a
             FallbackWarning. With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
-            Each combination gets a graph of its own.
-        static_argnames: the same for keyword arguments.
+            Each combination gets a graph of its own. -1 is the last positional parameter.
+        static_argnames: the same by name. Where the function's signature can be read, it does not matter which of the
+            two says so, nor whether a call passes the argument by position or by name.
         dynamic: None makes a size symbolic when it changes a first time; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
@@ -109,7 +110,7 @@ def fuse(
 
     Raises:
         ValueError: an unknown backend or partitioner; the message lists what there is.
-        TypeError: `fn` cannot be called, or (at the call) a static argument is not hashable.
+        TypeError: `fn` cannot be called, or (at the call) a static argument is a tensor, or not hashable.
         BackendUnavailableError: at the call, when no backend of the chain works.
         PartitionError: at the call, when no backend could cut the graph as asked.
 
@@ -176,7 +177,7 @@ class FusedFunction:
         self.options = options
         self.served_by: tuple[str, ...] = ()
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
-        self._static_argnames = frozenset(options.static_argnames)
+        self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
         # `torch.compile` reads some of torch's settings when it is called.
         self._has_static = bool(options.static_argnums or options.static_argnames)
@@ -209,7 +210,7 @@ class FusedFunction:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """What is compiled for the static arguments, and the arguments that are left for it."""
-        positions = {place % len(args) for place in self.options.static_argnums if -len(args) <= place < len(args)}
+        positions = {place % len(args) for place in self._static_argnums if -len(args) <= place < len(args)}
         static = tuple((place, args[place]) for place in sorted(positions))
         named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
         rest = tuple(value for place, value in enumerate(args) if place not in positions)
@@ -217,11 +218,7 @@ class FusedFunction:
         return self._compile_for(static, named), rest, named_rest
 
     def _compile_for(self, static: tuple[tuple[int, Any], ...], named: dict[str, Any]) -> Callable[..., Any]:
-        # The type is part of the key: 1, 1.0 and True are equal and hash alike, but make different graphs.
-        key = (
-            tuple((place, type(value), value) for place, value in static),
-            tuple((name, type(value), value) for name, value in sorted(named.items())),
-        )
+        key = _key_of(static), _key_of(tuple(sorted(named.items())))
         try:
             compiled = self._compiled.get(key)
         except TypeError:
@@ -230,6 +227,8 @@ class FusedFunction:
                 f"a static argument must be hashable, got a {type(culprit).__name__}; pass a tuple, or leave it dynamic"
             ) from None
         if compiled is None:
+            if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
+                raise TypeError("a static argument is a constant of the graph, got a tensor; leave it dynamic")
             compiled = torch_compile(
                 _with_static_arguments(self.fn, dict(static), named),
                 backend=self._backend,
@@ -267,6 +266,32 @@ class FusedFunction:
 
 def _remake(fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
     return FusedFunction(fn, options=options)
+
+
+def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:
+    """The static arguments by position and by name, each also by the other where the signature tells."""
+    numbers, names = frozenset(options.static_argnums), frozenset(options.static_argnames)
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
+    except (TypeError, ValueError):  # a function written in C
+        return numbers, names
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
+    if all(one.kind is not one.VAR_POSITIONAL for one in parameters):
+        numbers = frozenset(place + len(positional) if place < 0 else place for place in numbers)
+    static = [place for place, one in enumerate(positional) if place in numbers or one.name in names]
+    by_name = (positional[place].name for place in static if positional[place].kind is either)
+    return numbers.union(static), names.union(by_name)
+
+
+def _key_of(value: Any) -> Hashable:
+    """A key that tells values apart which are equal and hash alike, but make different graphs: 1, 1.0 and True, or 0.0
+    and -0.0, in tuples too."""
+    if isinstance(value, tuple):
+        return type(value), *map(_key_of, value)
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(_key_of, value))
+    return type(value), value.hex() if isinstance(value, float) else value
 
 
 def _is_hashable(value: Any) -> bool:

@@ -11,10 +11,10 @@ import torch.fx as fx
 
 from .node_kinds import (
     is_fusible,
-    is_saveable,
     looks_at_its_input,
     num_bytes,
     prefers_save,
+    storage_of,
     why_not_saveable,
     why_runs_once,
 )
@@ -158,7 +158,7 @@ class JointGraph:
         # A tuple of two scalars is as small, but cannot be saved; its elements can.
         saveable = self.why_not_saveable(node) is None and not must_recompute(node)
         # One element of a large tensor keeps all of it.
-        return saveable and (is_sym_node(node) or 0 < num_bytes(self.storage_of(node)) <= _SCALAR_BYTES)
+        return saveable and (is_sym_node(node) or 0 < num_bytes(storage_of(node)) <= _SCALAR_BYTES)
 
     def runs_in_forward(self, node: fx.Node) -> bool:
         """True if forward computes the node, or can, without taking over work that was traced in backward.
@@ -170,17 +170,10 @@ class JointGraph:
     def why_not_saveable(self, node: fx.Node) -> str | None:
         """Return None if the value can be handed from forward to backward, else why it cannot."""
         # Where backward writes to it as well, it is handed over as the place to write to.
-        written = self.storage_of(node) in self.mutated_inputs
+        written = storage_of(node) in self.mutated_inputs
         if written and not any(placement(user) == "must_be_in_backward" for user in node.users):
             return "it is overwritten before backward runs"
         return why_not_saveable(node)
-
-    def storage_of(self, node: fx.Node) -> fx.Node:
-        """The node whose memory this one looks at: itself, unless it is a view of something that can be saved."""
-        source = node
-        while looks_at_its_input(source):
-            source = source.all_input_nodes[0]
-        return source if is_saveable(source) else node
 
     def readers_of(self, node: fx.Node) -> list[fx.Node]:
         """The ops that read a value or a view of it; the output of the graph is none."""
@@ -199,11 +192,11 @@ class JointGraph:
         """What the forward's outputs are, or look at."""
         outputs: Any = self.module.graph.output_node().args[0]
         nodes = (value for value in outputs[: self.num_forward_outputs] if isinstance(value, fx.Node))
-        return frozenset(self.storage_of(node) for node in nodes)
+        return frozenset(storage_of(node) for node in nodes)
 
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
         """Bytes that keeping these values costs: each storage once, what outlives the call anyway not at all."""
-        storages = dict.fromkeys(self.storage_of(node) for node in saved_values)
+        storages = dict.fromkeys(storage_of(node) for node in saved_values)
         return sum(num_bytes(node) for node in storages if node not in self.static_inputs)
 
     def recomputed(self, saved_values: Sequence[fx.Node]) -> list[fx.Node]:

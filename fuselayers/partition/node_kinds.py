@@ -81,6 +81,14 @@ def looks_at_its_input(node: fx.Node) -> bool:
     return is_view(node) and bool(node.all_input_nodes)
 
 
+def storage_of(node: fx.Node) -> fx.Node:
+    """The node whose memory this one looks at: itself, unless it is a view of something that can be saved."""
+    source = node
+    while looks_at_its_input(source):
+        source = source.all_input_nodes[0]
+    return source if is_saveable(source) else node
+
+
 def prefers_save(node: fx.Node) -> bool:
     """True if the user's checkpoint policy would rather have the value saved."""
     return node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .cost import flops_of
+from .cost import CostModel, flops_of
 from .draw import draw_curve, draw_graphs
 from .joint_graph import CutGraph
-from .partitioners import budget, cost_model_for
+from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
 
 __all__ = ["ParetoPoint", "Receipt", "RecomputedValue", "SavedValue", "Totals"]
@@ -106,7 +106,8 @@ class Receipt:
         backward_ideal_bytes: what backward must move at least: what was saved, incoming and outgoing gradients.
         forward_seconds: the least time for forward on that machine: its FLOPs, or its ideal bytes if they take longer.
         backward_seconds: the least time for backward.
-        graphs: the graphs themselves; they are not part of the dict and the JSON.
+        graphs: the graphs themselves.
+        cost: the prices they were cut at; these two are not part of the dict and the JSON.
     """
 
     subject: str
@@ -123,10 +124,11 @@ class Receipt:
     forward_seconds: float
     backward_seconds: float
     graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
+    cost: CostModel = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but the graphs, in plain Python types."""
-        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "graphs"}
+        """Return everything but the graphs and their prices, in plain Python types."""
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("graphs", "cost")}
         content["saved"] = [asdict(value) for value in self.saved]
         content["recomputed"] = [asdict(value) for value in self.recomputed]
         content["totals"] = {rule: asdict(totals) for rule, totals in self.totals.items()}
@@ -149,12 +151,12 @@ class Receipt:
             raise ValueError(f"a curve needs one graph, this receipt has {len(self.graphs)}; explain the parts alone")
         (graph,) = self.graphs
         fused = self.backend != "eager"
-        least = smallest_saved_bytes(graph.joint, cost=cost_model_for(graph.joint, fused=fused))
+        least = smallest_saved_bytes(graph.joint, cost=self.cost)
         most = self.totals["default"].saved_bytes
         curve: dict[int, float] = {}
         for place in range(points):
             limit = least + round((most - least) * (points - 1 - place) / max(points - 1, 1))
-            saved = budget(max(limit, 1)).saved_values(graph.joint, fused=fused)
+            saved = budget(max(limit, 1), cost=self.cost).saved_values(graph.joint, fused=fused)
             curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 

@@ -48,7 +48,7 @@ def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> 
         (["--batch", "2"], "--batch must be sequences x tokens, as 4x128, got '2'"),
         (["--batch", "2x99"], "--batch has sequences of 99 tokens, the model's context is 16"),
         (["--partition", "budget:much"], "'budget:much' is no budget: write budget:0.5 for a share"),
-        (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: it needs "),
+        (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
         (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
         (["--svg", "cut.pdf"], "a picture's file must end in .svg, .png, .dot, got 'cut.pdf'"),

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fuselayers.partition import CostModel, Machine, machine_of, min_cut
 from fuselayers.partition.cost import NodePrice, flops_of
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.node_kinds import is_view
+from fuselayers.partition.node_kinds import is_view, storage_of
 from tests.partition.tracing import GPT, joint_graph_of
 
 # 0.1 bytes are moved during an elementwise op on one element, 1,000 during a launch, a tenth or twentieth per FLOP.
@@ -87,7 +87,7 @@ class TestSaving:
         views = [node for node in joint.nodes if is_view(node) and node in joint.forward]
         assert len(views) >= 2
         for view in views:
-            assert joint.storage_of(view) is exponential
+            assert storage_of(view) is exponential
             assert FUSED.saving(view, joint).kept == BYTES
             assert FUSED.saving(view, joint).moved == pytest.approx(2 * BYTES, **NEARLY)
             # and the base is preferred, being the same memory

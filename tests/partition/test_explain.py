@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,6 +43,50 @@ def test_the_receipt_says_what_the_fused_function_saves(backend: str, partition:
     assert receipt.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
     assert sum(value.num_bytes for value in receipt.saved) == saved_bytes(fused, *inputs)
     assert receipt.totals["eager"].saved_bytes == saved_bytes(layer, *inputs)
+
+
+def _written_over(x: Tensor) -> Tensor:
+    hidden = x.sin()
+    hidden.mul_(2)
+    return hidden.cos()
+
+
+def _in_two_graphs(x: Tensor) -> Tensor:
+    x = x.sin().cos()
+    torch._dynamo.graph_break()
+    return x.exp().sin()
+
+
+def _parts_and_the_whole(x: Tensor) -> Tensor:
+    whole = x.exp()
+    one, other, _ = whole.split(16, dim=1)
+    return (one * other).sum() + whole.sin().sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        _written_over,
+        _in_two_graphs,
+        _parts_and_the_whole,
+        lambda x: x.unbind(0)[3].sin() + x.unbind(0)[2].exp(),
+        lambda x: torch.where(x > 0, x.sin(), x.cos()),
+        lambda x: x[torch.arange(3)].sin(),
+        lambda x: torch.topk(x, 5)[0].sin(),
+        lambda x: F.max_pool1d(x[None], 2).sin(),
+        lambda x: F.dropout(x.sin(), 0.3).cos(),
+        lambda x: x.view(-1).sin().view(HIDDEN, ROWS).t().exp(),
+        lambda x: F.scaled_dot_product_attention(*(x.view(1, 4, 8, HIDDEN),) * 3),
+    ],
+    ids=["written", "two_graphs", "parts", "unbind", "where", "index", "topk", "pool", "dropout", "views", "attention"],
+)
+def test_every_byte_is_in_the_receipt(function: Callable[[Tensor], Tensor], backend: str) -> None:
+    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    receipt = explain(function, x, backend=backend)
+    kept = saved_bytes(fuse(function, backend=backend, fallback=()), x)
+    assert receipt.totals["this"].saved_bytes == sum(value.num_bytes for value in receipt.saved) == kept
+    assert receipt.totals["eager"].saved_bytes == saved_bytes(function, x)
 
 
 def test_the_rivals_totals_are_what_torch_compile_saves() -> None:
@@ -155,7 +200,7 @@ def test_errors() -> None:
         explain(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no partitioner 'mincut'; did you mean 'min_cut'"):
         explain(layer, *layer_inputs(), partition="mincut")
-    with pytest.raises(PartitionError, match=r"^this graph cannot do with 10 bytes saved for backward: it needs "):
+    with pytest.raises(PartitionError, match=r"^this graph cannot do with 10 bytes saved for backward: the smallest "):
         explain(layer, *layer_inputs(), partition=budget(10))
 
 

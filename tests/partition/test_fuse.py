@@ -126,6 +126,49 @@ class TestStaticArguments:
         assert fused(x, 1).tolist() == [3.0, 3.0]
         assert fused(x, True).tolist() == [2.0, 2.0]
 
+    @pytest.mark.parametrize(("one", "other"), [((1, 2), (1.0, 2)), (0.0, -0.0), (((1,),), ((True,),))], ids=str)
+    def test_equal_values_within_others_stay_apart(self, one: object, other: object) -> None:
+        assert one == other
+        fused = fuse(lambda x, value: x + len(repr(value)), backend="eager", static_argnums=1)
+        x = torch.zeros(())
+        assert [fused(x, value).item() for value in (one, other, one)] == [len(repr(v)) for v in (one, other, one)]
+        assert len(fused._compiled) == 2
+
+    def test_one_value_has_one_graph(self) -> None:
+        fused = fuse(lambda x, value: x * 2, backend="eager", static_argnums=1)
+        for value in (float("nan"), -float("nan"), float("nan"), (float("nan"),), (float("nan"),)):
+            fused(torch.ones(2), value)
+        assert len(fused._compiled) == 2
+
+    @pytest.mark.parametrize(
+        "options", [{"static_argnums": 1}, {"static_argnums": -1}, {"static_argnames": "exponent"}], ids=str
+    )
+    def test_by_position_or_by_name_in_the_declaration_or_the_call(self, options: dict[str, Any]) -> None:
+        def power(x: Tensor, exponent: int) -> Tensor:
+            return x**exponent
+
+        fused = fuse(power, backend="eager", **options)
+        x = torch.rand(8)
+        for exponent in range(2, 5):
+            torch.testing.assert_close(fused(x, exponent), x**exponent)
+            torch.testing.assert_close(fused(x, exponent=exponent), x**exponent)
+        assert len(fused._compiled) == 6
+
+    def test_of_a_modules_forward(self) -> None:
+        class Power(nn.Module):
+            def forward(self, x: Tensor, exponent: int) -> Tensor:
+                return x**exponent
+
+        fused = fuse(Power(), backend="eager", static_argnames="exponent")
+        for exponent in (2, 3):
+            torch.testing.assert_close(fused(torch.ones(2) * 2, exponent), torch.ones(2) * 2**exponent)
+        assert len(fused.fused._compiled) == 2
+
+    def test_is_no_tensor(self) -> None:
+        fused = fuse(lambda x, y: x * y, backend="eager", static_argnums=1)
+        with pytest.raises(TypeError, match=r"^a static argument is a constant of the graph, got a tensor; leave"):
+            fused(torch.ones(2), torch.ones(2))
+
     def test_a_string(self) -> None:
         fused = fuse(ops.activate, backend="eager", static_argnums=(1,))
         x = torch.randn(5)
@@ -422,9 +465,7 @@ class TestPartitionErrors:
         inputs = [torch.randn(64, requires_grad=True) for _ in range(4)]
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallbackWarning)
-            with pytest.raises(
-                PartitionError, match=r"^this graph cannot do with 10 bytes saved for backward: it needs"
-            ):
+            with pytest.raises(PartitionError, match=r"^this graph cannot do with 10 bytes saved for backward: the"):
                 fused(*inputs)
         assert fused.served_by == ()
         with pytest.raises(PartitionError):

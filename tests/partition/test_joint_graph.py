@@ -6,6 +6,7 @@ from torch import Tensor
 from fuselayers import ops
 from fuselayers.partition import default, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.node_kinds import storage_of
 from fuselayers.partition.partitioners import SavingRule
 from fuselayers.partition.torch_private import classify_nodes
 from tests.partition import tracing
@@ -94,7 +95,7 @@ class TestStorage:
         joint = joint_graph_of(lambda x: x.exp()[:2].t().cos(), torch.randn(4, 8, requires_grad=True))
         exponential = node_of(joint, torch.ops.aten.exp.default)
         view = node_of(joint, torch.ops.aten.t.default)
-        assert joint.storage_of(view) is exponential
+        assert storage_of(view) is exponential
         assert joint.saved_bytes([view]) == joint.saved_bytes([exponential, view]) == 4 * 8 * 4
 
     def test_the_parts_of_a_tuple_of_views(self) -> None:
@@ -108,7 +109,7 @@ class TestStorage:
             if "getitem" in node.name and node.all_input_nodes[0].target == torch.ops.aten.unbind.int
         ]
         assert len(parts) == 3
-        assert {joint.storage_of(part) for part in parts} == {exponential}
+        assert {storage_of(part) for part in parts} == {exponential}
         assert joint.saved_bytes(parts) == 3 * 8 * 4
 
     def test_what_outlives_the_call_does_not_count(self) -> None:

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.partition import Receipt, explain
+from fuselayers.partition import CostModel, Receipt, budget, explain, machine_of
+from fuselayers.partition.partitioners import SavingRule
 
 
 def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -49,6 +50,16 @@ def test_the_curve_goes_from_no_recompute_to_the_least_memory(receipt: Receipt) 
     assert flops == sorted(flops)
     assert flops[0] == 0
     assert sizes[-1] == (32 * 48 + 48 * 96 + 96 * 48) * 4  # the inputs, which cannot be computed again
+
+
+def test_the_curve_is_at_the_receipts_own_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    dear = CostModel(machine=machine_of("cpu"), memory_price=9.0)
+    receipt = explain(torch.sin, torch.randn(8, requires_grad=True), partition=budget(1.0, cost=dear))
+    used = []
+    monkeypatch.setattr(SavingRule, "saved_values", lambda rule, joint, *, fused: used.append(rule.cost) or [])
+    receipt.pareto(points=2)
+    assert used == [dear, dear]
+    assert "cost" not in receipt.as_dict()
 
 
 def test_two_explanations_of_the_same_are_equal(receipt: Receipt) -> None:
