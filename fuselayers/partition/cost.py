@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .joint_graph import JointGraph
 from .machine import Machine
-from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, prefers_save, storage_of
+from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
 from .torch_private import is_opaque, is_sym_node, overload_packet, size_hint
 
 __all__ = ["CostModel", "NodePrice", "flops_of"]
@@ -45,18 +45,16 @@ _ATTENTION: Final = tuple(
 )
 # They read no more of a table than they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
-# Ops that no compiler fuses and whose price is known: what has a formula for its FLOPs, and what only moves memory.
+# Ops that no compiler fuses and whose price is known, beside those that only move memory: what has a formula for its
+# FLOPs, and what reads its input once or twice.
 _PRICED: Final = frozenset(
     {
         *flop_registry,
         *_ATTENTION,
-        *_GATHERS,
-        torch.ops.aten.cat,
         torch.ops.aten.native_layer_norm,
         torch.ops.aten._fused_rms_norm,
         torch.ops.aten._softmax,
         torch.ops.aten._log_softmax,
-        torch.ops.aten.unbind,
     }
 )
 
@@ -141,7 +139,7 @@ class CostModel:
             itemsize = max(int(size) // max(num_elements(node), 1), 1)
             arithmetic = self.machine.bytes_of_flops(flops_of(node), itemsize=itemsize)
             moved = reads + 2.0 * size + self._arithmetic(node) + self.machine.bytes_of_kernel
-        reluctant = prefers_save(node) or not (is_fusible(node) or overload_packet(node) in _PRICED)
+        reluctant = prefers_save(node) or not (is_fusible(node) or only_moves(node) or overload_packet(node) in _PRICED)
         return NodePrice(moved=moved, arithmetic=arithmetic, reluctance=_RELUCTANCE if reluctant else 1.0)
 
     def _arithmetic(self, node: fx.Node) -> float:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
 import torch.fx as fx
 
 from .node_kinds import (
     is_fusible,
     looks_at_its_input,
     num_bytes,
+    only_moves,
     prefers_save,
     storage_of,
     why_not_saveable,
@@ -34,7 +34,6 @@ from .torch_private import (
     is_tagged_backward,
     must_recompute,
     mutated_inputs,
-    overload_packet,
     placement,
 )
 
@@ -217,8 +216,7 @@ class JointGraph:
 
 def _is_cheap(node: fx.Node) -> bool:
     """True for what costs next to nothing to compute again: elementwise ops, views, and the ops that make masks."""
-    packet = overload_packet(node)
-    known = packet in (torch.ops.aten.cat, torch.ops.aten.stack) or node.target in mask_ops()
+    known = only_moves(node) or node.target in mask_ops()
     return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 
 

@@ -30,6 +30,22 @@ _SEEDED_RANDOM: Final = tuple(
     for name in ("inductor_lookup_seed", "inductor_random", "inductor_randint")
     if hasattr(torch.ops.prims, name)
 )
+_MOVERS: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "cat",
+        "constant_pad_nd",
+        "embedding",
+        "flip",
+        "index_select",
+        "repeat",
+        "roll",
+        "select_scatter",
+        "slice_scatter",
+        "stack",
+        "tril",
+    )
+)
 _COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
 _SHAPE_FROM_DATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -106,6 +122,11 @@ def is_fusible(node: fx.Node) -> bool:
     """True if a compiler fuses the op into the kernels around it: elementwise ops, reductions, indexing."""
     packet = overload_packet(node)
     return node.op == "call_function" and (packet in known_ops().fusible_ops or packet in _SEEDED_RANDOM)
+
+
+def only_moves(node: fx.Node) -> bool:
+    """True if the op puts values in other places and computes nothing: its price is its memory traffic."""
+    return node.op == "call_function" and overload_packet(node) in _MOVERS
 
 
 def is_matmul_like(node: fx.Node) -> bool:

@@ -56,6 +56,17 @@ def test_a_mask_is_made_from_scalars() -> None:
     assert not made & {"fuselayers.draw_seed.default", "aten.mm.default", "aten.gelu.default", "primals_1"}
 
 
+def test_a_table_of_angles_is_made_from_scalars() -> None:
+    def rotated(x: Tensor) -> Tensor:
+        return x * torch.outer(torch.arange(4.0), torch.arange(3.0)).repeat(1, 2).cos()
+
+    x = torch.randn(8, 4, 6, requires_grad=True)
+    joint = joint_graph_of(rotated, x)
+    assert "aten.repeat.default" in targets(joint.made_from_scalars)
+    for rule in (default, min_cut):
+        assert joint.saved_bytes(rule.saved_values(joint, fused=True)) == 0
+
+
 def test_a_tuple_of_scalars_is_no_scalar() -> None:
     # nll_loss_forward returns two scalars; taken for one, its elements could be neither saved nor computed again.
     logits, labels = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 1, -100, 4])

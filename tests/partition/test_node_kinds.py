@@ -19,6 +19,7 @@ from fuselayers.partition.node_kinds import (
     is_view,
     num_bytes,
     num_elements,
+    only_moves,
     source_line,
     why_not_saveable,
     why_runs_once,
@@ -38,7 +39,7 @@ def node_of(fn: Callable[..., object], *args: Tensor) -> fx.Node:
 X = torch.ones(4, 6)
 
 
-KINDS = {"view": is_view, "fusible": is_fusible, "matmul": is_matmul_like}
+KINDS = {"view": is_view, "fusible": is_fusible, "matmul": is_matmul_like, "move": only_moves}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,9 @@ KINDS = {"view": is_view, "fusible": is_fusible, "matmul": is_matmul_like}
         ("fusible", lambda x: x.clone()),
         ("matmul", lambda x: x @ x.new_ones(6, 2)),
         ("matmul", lambda x: F.conv1d(x[None], x.new_ones(2, 4, 3))),
+        ("move", lambda x: x.repeat(2, 1)),
+        ("move", lambda x: torch.cat([x, x])),
+        ("move", lambda x: F.pad(x, (1, 1))),
         ("", lambda x: x.sort()),
         ("", lambda x: x.zero_()),  # returns its input's memory, but has changed it
     ],
