@@ -25,6 +25,7 @@ from .passes import (
     late_recompute_pass,
     mask_ops,
     merge_equal_nodes_pass,
+    tables_once_pass,
 )
 from .torch_private import (
     extract_forward_and_backward,
@@ -206,7 +207,7 @@ class JointGraph:
     def split(self, saved_values: Sequence[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward module, which also returns the saved values, and the backward module, which takes them."""
         forward, backward = extract_forward_and_backward(
-            self.module,
+            tables_once_pass(self.module, self.made_from_scalars, readers_of=self.readers_of),
             list(saved_values),
             num_fwd_outputs=self.num_forward_outputs,
             static_inputs=self.static_inputs,

@@ -12,7 +12,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 import torch.fx as fx
@@ -51,6 +51,7 @@ from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 __all__ = [
+    "WRITTEN_DOWN",
     "BackendCompilerFailed",
     "CheckpointPolicy",
     "CustomPartitionerFn",
@@ -104,6 +105,9 @@ _hint: Callable[..., int] = getattr(symbolic_shapes, "optimization_hint", None) 
 torch_default_partition = _partitioners.default_partition
 torch_min_cut_partition = _partitioners.min_cut_rematerialization_partition
 _is_opaque: Callable[[fx.Node], bool] = getattr(_partitioners, "is_opaque_node", lambda node: False)  # from 2.12 on
+
+WRITTEN_DOWN: Final = "inductor_realize_to_strides"
+"""In a node's meta: Inductor writes the value to memory, instead of computing it wherever it is read."""
 
 
 def is_opaque(node: fx.Node) -> bool:

@@ -1,0 +1,39 @@
+"""tables_once -- have compilers write down a small table that large tensors read, not make it for each of their values.
+
+What is made from scalars alone is never saved (see `JointGraph.made_from_scalars`). A mask is as large as what reads
+it, and best made in the loop that does. A table of rotary angles is not: in that loop its powers and cosines would be
+computed again for every head of every sequence.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+import torch.fx as fx
+
+from ..node_kinds import num_elements
+from ..torch_private import WRITTEN_DOWN
+
+__all__ = ["tables_once_pass"]
+
+
+def tables_once_pass(
+    graph_module: fx.GraphModule, tables: Collection[fx.Node], *, readers_of: Callable[[fx.Node], Sequence[fx.Node]]
+) -> fx.GraphModule:
+    """Mark those of `tables` that a larger op reads which is none of them. Only on the CPU, where it was measured.
+
+    One layer of Llama with 8x256x512, step against `torch.compile`'s, which does not: float32 1.03 -> 1.00, bfloat16
+    1.04 -> 0.96 (two cores of an AMD EPYC).
+
+    Args:
+        graph_module: the graph, of which only the nodes' meta is changed.
+        tables: what can be made from scalars alone.
+        readers_of: the ops that read a node or a view of it.
+    """
+    for node in tables:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or not value.dim():
+            continue
+        outside = (num_elements(reader) for reader in readers_of(node) if reader not in tables)
+        if max(outside, default=0) >= 2 * num_elements(node):
+            node.meta[WRITTEN_DOWN] = True
+    return graph_module
