@@ -17,11 +17,14 @@ PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 train: $(VENV)/.installed-test
 	$(RUN) -m fuselayers train $(ARGS)
 
+# Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process.
 test: lint
 	$(RUN) -m pytest -m "not slow" $(ARGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -m "kernels and not slow" $(ARGS)
 
 test-all: lint
 	$(RUN) -m pytest $(ARGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -m kernels $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .

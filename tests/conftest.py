@@ -21,3 +21,13 @@ def _no_compiled_code_of_others() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from fuselayers.ops.launch import why_no_kernels
+
+    reason = why_no_kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if reason is not None:
+        for item in items:
+            if item.get_closest_marker("kernels"):
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -8,20 +8,29 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout), and what the activation keeps: in eager mode one tensor of x's size
-(the pre-activation, or for relu, squared_relu and star_relu its positive part), two for smelu, none for the identity;
-one at most when a compiler fuses it. Floor: one read of x and one write of y forward, reads of dy and x and a write of
-dx backward.
+Saved for backward: a seed, no mask (see dropout), and one tensor of x's size at most. The kernels keep x; a compiler
+what it finds best; the formula run op by op what its activation keeps (the pre-activation, or for relu, squared_relu
+and star_relu its positive part; two for smelu). For the identity none of them keeps any.
+
+Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity). The
+kernels move that, and the bias once per program.
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from .activations import activate, check_activation
+from .activations import activate, activate_tile, check_activation, slope_tile
 from .dropout import dropout, dropout_reference
-from .philox import check_probability, check_seed
+from .forms import define, needs_grad, second_order, takes_kernels
+from .launch import kernel, launch, num_processors
+from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
+from .rows import as_rows, cdiv, persistent_programs, tile, vector_of
 from .shapes import check_row_vector, check_rows
+from .triton_language import tl
 
-__all__ = ["bias_activation_dropout", "bias_activation_dropout_reference"]
+__all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_of_dropped"]
 
 
 def bias_activation_dropout(
@@ -32,6 +41,7 @@ def bias_activation_dropout(
     p: float = 0.0,
     training: bool = True,
     seed: Tensor | None = None,
+    backend: str = "auto",
 ) -> Tensor:
     """Return dropout(activation(x + bias), p).
 
@@ -42,12 +52,14 @@ def bias_activation_dropout(
         p: dropout probability, 0 <= p < 1.
         training: False leaves the dropout out.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
+        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
 
     Raises:
-        ValueError: x has no dimension, the bias or the seed does not fit it, the activation is unknown, or p is outside
-            [0, 1).
+        ValueError: x has no dimension, the bias or the seed does not fit it, the activation or the backend is unknown,
+            or p is outside [0, 1).
         TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the activation is no name.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
+            "triton" was asked for and cannot take the call.
 
     >>> import torch
     >>> bias_activation_dropout(torch.tensor([[-1.0, 2.0]]), torch.tensor([0.5, 0.5]), activation="relu")
@@ -58,8 +70,17 @@ def bias_activation_dropout(
     check_activation(activation)
     check_probability(p)
     check_seed(seed, x.device)
-    z = x if bias is None else x + bias
-    return dropout(activate(z, activation), p, training=training, seed=seed)
+    seed = seed_for(p, training=training, seed=seed, device=x.device)
+    if takes_kernels(backend, x, bias):
+        run = _Kernels.apply if needs_grad(x, bias) else _forward
+        y: Tensor = run(x, bias, seed, activation, p)
+        return y
+    return _formula(x, bias, seed, activation, p)
+
+
+def _formula(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float) -> Tensor:
+    y = activate(x if bias is None else x + bias, activation)
+    return y if seed is None else dropout(y, p, seed=seed)
 
 
 def bias_activation_dropout_reference(
@@ -68,3 +89,203 @@ def bias_activation_dropout_reference(
     """What the op means in training, in plain torch; without a seed nothing is dropped."""
     y = activate(x if bias is None else x + bias, activation)
     return y if seed is None else dropout_reference(y, p, seed=seed)
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float
+    ) -> Tensor:
+        # The identity's slope is one everywhere; only the dtypes of what came in are needed.
+        ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed)
+        ctx.options = activation, p, x.dtype, None if bias is None else bias.dtype
+        y: Tensor = _forward(x, bias, seed, activation, p)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, bias, seed = ctx.saved_tensors
+        activation, p, x_dtype, bias_dtype = ctx.options
+        wants_x, wants_bias = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled() and activation is None:
+            dz = dy if seed is None else dropout(dy, p, seed=seed)
+            dx, dbias = dz.to(x_dtype), dz.flatten(0, -2).sum(0) if dz.dim() > 1 else dz
+            return dx if wants_x else None, dbias.to(bias_dtype) if wants_bias else None, None, None, None
+        if torch.is_grad_enabled():
+
+            def formula(x: Tensor, bias: Tensor | None) -> Tensor:
+                return _formula(x, bias, seed, activation, p)
+
+            return (*second_order(formula, (x, bias), (dy,), (wants_x, wants_bias)), None, None, None)
+        dx, dbias = gradients_of_dropped(dy, x, bias, seed, activation, p, x_dtype, bias_dtype if wants_bias else None)
+        return dx if wants_x else None, dbias if wants_bias else None, None, None, None
+
+
+def _run_forward(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float) -> Tensor:
+    y = _like_result(x, bias, seed, activation, p)
+    if not y.numel():
+        return y
+    x_RN = as_rows(x)
+    y_RN = y.view(x_RN.shape)
+    vector = vector_of(x_RN, y_RN)
+    block_rows, block_columns = tile(x_RN)
+    launch(
+        _forward_kernel,
+        (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
+        (
+            *(x_RN, None if bias is None else bias.contiguous(), y_RN, seed),
+            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
+            *(keep_threshold(p), keep_scale(p)),
+        ),
+        (activation, y.dtype == torch.float32, vector, block_rows, block_columns),
+    )
+    return y
+
+
+def _like_result(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float) -> Tensor:
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+def _run_backward(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    activation: str | None,
+    p: float,
+    x_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    dx, dbias = _like_gradients(dy, x, bias, seed, activation, p, x_dtype, bias_dtype)
+    if not dy.numel():
+        return dx, dbias.zero_()
+    dy_RN = as_rows(dy)
+    x_RN = dy_RN if x is None else as_rows(x)
+    dx_RN = dx.view(dy_RN.shape)
+    vector = vector_of(dy_RN, x_RN, dx_RN)
+    block_rows, block_columns = tile(dy_RN)
+    num_tiles, num_column_tiles = cdiv(dy_RN.shape[0], block_rows), cdiv(dy_RN.shape[1], block_columns)
+    partial_PN = None
+    if bias_dtype is not None:
+        # Each program adds up its rows and writes one: no atomics, so the same sums every time.
+        num_tiles = persistent_programs(num_tiles, processors=num_processors(dy.device), side_by_side=num_column_tiles)
+        partial_PN = torch.empty(num_tiles, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
+    launch(
+        _backward_kernel,
+        (num_tiles, num_column_tiles),
+        (
+            *(dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, dx_RN, partial_PN),
+            *(dy_RN.shape[0], dy_RN.shape[1] // vector, dy_RN.stride(0) // vector, x_RN.stride(0) // vector),
+            *(keep_threshold(p), keep_scale(p)),
+        ),
+        (activation, dy.dtype == torch.float32, vector, block_rows, block_columns),
+    )
+    return dx, dbias if partial_PN is None else partial_PN.sum(0).to(dbias.dtype)
+
+
+def _like_gradients(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    activation: str | None,
+    p: float,
+    x_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    dx = torch.empty(dy.shape, dtype=x_dtype, device=dy.device)
+    return dx, torch.empty(0 if bias_dtype is None else dy.shape[-1], dtype=bias_dtype or x_dtype, device=dy.device)
+
+
+@kernel
+def _forward_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    bias_ptr,
+    y_ptr,
+    seed_ptr,
+    num_rows,
+    num_columns,
+    x_stride,
+    threshold,
+    scale,
+    ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    in_row = columns < num_columns * VECTOR
+    live = (rows < num_rows)[:, None] & in_row[None, :]
+    row = rows.to(tl.int64)[:, None]
+    z = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    y = activate_tile(z, ACTIVATION, EXACT)
+    if seed_ptr is not None:
+        keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+        y *= tl.where(keep, scale, 0.0)
+    tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+@kernel
+def _backward_kernel(  # type: ignore[no-untyped-def]
+    dy_ptr,
+    x_ptr,
+    bias_ptr,
+    seed_ptr,
+    dx_ptr,
+    partial_ptr,
+    num_rows,
+    num_columns,
+    dy_stride,
+    x_stride,
+    threshold,
+    scale,
+    ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    in_row = columns < num_columns * VECTOR
+    dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+        rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        live = (rows < num_rows)[:, None] & in_row[None, :]
+        row = rows.to(tl.int64)[:, None]
+        dz = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if seed_ptr is not None:
+            keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            dz *= tl.where(keep, scale, 0.0)
+        if ACTIVATION is not None:
+            z = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+            if bias_ptr is not None:
+                z += bias
+            dz *= slope_tile(z, ACTIVATION, EXACT)
+        tl.store(dx_ptr + row * (num_columns * VECTOR) + columns[None, :], dz.to(dx_ptr.dtype.element_ty), mask=live)
+        if partial_ptr is not None:
+            dbias += tl.where(live, dz, 0.0)
+    if partial_ptr is not None:
+        partial = partial_ptr + tl.program_id(0).to(tl.int64) * (num_columns * VECTOR) + columns
+        tl.store(partial, tl.sum(dbias, 0), mask=in_row)
+
+
+_forward = define(
+    "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, str? activation, float p) -> Tensor",
+    _run_forward,
+    _like_result,
+)
+gradients_of_dropped = define(
+    "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, str? activation, float p, "
+    "ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
+    _run_backward,
+    _like_gradients,
+)

@@ -14,6 +14,8 @@ op needs y, it weighs keeping y against making y again. `fuselayers.partition.fu
 mask is made in memory of its own, forward and backward; a compiler makes it in the kernel that uses it, on a CPU from
 random words that were written before.
 
+Floor, in elements of x: 2, forward and backward; the kernel moves that.
+
 It is linear in x: in eager mode it may be differentiated any number of times, in either direction, under `torch.vmap`
 too. What is compiled may be differentiated once; torch raises at the second time.
 """
@@ -23,13 +25,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .philox import check_probability, check_seed, draw_seed, keep_mask, keep_scale
+from .forms import define, takes_kernels
+from .launch import kernel, launch
+from .philox import check_probability, check_seed, keep_mask, keep_scale, keep_threshold, keep_tile, seed_for
+from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_floating
+from .triton_language import tl
 
-__all__ = ["dropout", "dropout_reference"]
+__all__ = ["dropout", "dropout_reference", "dropped"]
 
 
-def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None = None) -> Tensor:
+def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None = None, backend: str = "auto") -> Tensor:
     """Zero elements of x with probability p and scale the others by 1 / (1 - p).
 
     Args:
@@ -37,11 +43,13 @@ def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None =
         p: probability of dropping an element, 0 <= p < 1. At 0 x itself is returned.
         training: False returns x itself.
         seed: int64 tensor of shape [] on x's device; drawn from torch's default generator when None.
+        backend: "auto", "eager" for the formula, or "triton" for the kernel, inside a compiled function too.
 
     Raises:
-        ValueError: p is outside [0, 1), or the seed has another shape, dtype or device.
+        ValueError: p is outside [0, 1), the seed has another shape, dtype or device, or the backend is unknown.
         TypeError: x is not floating, the seed is not a tensor, or p is one.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
+            "triton" was asked for and cannot take the call.
 
     >>> dropout(torch.ones(2, 8), 0.5, seed=torch.tensor(7))
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
@@ -50,10 +58,12 @@ def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None =
     check_floating("x", x)
     check_probability(p)
     check_seed(seed, x.device)
-    if not training or p == 0:
-        return x
+    seed = seed_for(p, training=training, seed=seed, device=x.device)
     if seed is None:
-        seed = draw_seed(device=x.device)
+        return x
+    if takes_kernels(backend, x):
+        dropped_by_kernel: Tensor = _KernelDropout.apply(x, seed, p)  # type: ignore[no-untyped-call]
+        return dropped_by_kernel
     # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
     # traced. Everywhere else the one with all rules is used.
     function = _TracedDropout if torch.compiler.is_compiling() else _SeededDropout
@@ -115,3 +125,70 @@ class _TracedDropout(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         (seed,) = ctx.saved_tensors
         return _dropped(dy, seed, ctx.p, again=True), None, None
+
+
+class _KernelDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.p = p
+        y: Tensor = dropped(x, seed, p)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        (seed,) = ctx.saved_tensors
+        return _KernelDropout.apply(dy, seed, ctx.p), None, None  # type: ignore[no-untyped-call]
+
+
+def _run(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    y = _like(x, seed, p)
+    if not y.numel():
+        return y
+    x_RN = as_rows(x.reshape(1, 1) if not x.dim() else x)
+    y_RN = y.view(x_RN.shape)
+    vector = vector_of(x_RN, y_RN)
+    block_rows, block_columns = tile(x_RN)
+    launch(
+        _dropout_kernel,
+        (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
+        (
+            *(x_RN, y_RN, seed),
+            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
+            *(keep_threshold(p), keep_scale(p)),
+        ),
+        (vector, block_rows, block_columns),
+    )
+    return y
+
+
+def _like(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@kernel
+def _dropout_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    y_ptr,
+    seed_ptr,
+    num_rows,
+    num_columns,
+    x_stride,
+    threshold,
+    scale,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
+    row = rows.to(tl.int64)[:, None]
+    x = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+    keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+    y = x * tl.where(keep, scale, 0.0)
+    tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+dropped = define("dropout(Tensor x, Tensor seed, float p) -> Tensor", _run, _like)

@@ -7,32 +7,47 @@
     backward   dgate = dy * up * act'(gate)
                dup   = dy * act(gate)
 
-Saved for backward: gate and up when a compiler fuses it. In eager mode act(gate) too, so three tensors of up's size;
-two for relu, whose result stands for the gate, and for the identity; four for smelu.
+Saved for backward: gate and up by the kernels and when a compiler fuses it. The formula run op by op keeps act(gate)
+too, so three tensors of up's size (two for relu, whose result stands for the gate, and for the identity; four for
+smelu).
+
+Floor, in elements of y: 3 forward (read gate and up, write y), 5 backward (read dy, gate and up, write two gradients).
+The kernels move that.
 
 Shazeer, "GLU variants improve transformer", 2020.
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
-from .activations import activate, check_activation
+from .activations import activate, activate_tile, check_activation, slope_tile
+from .forms import define, needs_grad, second_order, takes_kernels
+from .launch import kernel, launch
+from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_like, check_rows
+from .triton_language import tl
 
 __all__ = ["gated_activation", "gated_activation_reference"]
 
 
-def gated_activation(gate: Tensor, up: Tensor | None = None, *, activation: str | None = "silu") -> Tensor:
+def gated_activation(
+    gate: Tensor, up: Tensor | None = None, *, activation: str | None = "silu", backend: str = "auto"
+) -> Tensor:
     """Return activation(gate) * up.
 
     Args:
         gate: [..., N], any float dtype; or [..., 2N] with gate and up side by side when `up` is None.
         up: [..., N] or None.
         activation: a name in ACTIVATIONS, or None for the identity (a bilinear layer).
+        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
 
     Raises:
-        ValueError: gate has no dimension, up does not fit it, a packed gate has an odd width, or the activation is
-            unknown.
+        ValueError: gate has no dimension, up does not fit it, a packed gate has an odd width, or the activation or the
+            backend is unknown.
         TypeError: a tensor is not floating, or the activation is no name.
+        RuntimeError: "triton" was asked for and cannot take the call.
 
     >>> import torch
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
@@ -43,12 +58,169 @@ def gated_activation(gate: Tensor, up: Tensor | None = None, *, activation: str 
     if up is None:
         if gate.shape[-1] % 2:
             raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-        gate, up = gate.chunk(2, dim=-1)
     else:
         check_like("up", up, gate)
+    if takes_kernels(backend, gate, up):
+        run = _Kernels.apply if needs_grad(gate, up) else _forward
+        y: Tensor = run(gate, up, activation)
+        return y
+    return _formula(gate, up, activation)
+
+
+def _formula(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+    gate, up = _halves(gate, up)
     return activate(gate, activation) * up
+
+
+def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    if up is not None:
+        return gate, up
+    first, second = gate.chunk(2, dim=-1)
+    return first, second
 
 
 def gated_activation_reference(gate: Tensor, up: Tensor, *, activation: str | None = "silu") -> Tensor:
     """What the op means, in plain torch."""
     return activate(gate, activation) * up
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        ctx.activation = activation
+        y: Tensor = _forward(gate, up, activation)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def formula(gate: Tensor, up: Tensor | None) -> Tensor:
+                return _formula(gate, up, ctx.activation)
+
+            return (*second_order(formula, (gate, up), (dy,), ctx.needs_input_grad[:2]), None)
+        dgate, dup = _backward(dy, gate, up, ctx.activation)
+        wants_gate, wants_up = ctx.needs_input_grad[:2]
+        return dgate if wants_gate else None, dup if wants_up else None, None
+
+
+def _run_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+    y = _like_result(gate, up, activation)
+    if not y.numel():
+        return y
+    # The halves of a packed gate are rows that lie further apart.
+    gate_RN, up_RN = map(as_rows, _halves(gate, up))
+    y_RN = y.view(gate_RN.shape)
+    vector = vector_of(gate_RN, up_RN, y_RN)
+    block_rows, block_columns = tile(gate_RN)
+    launch(
+        _forward_kernel,
+        (cdiv(gate_RN.shape[0], block_rows), cdiv(gate_RN.shape[1], block_columns)),
+        (
+            *(gate_RN, up_RN, y_RN),
+            *(gate_RN.shape[0], gate_RN.shape[1] // vector, gate_RN.stride(0) // vector, up_RN.stride(0) // vector),
+        ),
+        (activation, y.dtype == torch.float32, vector, block_rows, block_columns),
+    )
+    return y
+
+
+def _like_result(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+    width = gate.shape[-1] // 2 if up is None else gate.shape[-1]
+    dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
+    return torch.empty(*gate.shape[:-1], width, dtype=dtype, device=gate.device)
+
+
+def _run_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+    dgate, dup = _like_gradients(dy, gate, up, activation)
+    if not dy.numel():
+        return dgate, dup
+    dy_RN, gate_RN, up_RN = map(as_rows, (dy, *_halves(gate, up)))
+    # A packed gradient is written half by half, in place: no concatenation follows.
+    dgate_RN, dup_RN = map(as_rows, _halves(dgate, None if up is None else dup))
+    vector = vector_of(dy_RN, gate_RN, up_RN, dgate_RN, dup_RN)
+    block_rows, block_columns = tile(dy_RN)
+    launch(
+        _backward_kernel,
+        (cdiv(dy_RN.shape[0], block_rows), cdiv(dy_RN.shape[1], block_columns)),
+        (
+            *(dy_RN, gate_RN, up_RN, dgate_RN, dup_RN),
+            *(dy_RN.shape[0], dy_RN.shape[1] // vector),
+            *(rows.stride(0) // vector for rows in (dy_RN, gate_RN, up_RN, dgate_RN)),
+        ),
+        (activation, dy.dtype == torch.float32, vector, block_rows, block_columns),
+    )
+    return dgate, dup
+
+
+def _like_gradients(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+    dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    return dgate, gate.new_empty(0) if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
+
+
+@kernel
+def _forward_kernel(  # type: ignore[no-untyped-def]
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    num_rows,
+    num_columns,
+    gate_stride,
+    up_stride,
+    ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
+    row, column = rows.to(tl.int64)[:, None], columns[None, :]
+    gate = tl.load(gate_ptr + row * (gate_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * (up_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    y = activate_tile(gate, ACTIVATION, EXACT) * up
+    tl.store(y_ptr + row * (num_columns * VECTOR) + column, y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+@kernel
+def _backward_kernel(  # type: ignore[no-untyped-def]
+    dy_ptr,
+    gate_ptr,
+    up_ptr,
+    dgate_ptr,
+    dup_ptr,
+    num_rows,
+    num_columns,
+    dy_stride,
+    gate_stride,
+    up_stride,
+    out_stride,
+    ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
+    row, column = rows.to(tl.int64)[:, None], columns[None, :]
+    dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * (gate_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * (up_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    dgate = dy * up * slope_tile(gate, ACTIVATION, EXACT)
+    dup = dy * activate_tile(gate, ACTIVATION, EXACT)
+    out = row * (out_stride * VECTOR) + column
+    tl.store(dgate_ptr + out, dgate.to(dgate_ptr.dtype.element_ty), mask=live)
+    tl.store(dup_ptr + out, dup.to(dup_ptr.dtype.element_ty), mask=live)
+
+
+_forward = define("gated_activation(Tensor gate, Tensor? up, str? activation) -> Tensor", _run_forward, _like_result)
+_backward = define(
+    "gated_activation_backward(Tensor dy, Tensor gate, Tensor? up, str? activation) -> (Tensor, Tensor)",
+    _run_backward,
+    _like_gradients,
+)

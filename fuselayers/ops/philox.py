@@ -23,8 +23,19 @@ import torch
 from torch import Tensor
 
 from ..partition import fuse
+from .triton_language import tile_function, tl
 
-__all__ = ["check_probability", "check_seed", "draw_seed", "keep_mask", "keep_scale", "philox_4x32"]
+__all__ = [
+    "check_probability",
+    "check_seed",
+    "draw_seed",
+    "keep_mask",
+    "keep_scale",
+    "keep_threshold",
+    "keep_tile",
+    "philox_4x32",
+    "seed_for",
+]
 
 LANES: Final = 8
 _LANE_VALUES: Final = 1 << 16
@@ -101,7 +112,7 @@ def keep_scale(p: float) -> float:
     2.0
     """
     check_probability(p)
-    return _LANE_VALUES / (_LANE_VALUES - _threshold(p))
+    return _LANE_VALUES / (_LANE_VALUES - keep_threshold(p))
 
 
 def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, again: bool = False) -> Tensor:
@@ -138,7 +149,7 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, 
     else:
         word_RG4 = _words(seed, rows, groups, torch.full_like(seed, offset))
     lane_RG42 = torch.stack([word_RG4 & 0xFFFF, (word_RG4 >> 16) & 0xFFFF], dim=-1)
-    return (lane_RG42 >= _threshold(p)).view(rows, groups * LANES)[:, :columns].view(shape)
+    return (lane_RG42 >= keep_threshold(p)).view(rows, groups * LANES)[:, :columns].view(shape)
 
 
 def _words(seed: Tensor, rows: int, groups: int, offset: Tensor) -> Tensor:
@@ -151,7 +162,8 @@ def _words(seed: Tensor, rows: int, groups: int, offset: Tensor) -> Tensor:
     return torch.stack([word.to(torch.int32).expand(rows, groups) for word in words], dim=-1)
 
 
-def _threshold(p: float) -> int:
+def keep_threshold(p: float) -> int:
+    """Return the lane below which an element is dropped: p as it is rounded here, times 65536. Used by the kernels."""
     # p just below one must not round up to "drop everything", whose scale would be infinite.
     return min(round(p * _LANE_VALUES), _LANE_VALUES - 1)
 
@@ -180,6 +192,13 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     fresh = torch.randperm(0, device=device)
     seed: Tensor = torch.ops.fuselayers.draw_seed(fresh, device=device)
     return seed
+
+
+def seed_for(p: float, *, training: bool, seed: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return the seed of a call that drops, drawn if none is given; None if it drops nothing. Used by what drops."""
+    if not training or p == 0:
+        return None
+    return draw_seed(device=device) if seed is None else seed
 
 
 # How torch sees the draw. The tag tells partitioners and checkpoint policies that it must not run twice; the device is
@@ -251,3 +270,39 @@ torch.library.register_fake(
 )
 torch.library.register_vmap("fuselayers::draw_seed", _draw_for_every_sample, lib=_library)
 torch.library.register_vmap("fuselayers::philox_words", _words_for_every_sample, lib=_library)
+
+
+@tile_function
+def _philox_4x32_tile(seed, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+    # One 64-bit product where `tl.philox` takes a high and a low one: 8 instructions an element less.
+    k0 = seed.to(tl.uint32)
+    k1 = (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        product0 = c0.to(tl.uint64) * 0xD2511F53
+        product1 = c2.to(tl.uint64) * 0xCD9E8D57
+        c0 = (product1 >> 32).to(tl.uint32) ^ c1 ^ k0
+        c1 = product1.to(tl.uint32)
+        c2 = (product0 >> 32).to(tl.uint32) ^ c3 ^ k1
+        c3 = product0.to(tl.uint32)
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+@tile_function
+def keep_tile(  # type: ignore[no-untyped-def]
+    seed_ptr, rows, first_column, threshold, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):
+    """`keep_mask` for rows [BLOCK_ROWS] and the BLOCK_COLUMNS columns from `first_column`, both multiples of 8."""
+    group = first_column // 8 + tl.arange(0, BLOCK_COLUMNS // 8)
+    zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS // 8), tl.uint32)
+    seed = tl.load(seed_ptr).to(tl.uint64)
+    row_word = zero + rows.to(tl.uint32)[:, None]
+    w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, zero, zero)
+    # A lane is compared where it lies, in the upper half of a word; what is below it cannot change the outcome.
+    lowest = threshold.to(tl.uint32) << 16
+    even = tl.join(
+        tl.join((w0 << 16) >= lowest, (w2 << 16) >= lowest), tl.join((w1 << 16) >= lowest, (w3 << 16) >= lowest)
+    )
+    odd = tl.join(tl.join(w0 >= lowest, w2 >= lowest), tl.join(w1 >= lowest, w3 >= lowest))
+    return tl.reshape(tl.join(even, odd), (BLOCK_ROWS, BLOCK_COLUMNS))

@@ -338,3 +338,8 @@ def trace_with_inductor(
             config_patches={"custom_partitioner_fn": partitioner},
         )
     return cast(Callable[..., Any], compiled)
+
+
+def transforms_are_active() -> bool:
+    """True inside `torch.vmap`, `torch.func.grad` and their kin. Used by the ops, whose kernels know none of them."""
+    return bool(torch._C._functorch.maybe_current_level() is not None)

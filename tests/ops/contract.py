@@ -14,19 +14,22 @@ SLACK = 2.0
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SHAPES = ((1,), (7,), (3, 5), (2, 3, 129), (1, 1025), (0, 4))
 
+# Kernels run on a GPU, or in Triton's interpreter on the CPU.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 Op = Callable[..., Any]
 Relay = Callable[[Tensor], Tensor]
 
 
 def seed_of(number: int = 5) -> Tensor:
-    return torch.tensor(number * 0x9E3779B97F4A7C15 % (1 << 63), dtype=torch.int64)
+    return torch.tensor(number * 0x9E3779B97F4A7C15 % (1 << 63), dtype=torch.int64, device=DEVICE)
 
 
 def tensors(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Random tensors of the given shapes, exactly representable in every dtype under test."""
     generator = torch.Generator().manual_seed(0)
     # Steps of 1/32 within +-4 are exact in bfloat16 too, so that every dtype is given the same numbers.
-    return [(torch.randint(-128, 129, tuple(shape), generator=generator) / 32).to(dtype) for shape in shapes]
+    return [(torch.randint(-128, 129, tuple(shape), generator=generator) / 32).to(DEVICE, dtype) for shape in shapes]
 
 
 def as_it_is(x: Tensor) -> Tensor:
@@ -45,7 +48,7 @@ def results(
     outputs = fn(*leaves, **options)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     generator = torch.Generator().manual_seed(1)
-    gradients = [torch.randint(-8, 9, out.shape, generator=generator).div(8).to(out.dtype) for out in outputs]
+    gradients = [torch.randint(-8, 9, out.shape, generator=generator).div(8).to(out) for out in outputs]
     # Of "pre" and its kin one output may not depend on the only input that is asked for.
     reached = [place for place, out in enumerate(outputs) if out.requires_grad]
     found = torch.autograd.grad(
@@ -131,7 +134,7 @@ def check_autocast(op: Op, reference: Op, inputs: Sequence[Tensor], **options: A
     """There is no matmul in an op, so autocast changes nothing."""
 
     def under_autocast(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
             return op(*args, **kwargs)
 
     for dtype in (torch.float32, torch.bfloat16):

@@ -1,0 +1,62 @@
+"""What Triton's interpreter gets wrong and our kernels need, mended. Loaded by `launch` where TRITON_INTERPRET is set.
+
+It keeps bfloat16 as 16-bit integers. Its cast from float32 drops the lower bits where a GPU rounds to the nearest, ties
+to even, and its matmul multiplies the integers. Checked with Triton 3.6 and 3.7. What it cannot show, mended or not: a
+masked load without `other`, a variable that changes its type in a loop, races.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+
+from .triton_language import tl
+
+__all__ = ["mend_interpreter"]
+
+_NAN: Final = np.uint16(0x7FC0)
+
+
+def mend_interpreter() -> None:
+    """Make bfloat16 right in Triton's interpreter, for the whole process. Calling it twice does nothing more."""
+    from triton.runtime import interpreter
+
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    if getattr(builder, "has_bfloat16", False):
+        return
+    cast, convert, dot = builder.cast_impl, builder.create_fp_to_fp, builder.create_dot
+
+    def rounded(source: Any, dtype: Any) -> Any:
+        kinds = source.dtype.scalar, dtype.scalar
+        if tl.bfloat16 not in kinds or kinds[0] == kinds[1]:
+            return None
+        data = _widened(source.data) if kinds[0] == tl.bfloat16 else source.data
+        if kinds[1] == tl.bfloat16:
+            return handle(_rounded(data.astype(np.float32)), kinds[1])
+        return handle(data.astype(interpreter._get_np_dtype(kinds[1])), kinds[1])
+
+    def cast_impl(self: Any, source: Any, dtype: Any) -> Any:
+        mended = rounded(source, dtype)
+        return cast(self, source, dtype) if mended is None else mended
+
+    def create_fp_to_fp(self: Any, source: Any, dtype: Any, rounding_mode: Any) -> Any:
+        mended = rounded(source, dtype) if rounding_mode is None else None
+        return convert(self, source, dtype, rounding_mode) if mended is None else mended
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
+            return dot(self, a, b, d, *options)
+        left, right = (_widened(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
+        return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+    builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
+    builder.has_bfloat16 = True
+
+
+def _widened(bits: Any) -> Any:
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def _rounded(values: Any) -> Any:
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    nearest = ((bits + ((bits >> 16) & 1) + np.uint32(0x7FFF)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), _NAN, nearest)

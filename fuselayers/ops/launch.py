@@ -1,0 +1,108 @@
+"""launch -- start a Triton kernel with as little Python in the way as can be. Used by every op that has kernels.
+
+Triton's own call binds the arguments by name and works out what each is specialised on, every time: 5 to 17 us, with
+the number of arguments. Our kernels are specialised on little, and say so (see `kernel`), so that the key of a compiled
+kernel is made in one pass over the arguments and the kernel is called directly.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .interpreter import mend_interpreter
+from .triton_language import HAS_TRITON, triton
+
+__all__ = ["INTERPRETED", "kernel", "launch", "num_processors", "why_no_kernels"]
+
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
+"""True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
+
+_LARGEST_INT32: Final = (1 << 31) - 1
+_ALIGNMENT: Final = 16
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def kernel(fn: Callable[..., Any]) -> Any:
+    """Decorate a Triton kernel whose numbers are all plain numbers at run time.
+
+    Triton would compile it again for a 1 and for a multiple of 16. That a width is a multiple of 8, which is what wide
+    loads and stores need to know, our kernels are told by a constant (see `rows`).
+    """
+    constants = {name for name, kind in fn.__annotations__.items() if "constexpr" in str(kind)}
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    numbers = [name for name in names if name not in constants and not name.endswith("_ptr")]
+    return triton.jit(fn, do_not_specialize=numbers)
+
+
+def launch(
+    function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: tuple[Any, ...], *, num_warps: int = 4
+) -> None:
+    """Run a kernel on the device of its tensors.
+
+    Args:
+        function: what `kernel` returned.
+        grid: programs in x, and in y.
+        arguments: its run-time arguments in order: tensors, None for a tensor that is not there, numbers.
+        constants: its constants in order, which come after them.
+        num_warps: per program.
+    """
+    if INTERPRETED:
+        mend_interpreter()
+        function[grid](*arguments, *constants)
+        return
+    device = next(one.device for one in arguments if isinstance(one, Tensor))
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _launch(function, grid, arguments, constants, num_warps, device.index)
+    else:
+        _launch(function, grid, arguments, constants, num_warps, device.index)
+
+
+def _launch(
+    function: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    num_warps: int,
+    device_index: int,
+) -> None:
+    key = (id(function), device_index, num_warps, constants, *map(_specialised_on, arguments))
+    compiled = _compiled.get(key)
+    if compiled is None:
+        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
+    else:
+        compiled[grid if len(grid) == 3 else (*grid, 1, 1)[:3]](*arguments, *constants)
+
+
+def _specialised_on(argument: Any) -> Any:
+    """What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % _ALIGNMENT == 0
+    if isinstance(argument, int):
+        return argument > _LARGEST_INT32
+    return argument is None
+
+
+@functools.cache
+def num_processors(device: torch.device) -> int:
+    """How many programs of a persistent kernel a device runs side by side; two where they are interpreted."""
+    if INTERPRETED:
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    """Return None if Triton's kernels run on `device`, else what is missing."""
+    if not HAS_TRITON:
+        return "Triton is not installed; on Linux: pip install triton"
+    if INTERPRETED:
+        return None
+    if device.type != "cuda":
+        return (
+            f"Triton has no compiler for {device.type}; move the tensors to a GPU, or set TRITON_INTERPRET=1 to debug"
+        )
+    return None

@@ -1,0 +1,70 @@
+"""rows -- how the kernels of this folder look at memory: as [R, N] rows, cut into tiles. Used by every op with kernels.
+
+VECTOR    8 where the width and the distances between rows are multiples of 8, else 1. The kernels are given both
+          divided by it and multiply again, which is how the compiler learns that eight neighbours can be loaded and
+          stored at once; from the number alone it would learn it for multiples of 16 only.
+"""
+
+from typing import Final
+
+from torch import Tensor
+
+from .launch import INTERPRETED
+
+__all__ = ["as_rows", "cdiv", "next_power_of_2", "persistent_programs", "tile", "vector_of"]
+
+# What a program of four warps works on: 32 elements a thread, in 16 bits four loads of 128 bits.
+_TILE_BYTES: Final = 8192
+_WIDEST: Final = 2048
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """Return x, [..., N] and not empty, as [R, N] with the elements of a row side by side; it is copied at need.
+
+    >>> import torch
+    >>> as_rows(torch.zeros(2, 3, 8)).shape
+    torch.Size([6, 8])
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def vector_of(*rows: Tensor) -> int:
+    """Return VECTOR for tensors [R, N] that a kernel goes through together."""
+    return 8 if all(one.shape[1] % 8 == 0 and one.stride(0) % 8 == 0 for one in rows) else 1
+
+
+def tile(rows: Tensor) -> tuple[int, int]:
+    """Return (rows, columns) of the tile that one program of an elementwise kernel works on.
+
+    >>> import torch
+    >>> tile(torch.zeros(512, 4096)), tile(torch.zeros(512, 60))
+    ((1, 2048), (32, 64))
+    """
+    elements = _TILE_BYTES // max(rows.element_size(), 2)
+    columns = min(next_power_of_2(max(rows.shape[1], 8)), _WIDEST)
+    return min(max(elements // columns, 1), next_power_of_2(rows.shape[0])), columns
+
+
+def persistent_programs(num_tiles: int, *, processors: int, side_by_side: int = 1) -> int:
+    """Return how many programs share `num_tiles` tiles in turn, `side_by_side` such groups running at a time."""
+    each = 1 if INTERPRETED else 4
+    return max(1, min(num_tiles, each * processors // side_by_side))
+
+
+def next_power_of_2(number: int) -> int:
+    """Return the smallest power of two that is not below `number`.
+
+    >>> [next_power_of_2(number) for number in (1, 2, 3, 1000)]
+    [1, 2, 4, 1024]
+    """
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def cdiv(number: int, by: int) -> int:
+    """Return how many parts of size `by` cover `number`.
+
+    >>> cdiv(7, 4)
+    2
+    """
+    return -(-number // by)

@@ -1,0 +1,190 @@
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers import ops
+from fuselayers.ops.forms import second_order, takes_kernels
+from fuselayers.ops.launch import INTERPRETED, why_no_kernels
+from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
+from tests.ops.cases import CASES, Case
+from tests.ops.contract import (
+    CHECKS,
+    DEVICE,
+    SHAPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
+    seed_of,
+    tensors,
+)
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+on_kernels = pytest.mark.kernels
+all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def triton_form(case: Case) -> Any:
+    return partial(case.op, backend="triton")
+
+
+class TestChoice:
+    def test_the_formula_on_the_cpu_and_where_it_is_asked_for(self) -> None:
+        x = torch.randn(2, 8)
+        assert not takes_kernels("auto", x)
+        assert not takes_kernels("eager", x, None)
+
+    def test_an_unknown_backend(self) -> None:
+        with pytest.raises(ValueError, match=r"^no backend 'trition'; did you mean 'triton'\? there are: auto"):
+            ops.dropout(torch.ones(2, 8), 0.5, backend="trition")
+
+    @pytest.mark.skipif(INTERPRETED or DEVICE.type != "cpu", reason="the kernels run here")
+    def test_kernels_that_cannot_run_here(self) -> None:
+        reason = r"Triton has no compiler for cpu; move the tensors to a GPU, or set TRITON_INTERPRET=1 to debug"
+        assert why_no_kernels(torch.device("cpu")) == reason
+        with pytest.raises(BackendUnavailableError, match=rf"^backend 'triton' cannot run here: {reason}; or"):
+            ops.gated_activation(torch.ones(2, 8), backend="triton")
+
+    @on_kernels
+    def test_a_dtype_that_they_do_not_know(self) -> None:
+        with pytest.raises(RuntimeError, match=r"^backend 'triton' cannot take this call: its kernels are for"):
+            ops.gated_activation(torch.ones(2, 8, dtype=torch.float64, device=DEVICE), backend="triton")
+
+    @on_kernels
+    def test_a_transform(self) -> None:
+        x = torch.ones(3, 2, 8, device=DEVICE)
+        form = partial(ops.gated_activation, backend="triton")
+        with pytest.raises(RuntimeError, match=r"cannot take this call: inside a transform of torch.func; use"):
+            torch.vmap(form)(x)
+
+    @on_kernels
+    def test_a_subclass(self) -> None:
+        class Mine(Tensor):
+            pass
+
+        x = torch.ones(2, 8, device=DEVICE)
+        assert takes_kernels("triton", x, nn.Parameter(x))
+        with pytest.raises(RuntimeError, match=r"cannot take this call: a Mine has rules of its own; use"):
+            takes_kernels("triton", x.as_subclass(Mine))
+
+
+@on_kernels
+@all_cases
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_match_the_reference(shape: tuple[int, ...], dtype: torch.dtype, case: Case) -> None:
+    inputs = tensors(*case.shapes(shape), dtype=dtype)
+    assert_as_good_as(triton_form(case), case.reference, inputs, **case.options)
+
+
+@on_kernels
+@all_cases
+def test_kernels_match_the_reference_over_several_tiles(case: Case) -> None:
+    inputs = tensors(*case.shapes((9, 2500)), dtype=torch.bfloat16)
+    assert_as_good_as(triton_form(case), case.reference, inputs, **case.options)
+
+
+@on_kernels
+@all_cases
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Any, case: Case) -> None:
+    check(triton_form(case), case.reference, tensors(*case.shapes((6, 9))), **case.options)
+
+
+@on_kernels
+@all_cases
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_kernels_inside_a_compiled_function(backend: str, case: Case) -> None:
+    inputs = tensors(*case.shapes((6, 20)))
+    check_fused(triton_form(case), case.reference, inputs, backend=backend, **case.options)
+
+
+@on_kernels
+@all_cases
+def test_dynamic_shapes(case: Case) -> None:
+    check_dynamic(triton_form(case), case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
+
+
+@on_kernels
+@all_cases
+def test_kernels_keep_no_more_than_they_say(case: Case) -> None:
+    inputs = [value.requires_grad_() for value in tensors(*case.shapes((64, 128)))]
+    vectors = [value for value in inputs if value.dim() == 1]
+    kept = saved_bytes(partial(triton_form(case), **case.options), *inputs, parameters=vectors)
+    rows = 64 * 2 * 4
+    assert case.kept * inputs[0].nbytes <= kept <= case.kept * inputs[0].nbytes + rows + 8
+
+
+@on_kernels
+@all_cases
+def test_a_second_derivative_is_the_formulas(case: Case) -> None:
+    def second(form: Any) -> list[Tensor]:
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 5)))]
+        first = torch.autograd.grad(form(*inputs, **case.options).square().sum(), inputs, create_graph=True)
+        return list(torch.autograd.grad(sum((one.square().sum() for one in first), start=first[0].sum()), inputs))
+
+    for got, expected in zip(second(triton_form(case)), second(case.reference), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@on_kernels
+@pytest.mark.parametrize("name", ["bias_activation_dropout", "dropout", "bias_dropout_residual", "gated_activation"])
+def test_opcheck(name: str) -> None:
+    x, bias = torch.randn(3, 5, device=DEVICE), torch.randn(5, device=DEVICE)
+    seed, of_torch = seed_of(), torch.ops.fuselayers
+    calls: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
+        "dropout": [(of_torch.dropout, (x, seed, 0.3))],
+        "bias_activation_dropout": [
+            (of_torch.bias_activation_dropout, (x, bias, seed, "gelu", 0.3)),
+            (of_torch.bias_activation_dropout, (x, None, None, None, 0.0)),
+            (
+                of_torch.bias_activation_dropout_backward,
+                (x, x, bias, seed, "gelu", 0.3, torch.float32, torch.float32),
+            ),
+            (of_torch.bias_activation_dropout_backward, (x, None, None, seed, None, 0.3, torch.bfloat16, None)),
+        ],
+        "bias_dropout_residual": [(of_torch.bias_dropout_residual, (x, x, bias, seed, 0.3))],
+        "gated_activation": [
+            (of_torch.gated_activation, (x, x, "gelu")),
+            (of_torch.gated_activation, (torch.randn(3, 6, device=DEVICE), None, None)),
+            (of_torch.gated_activation_backward, (x, x, x, "gelu")),
+            (of_torch.gated_activation_backward, (x, torch.randn(3, 10, device=DEVICE), None, "silu")),
+        ],
+    }
+    for op, arguments in calls[name]:
+        torch.library.opcheck(op.default, arguments)
+
+
+@on_kernels
+def test_one_mask_in_every_form() -> None:
+    x = torch.ones(7, 129, device=DEVICE)
+    masks = [ops.dropout(x, 0.4, seed=seed_of(), backend=backend) for backend in ("eager", "triton")]
+    compiled = fuse(lambda x: ops.dropout(x, 0.4, seed=seed_of()), backend="inductor", fallback=())
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], compiled(x))
+
+
+@on_kernels
+@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
+def test_what_is_not_finite_goes_through_as_in_the_formula(activation: str) -> None:
+    # One by one: torch's vectorised gelu on the CPU gives NaN for inf, its scalar one inf.
+    for value in (torch.nan, torch.inf, -torch.inf, 0.0, 1e30, -1e30):
+        x = torch.tensor([value], device=DEVICE, requires_grad=True)
+        found = []
+        for backend in ("eager", "triton"):
+            y = ops.bias_activation_dropout(x, activation=activation, backend=backend)
+            (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            found.append((y, dx))
+        for got, expected in zip(found[1], found[0], strict=True):
+            assert torch.equal(got.isnan(), expected.isnan()), value
+            assert torch.equal(got.isinf(), expected.isinf()), value
+
+
+def test_second_order_of_what_is_not_asked_for() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    dx, dy = second_order(lambda x, y: x * x * y, (x, y), (torch.ones(3),), (True, False))
+    assert dy is None
+    assert dx is not None
+    torch.testing.assert_close(torch.autograd.grad(dx.sum(), y)[0], 2 * x)

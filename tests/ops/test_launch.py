@@ -1,0 +1,115 @@
+from typing import Any
+
+import pytest
+import torch
+
+from fuselayers.ops import launch as launch_module
+from fuselayers.ops.launch import kernel, num_processors, why_no_kernels
+from fuselayers.ops.triton_language import tl
+
+
+class Function:
+    """Stands for a Triton kernel: counts how often it is compiled, and keeps what it was run with."""
+
+    def __init__(self) -> None:
+        self.compiled: list[dict[str, Any]] = []
+        self.runs: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def compile_and_run(*arguments: Any, **options: Any) -> "Compiled":
+            self.compiled.append(options)
+            self.runs.append((grid, arguments))
+            return Compiled(self)
+
+        return compile_and_run
+
+
+class Compiled:
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert len(grid) == 3
+        return lambda *arguments: self.function.runs.append((grid, arguments))
+
+
+@pytest.fixture
+def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of "cpu"
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+class TestLaunch:
+    def test_compiles_once_and_runs_directly_afterwards(self) -> None:
+        function, x = Function(), torch.zeros(64)
+        for rows in (1, 16, 17):  # none of which Triton may compile anew for
+            launch_module.launch(function, (rows, 2), (x, None, rows, 0.5), (8, "gelu"), num_warps=8)
+        assert function.compiled == [{"num_warps": 8}]
+        assert [grid for grid, _ in function.runs] == [(1, 2), (16, 2, 1), (17, 2, 1)]
+        assert [arguments[2] for _, arguments in function.runs] == [1, 16, 17]
+        assert all(arguments[3:] == (0.5, 8, "gelu") for _, arguments in function.runs)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            (torch.zeros(64, dtype=torch.bfloat16), None, 4),
+            (torch.zeros(64)[1:], None, 4),  # at an address that is no multiple of 16
+            (torch.zeros(64), torch.zeros(64), 4),
+            (torch.zeros(64), None, 1 << 31),
+        ],
+        ids=["dtype", "alignment", "one tensor more", "a wide number"],
+    )
+    def test_compiles_again_for_what_triton_specialises_on(self, arguments: tuple[Any, ...]) -> None:
+        function = Function()
+        for each in ((torch.zeros(64), None, 4), arguments, arguments):
+            launch_module.launch(function, (1,), each, (8,))
+        assert len(function.compiled) == 2
+
+    def test_compiles_again_for_other_constants_and_another_kernel(self) -> None:
+        function, other, x = Function(), Function(), torch.zeros(64)
+        for one, constants, warps in ((function, (8,), 4), (function, (16,), 4), (function, (8,), 8), (other, (8,), 4)):
+            launch_module.launch(one, (1,), (x,), constants, num_warps=warps)
+        assert (len(function.compiled), len(other.compiled)) == (3, 1)
+
+    def test_runs_on_the_device_of_its_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entered = []
+
+        class Device:
+            def __init__(self, device: torch.device) -> None:
+                entered.append(device)
+
+            def __enter__(self) -> None: ...
+            def __exit__(self, *error: object) -> None: ...
+
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "device", Device)
+        function = Function()
+        launch_module.launch(function, (1,), (torch.zeros(64),), ())
+        assert entered == [torch.device("cpu")]
+        assert len(function.runs) == 1
+
+
+def test_a_kernels_numbers_are_not_specialised_on() -> None:
+    @kernel
+    def my_kernel(x_ptr, size, stride, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        pass
+
+    if hasattr(my_kernel, "params"):  # the interpreter specialises on nothing
+        assert [one.name for one in my_kernel.params if one.do_not_specialize] == ["size", "stride", "scale"]
+        assert [one.name for one in my_kernel.params if one.is_constexpr] == ["BLOCK"]
+
+
+def test_processors_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "INTERPRETED", True)
+    assert num_processors.__wrapped__(torch.device("cpu")) == 2
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "HAS_TRITON", False)
+    assert why_no_kernels(torch.device("cuda")) == "Triton is not installed; on Linux: pip install triton"
+
+
+def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "HAS_TRITON", True)
+    assert why_no_kernels(torch.device("cuda", 1)) is None

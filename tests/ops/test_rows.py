@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from fuselayers.ops import rows as module
+from fuselayers.ops.rows import as_rows, persistent_programs, tile, vector_of
+
+
+@pytest.mark.parametrize(
+    ("x", "copied"),
+    [
+        (torch.zeros(2, 3, 8), False),
+        (torch.zeros(8), False),
+        (torch.zeros(2, 3, 16)[..., :8], False),  # one half of a packed tensor
+        (torch.zeros(6, 2, 8)[:, 1], False),
+        (torch.zeros(1, 8).expand(6, 8), False),
+        (torch.zeros(6, 2)[:, 1:], False),
+        (torch.zeros(8, 6).t(), True),
+        (torch.zeros(6, 16)[:, ::2], True),
+        (torch.zeros(2, 4, 3, 8).transpose(1, 2), True),
+    ],
+)
+def test_rows_are_copied_only_where_they_must_be(x: torch.Tensor, copied: bool) -> None:
+    x = x + torch.arange(x.numel()).view(x.shape) if copied else x
+    rows = as_rows(x)
+    assert rows.shape == (x.numel() // x.shape[-1], x.shape[-1])
+    assert rows.shape[1] == 1 or rows.stride(1) == 1
+    assert (rows.data_ptr() == x.data_ptr()) is not copied or x.is_contiguous()
+    assert torch.equal(rows, x.reshape(rows.shape))
+
+
+def test_eight_neighbours_move_at_once_where_width_and_distances_allow_it() -> None:
+    assert vector_of(torch.zeros(4, 8), torch.zeros(4, 1000)) == 8
+    assert vector_of(torch.zeros(4, 8), torch.zeros(4, 12)) == 1
+    assert vector_of(torch.zeros(4, 12)[:, :8]) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (512, 512), (8, 2048), (8, 12288), (100_000, 129)])
+def test_a_tile_is_a_power_of_two_with_whole_groups_of_eight(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    rows, columns = tile(torch.empty(shape, dtype=dtype, device="meta"))
+    assert rows & (rows - 1) == 0
+    assert columns & (columns - 1) == 0
+    assert columns >= 8
+    assert rows * columns * dtype.itemsize <= 8192 or rows == 1
+
+
+def test_persistent_programs_fill_the_processors_and_are_no_more_than_the_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "INTERPRETED", False)
+    assert persistent_programs(10_000, processors=132) == 528
+    assert persistent_programs(10_000, processors=132, side_by_side=4) == 132
+    assert persistent_programs(7, processors=132) == 7
+    assert persistent_programs(7, processors=1, side_by_side=100) == 1

@@ -1,0 +1,33 @@
+import subprocess
+import sys
+
+import pytest
+
+from fuselayers.ops.triton_language import HAS_TRITON, tile_function, triton
+
+
+def test_here_it_is_triton() -> None:
+    if not HAS_TRITON:
+        pytest.skip("there is no Triton here")
+    assert triton.__name__ == "triton"
+    assert tile_function(test_here_it_is_triton) is not test_here_it_is_triton
+
+
+def test_without_triton_the_ops_run_in_plain_torch_and_say_what_is_missing() -> None:
+    code = """
+import sys
+sys.modules["triton"] = None
+import torch
+from fuselayers import ops
+x = torch.tensor([[-1.0, 2.0]])
+assert ops.bias_activation_dropout(x, activation="relu").tolist() == [[0.0, 2.0]]
+try:
+    ops.bias_activation_dropout(x, activation="relu", backend="triton")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout == (
+        "BackendUnavailableError backend 'triton' cannot run here: Triton is not installed; on Linux: pip install "
+        "triton; or leave it to backend='auto'\n"
+    )
