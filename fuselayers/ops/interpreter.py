@@ -1,7 +1,8 @@
 """What Triton's interpreter gets wrong and our kernels need, mended. Loaded by `launch` where TRITON_INTERPRET is set.
 
 It keeps bfloat16 as 16-bit integers. Its cast from float32 drops the lower bits where a GPU rounds to the nearest, ties
-to even, and its matmul multiplies the integers. Checked with Triton 3.6 and 3.7. What it cannot show, mended or not: a
+to even, and its matmul multiplies the integers. Triton 3.6 cannot take a loop's bounds from arrays of NumPy 2.4 and
+later. Checked with Triton 3.6 and 3.7. What it cannot show, mended or not: a
 masked load without `other`, a variable that changes its type in a loop, races.
 """
 
@@ -17,7 +18,7 @@ _NAN: Final = np.uint16(0x7FC0)
 
 
 def mend_interpreter() -> None:
-    """Make bfloat16 right in Triton's interpreter, for the whole process. Calling it twice does nothing more."""
+    """Make bfloat16 and loops right in Triton's interpreter, for the whole process. Twice does nothing more."""
     from triton.runtime import interpreter
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
@@ -48,6 +49,13 @@ def mend_interpreter() -> None:
         left, right = (_widened(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
         return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_lang_tensor
     builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
     builder.has_bfloat16 = True
 
