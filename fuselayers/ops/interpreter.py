@@ -2,7 +2,7 @@
 
 It keeps bfloat16 as 16-bit integers. Its cast from float32 drops the lower bits where a GPU rounds to the nearest, ties
 to even, and its matmul multiplies the integers. Triton 3.6 cannot take a loop's bounds from arrays of NumPy 2.4 and
-later. Checked with Triton 3.6 and 3.7. What it cannot show, mended or not: a
+later. And it has none of libdevice's functions. Checked with Triton 3.6 and 3.7. What it cannot show, mended or not: a
 masked load without `other`, a variable that changes its type in a loop, races.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .triton_language import tl
+from .triton_language import libdevice, tl
 
 __all__ = ["mend_interpreter"]
 
@@ -18,7 +18,7 @@ _NAN: Final = np.uint16(0x7FC0)
 
 
 def mend_interpreter() -> None:
-    """Make bfloat16 and loops right in Triton's interpreter, for the whole process. Twice does nothing more."""
+    """Make all that right in Triton's interpreter, for the whole process. Twice does nothing more."""
     from triton.runtime import interpreter
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
@@ -55,6 +55,7 @@ def mend_interpreter() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    libdevice.fast_dividef = lambda a, b: a / b
     interpreter._patch_lang_tensor = _patch_lang_tensor
     builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
     builder.has_bfloat16 = True

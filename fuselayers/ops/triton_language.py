@@ -6,7 +6,7 @@ Triton has no wheel for macOS and Windows. There every op runs in plain torch, a
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["HAS_TRITON", "tile_function", "tl", "triton"]
+__all__ = ["HAS_TRITON", "libdevice", "tile_function", "tl", "triton"]
 
 
 class _Absent:
@@ -22,8 +22,9 @@ class _Absent:
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra import libdevice
 except ImportError:
-    triton = tl = _Absent()
+    triton = tl = libdevice = _Absent()
 
 HAS_TRITON: Final = not isinstance(triton, _Absent)
 
