@@ -10,34 +10,20 @@ With d = dropout(x + bias, p) and s = d + residual, `style` says which of the th
     "pre"       y = norm(d) + residual      normalises the sublayer's output before it joins (xFormers' meaning of pre)
     "prenorm"   (norm(s), s)                what a pre-norm block needs: the next sublayer's input, and the stream
 
-Dtypes promote as in torch's own sums; the norm's result has the dtype of what is normalised (see residual_layer_norm).
-
-Saved for backward: s (or d for "pre"), its statistics, two numbers per row, and a seed (see dropout). Floor: two reads
-and one write forward ("prenorm": two writes).
+Gradients, dtypes, what is saved and the floor are those of normalise; "prenorm" is its "post" with a second output, s.
 """
 
-from typing import Literal, get_args, overload
+from typing import Literal, overload
 
 from torch import Tensor
 
-from ..names import no_such
-from .bias_dropout_residual import bias_dropout_residual, bias_dropout_residual_reference
-from .dropout import dropout, dropout_reference
-from .philox import check_probability, check_seed
-from .residual_layer_norm import layer_norm, layer_norm_reference
+from .bias_dropout_residual import bias_dropout_residual_reference
+from .dropout import dropout_reference
+from .normalise import NormStyle, check_style, norm_reference, normalise
+from .philox import check_probability, check_seed, seed_for
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
-__all__ = ["NormStyle", "bias_dropout_residual_layer_norm", "bias_dropout_residual_layer_norm_reference", "check_style"]
-
-NormStyle = Literal["post", "pre", "prenorm"]
-
-
-def check_style(style: str) -> None:
-    """Raise unless `style` is one of NormStyle: TypeError for what is no name, ValueError for others."""
-    if not isinstance(style, str):
-        raise TypeError(f"norm style must be a name, got a {type(style).__name__}")
-    if style not in get_args(NormStyle):
-        raise ValueError(no_such("norm style", style, get_args(NormStyle)))
+__all__ = ["bias_dropout_residual_layer_norm", "bias_dropout_residual_layer_norm_reference"]
 
 
 @overload
@@ -53,6 +39,7 @@ def bias_dropout_residual_layer_norm(
     style: Literal["post", "pre"] = "post",
     training: bool = True,
     seed: Tensor | None = None,
+    backend: str = "auto",
 ) -> Tensor: ...
 @overload
 def bias_dropout_residual_layer_norm(
@@ -67,6 +54,7 @@ def bias_dropout_residual_layer_norm(
     style: Literal["prenorm"],
     training: bool = True,
     seed: Tensor | None = None,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def bias_dropout_residual_layer_norm(
@@ -81,6 +69,7 @@ def bias_dropout_residual_layer_norm(
     style: NormStyle,
     training: bool = True,
     seed: Tensor | None = None,
+    backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def bias_dropout_residual_layer_norm(
     x: Tensor,
@@ -94,6 +83,7 @@ def bias_dropout_residual_layer_norm(
     style: NormStyle = "post",
     training: bool = True,
     seed: Tensor | None = None,
+    backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return norm(dropout(x + bias, p) + residual), arranged as `style` says.
 
@@ -108,11 +98,14 @@ def bias_dropout_residual_layer_norm(
         style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
         training: False leaves the dropout out.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
+        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
 
     Raises:
-        ValueError: x has no dimension, an argument does not fit it, the style is unknown, or p is outside [0, 1).
+        ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, or p is
+            outside [0, 1).
         TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the style is no name.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
+            "triton" was asked for and cannot take the call.
 
     >>> import torch
     >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
@@ -127,12 +120,20 @@ def bias_dropout_residual_layer_norm(
     check_style(style)
     check_probability(p)
     check_seed(seed, x.device)
-    if style == "pre":
-        dropped = dropout(x if bias is None else x + bias, p, training=training, seed=seed)
-        return layer_norm(dropped, weight, norm_bias, eps=eps) + residual
-    total = bias_dropout_residual(x, residual, bias=bias, p=p, training=training, seed=seed)
-    normed = layer_norm(total, weight, norm_bias, eps=eps)
-    return (normed, total) if style == "prenorm" else normed
+    y, total = normalise(
+        x,
+        residual,
+        bias=bias,
+        weight=weight,
+        norm_bias=norm_bias,
+        seed=seed_for(p, training=training, seed=seed, device=x.device),
+        p=p,
+        eps=eps,
+        pre=style == "pre",
+        rms=False,
+        backend=backend,
+    )
+    return (y, total) if style == "prenorm" else y
 
 
 def bias_dropout_residual_layer_norm_reference(
@@ -151,7 +152,7 @@ def bias_dropout_residual_layer_norm_reference(
     if style == "pre":
         z = x if bias is None else x + bias
         dropped = z if seed is None else dropout_reference(z, p, seed=seed)
-        return layer_norm_reference(dropped, weight, norm_bias, eps=eps) + residual
+        return norm_reference(dropped, weight, norm_bias, eps=eps, rms=False) + residual
     total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed)
-    normed = layer_norm_reference(total, weight, norm_bias, eps=eps)
+    normed = norm_reference(total, weight, norm_bias, eps=eps, rms=False)
     return (normed, total) if style == "prenorm" else normed

@@ -88,6 +88,8 @@ def second_order(
         incoming: the gradients of its outputs.
         wanted: for which of the inputs.
     """
+    # Through views: one input may itself be computed from another, and that way is not the formula's.
+    inputs = [one if one is None else one.view_as(one) for one in inputs]
     outputs = formula(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     pairs = [(out, given) for out, given in zip(outputs, incoming, strict=True) if given is not None]

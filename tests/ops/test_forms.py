@@ -87,6 +87,14 @@ def test_kernels_match_the_reference_over_several_tiles(case: Case) -> None:
 
 
 @on_kernels
+@pytest.mark.parametrize("width", [8192, 9001, 12288])
+@pytest.mark.parametrize("name", [name for name in CASES if "norm" in name])
+def test_rows_of_any_length(name: str, width: int) -> None:
+    case = CASES[name]
+    assert_as_good_as(triton_form(case), case.reference, tensors(*case.shapes((3, width))), **case.options)
+
+
+@on_kernels
 @all_cases
 @pytest.mark.parametrize("check", CHECKS)
 def test_contract(check: Any, case: Case) -> None:
@@ -122,7 +130,10 @@ def test_kernels_keep_no_more_than_they_say(case: Case) -> None:
 def test_a_second_derivative_is_the_formulas(case: Case) -> None:
     def second(form: Any) -> list[Tensor]:
         inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 5)))]
-        first = torch.autograd.grad(form(*inputs, **case.options).square().sum(), inputs, create_graph=True)
+        outputs = form(*inputs, **case.options)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = torch.stack([out.square().sum() for out in outputs]).sum()
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
         return list(torch.autograd.grad(sum((one.square().sum() for one in first), start=first[0].sum()), inputs))
 
     for got, expected in zip(second(triton_form(case)), second(case.reference), strict=True):
@@ -180,6 +191,17 @@ def test_what_is_not_finite_goes_through_as_in_the_formula(activation: str) -> N
         for got, expected in zip(found[1], found[0], strict=True):
             assert torch.equal(got.isnan(), expected.isnan()), value
             assert torch.equal(got.isinf(), expected.isinf()), value
+
+
+def test_second_order_of_inputs_that_hang_together() -> None:
+    x = torch.randn(3, requires_grad=True)
+    y = x * x
+    dx, dy = second_order(torch.mul, (x, y), (torch.ones(3),), (True, True))
+    assert dx is not None
+    assert dy is not None
+    torch.testing.assert_close(dx, y)
+    torch.testing.assert_close(dy, x)
+    torch.testing.assert_close(torch.autograd.grad(dx.sum(), x)[0], 2 * x)
 
 
 def test_second_order_of_what_is_not_asked_for() -> None:

@@ -53,6 +53,12 @@ def activated(name: str, z: Tensor) -> Tensor:
     return torch.tensor([activation(name, value) for value in z.flatten().tolist()], dtype=torch.float64).view(z.shape)
 
 
+def rms_norm(s: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of a [R, N] tensor, row by row."""
+    rows = [[value / math.sqrt(sum(one * one for one in row) / len(row) + eps) for value in row] for row in s.tolist()]
+    return torch.tensor(rows, dtype=torch.float64) * weight.double()
+
+
 def layer_norm(s: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm of a [R, N] tensor, row by row."""
     rows = []

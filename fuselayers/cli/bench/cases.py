@@ -142,6 +142,54 @@ def _residual_layer_norm(settings: Settings) -> OpCase:
     )
 
 
+def _bias_dropout_residual_rms_norm(settings: Settings) -> OpCase:
+    def plain(x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, p: float, style: str) -> Tensor:
+        return F.rms_norm(F.dropout(x + bias, p) + residual, weight.shape, weight, 1e-6)
+
+    return OpCase(
+        op=ops.bias_dropout_residual_rms_norm,
+        plain=plain,
+        tensors={
+            "x": _normal(settings, 0),
+            "residual": _normal(settings, 1),
+            "bias": _vector(settings, 2),
+            "weight": _vector(settings, 3),
+        },
+        options={"p": settings.dropout, "style": "post"},
+    )
+
+
+def _residual_rms_norm(settings: Settings) -> OpCase:
+    def plain(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return F.rms_norm(total, weight.shape, weight, 1e-6), total
+
+    return OpCase(
+        op=ops.residual_rms_norm,
+        plain=plain,
+        tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), "weight": _vector(settings, 2)},
+        options={},
+    )
+
+
+def _layer_norm(settings: Settings) -> OpCase:
+    return OpCase(
+        op=ops.layer_norm,
+        plain=lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias),
+        tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1), "bias": _vector(settings, 2)},
+        options={},
+    )
+
+
+def _rms_norm(settings: Settings) -> OpCase:
+    return OpCase(
+        op=ops.rms_norm,
+        plain=lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-6),
+        tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1)},
+        options={},
+    )
+
+
 def _gated_activation(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     return OpCase(
@@ -196,9 +244,13 @@ OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "bias_activation_dropout": _bias_activation_dropout,
     "bias_dropout_residual": _bias_dropout_residual,
     "bias_dropout_residual_layer_norm": _bias_dropout_residual_layer_norm,
+    "bias_dropout_residual_rms_norm": _bias_dropout_residual_rms_norm,
     "dropout": _dropout,
     "gated_activation": _gated_activation,
+    "layer_norm": _layer_norm,
     "residual_layer_norm": _residual_layer_norm,
+    "residual_rms_norm": _residual_rms_norm,
+    "rms_norm": _rms_norm,
     "rotary": _rotary,
 }
 

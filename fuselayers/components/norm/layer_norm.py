@@ -7,10 +7,9 @@ Ba, Kiros, Hinton 2016.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops import NormStyle, bias_dropout_residual_layer_norm
+from ...ops import NormStyle, bias_dropout_residual_layer_norm, layer_norm
 from ..checks import check_eps, check_last_dim, check_positive
 from ..registry import register
 from .norm import Norm
@@ -48,7 +47,7 @@ class LayerNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
         check_last_dim(x, self.hidden_dim)
-        return F.layer_norm(x, (self.hidden_dim,), self.weight, self.bias, self.eps)
+        return layer_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
 
     def _join(
         self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle

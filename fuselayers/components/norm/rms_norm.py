@@ -7,9 +7,9 @@ Zhang, Sennrich 2019.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...ops import NormStyle, bias_dropout_residual_rms_norm, rms_norm
 from ..checks import check_eps, check_last_dim, check_positive
 from ..registry import register
 from .norm import Norm
@@ -19,7 +19,7 @@ __all__ = ["RMSNorm"]
 
 @register("norm", "rms_norm")
 class RMSNorm(Norm):
-    """Root mean square normalisation: a scale, no mean and no shift.
+    """Root mean square normalisation: a scale, no mean and no shift; `add` is one fused op.
 
     Args:
         hidden_dim: N, the size of the last dimension.
@@ -43,8 +43,14 @@ class RMSNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
         check_last_dim(x, self.hidden_dim)
-        # torch has one kernel for equal dtypes only; under autocast x may be bfloat16 and the weight float32.
-        return F.rms_norm(x, (self.hidden_dim,), self.weight.to(x.dtype), self.eps)
+        return rms_norm(x, weight=self.weight, eps=self.eps)
+
+    def _join(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return bias_dropout_residual_rms_norm(
+            x, residual, weight=self.weight, bias=bias, p=p, eps=self.eps, style=style, training=self.training
+        )
 
     def extra_repr(self) -> str:
         return f"{self.hidden_dim}, eps={self.eps}"

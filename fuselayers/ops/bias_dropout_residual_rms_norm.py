@@ -1,0 +1,151 @@
+"""bias_dropout_residual_rms_norm -- a sublayer's output, dropped, added to the residual stream and normalised.
+
+    x, residual, y, s         [..., N]   any float dtype
+    weight, bias              [N]        bias optional
+    seed                      []         int64
+
+With d = dropout(x + bias, p) and s = d + residual, `style` says which of the three known arrangements is meant:
+
+    "post"      y = norm(s)                 a post-norm block (Vaswani et al. 2017)
+    "pre"       y = norm(d) + residual      normalises the sublayer's output before it joins (xFormers' meaning of pre)
+    "prenorm"   (norm(s), s)                what a pre-norm block needs: the next sublayer's input, and the stream
+
+Gradients, dtypes, what is saved and the floor are those of normalise; "prenorm" is its "post" with a second output, s.
+"""
+
+from typing import Literal, overload
+
+from torch import Tensor
+
+from .bias_dropout_residual import bias_dropout_residual_reference
+from .dropout import dropout_reference
+from .normalise import NormStyle, check_style, norm_reference, normalise
+from .philox import check_probability, check_seed, seed_for
+from .shapes import check_floating, check_like, check_row_vector, check_rows
+
+__all__ = ["bias_dropout_residual_rms_norm", "bias_dropout_residual_rms_norm_reference"]
+
+
+@overload
+def bias_dropout_residual_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-6,
+    style: Literal["post", "pre"] = "post",
+    training: bool = True,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor: ...
+@overload
+def bias_dropout_residual_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-6,
+    style: Literal["prenorm"],
+    training: bool = True,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def bias_dropout_residual_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-6,
+    style: NormStyle,
+    training: bool = True,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def bias_dropout_residual_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-6,
+    style: NormStyle = "post",
+    training: bool = True,
+    seed: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return norm(dropout(x + bias, p) + residual), arranged as `style` says.
+
+    Args:
+        x: [..., N], the sublayer's output, any float dtype.
+        residual: [..., N], the stream it joins.
+        weight: [N], the norm's scale.
+        bias: [N], added to x, or None for none.
+        p: dropout probability, 0 <= p < 1.
+        eps: added to the mean square.
+        style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
+        training: False leaves the dropout out.
+        seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
+        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+
+    Raises:
+        ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, or p is
+            outside [0, 1).
+        TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the style is no name.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
+            "triton" was asked for and cannot take the call.
+
+    >>> import torch
+    >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
+    >>> bias_dropout_residual_rms_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
+    tensor([-1.,  1.])
+    """
+    check_rows("x", x)
+    check_like("residual", residual, x)
+    check_floating("weight", weight)
+    for name, vector in (("weight", weight), ("bias", bias)):
+        check_row_vector(name, vector, x)
+    check_style(style)
+    check_probability(p)
+    check_seed(seed, x.device)
+    y, total = normalise(
+        x,
+        residual,
+        bias=bias,
+        weight=weight,
+        seed=seed_for(p, training=training, seed=seed, device=x.device),
+        p=p,
+        eps=eps,
+        pre=style == "pre",
+        rms=True,
+        backend=backend,
+    )
+    return (y, total) if style == "prenorm" else y
+
+
+def bias_dropout_residual_rms_norm_reference(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-6,
+    style: NormStyle = "post",
+    seed: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What the op means in training, in plain torch; without a seed nothing is dropped."""
+    if style == "pre":
+        z = x if bias is None else x + bias
+        dropped = z if seed is None else dropout_reference(z, p, seed=seed)
+        return norm_reference(dropped, weight, None, eps=eps, rms=True) + residual
+    total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed)
+    normed = norm_reference(total, weight, None, eps=eps, rms=True)
+    return (normed, total) if style == "prenorm" else normed

@@ -1,0 +1,285 @@
+"""The backward kernels of the norm ops; formula and floor are in `formula`."""
+
+import torch
+from torch import Tensor
+
+from ..forms import define
+from ..launch import kernel, launch, num_processors
+from ..philox import keep_scale, keep_threshold, keep_tile
+from ..rows import as_rows, cdiv, persistent_programs, vector_of
+from ..triton_language import tl
+from .forward import in_dtype, tile_of_rows
+
+__all__ = ["normalise_backward"]
+
+
+def _run_backward(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    seed: Tensor | None,
+    p: float,
+    rms: bool,
+    wants_norm_bias: bool,
+    wants_bias: bool,
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = dx, dresidual, sums_KN = _like_gradients(
+        dy, ds, s, weight, mean, rstd, seed, p, rms, wants_norm_bias, wants_bias, x_dtype, residual_dtype
+    )
+    if not dy.numel():
+        sums_KN.zero_()
+        return results
+    dy_RN, s_RN, dx_RN = as_rows(dy), as_rows(s), dx.view(-1, dx.shape[-1])
+    ds_RN = None if ds is None else as_rows(ds)
+    vector = vector_of(dy_RN, s_RN, dx_RN, *(() if ds_RN is None else (ds_RN,)))
+    split, block_rows, block_columns, num_warps = tile_of_rows(s_RN)
+    num_tiles, num_pieces = cdiv(s_RN.shape[0], block_rows), cdiv(s_RN.shape[1], block_columns)
+    processors = num_processors(dy.device)
+    num_programs = persistent_programs(num_tiles, processors=processors, side_by_side=num_pieces)
+    partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
+    tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, dx_RN
+    numbers = (
+        *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
+        *(0 if ds_RN is None else ds_RN.stride(0) // vector, s_RN.stride(0) // vector),
+        *(keep_threshold(p), keep_scale(p)),
+    )
+    dresidual_or_none = None if residual_dtype is None else dresidual
+    if split:
+        constants = rms, vector, block_columns
+        launch(
+            _backward_split_kernel,
+            (num_tiles,),
+            (*tensors, dresidual_or_none, *numbers),
+            constants,
+            num_warps=num_warps,
+        )
+        launch(
+            _sums_split_kernel,
+            (num_programs, num_pieces),
+            (*(dy_RN, s_RN, *tensors[4:6], dx_RN, partial_PKN), *(numbers[place] for place in (0, 1, 2, 4))),
+            (wants_norm_bias, wants_bias, *constants),
+            num_warps=num_warps,
+        )
+    else:
+        launch(
+            _backward_kernel,
+            (num_programs,),
+            (*tensors, dresidual_or_none, partial_PKN, *numbers),
+            (wants_norm_bias, wants_bias, rms, vector, block_rows, block_columns),
+            num_warps=num_warps,
+        )
+    sums_KN.copy_(partial_PKN.sum(0))
+    return results
+
+
+def _like_gradients(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    seed: Tensor | None,
+    p: float,
+    rms: bool,
+    wants_norm_bias: bool,
+    wants_bias: bool,
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
+    shape = (0,) if residual_dtype is None else s.shape
+    dresidual = torch.empty(shape, dtype=residual_dtype or x_dtype, device=s.device)
+    num_sums = 1 + wants_norm_bias + wants_bias
+    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=torch.float32, device=s.device)
+
+
+@kernel
+def _backward_kernel(  # type: ignore[no-untyped-def]
+    dy_ptr,
+    ds_ptr,
+    s_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    seed_ptr,
+    dx_ptr,
+    dresidual_ptr,
+    partial_ptr,
+    num_rows,
+    num_columns,
+    dy_stride,
+    ds_stride,
+    s_stride,
+    threshold,
+    scale,
+    NORM_BIAS: tl.constexpr,
+    BIAS: tl.constexpr,
+    RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK_COLUMNS)
+    width = num_columns * VECTOR
+    in_row = columns < width
+    weight = tl.load(weight_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    dweight = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    dnorm_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+        rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        in_column = rows < num_rows
+        live = in_column[:, None] & in_row[None, :]
+        row = rows.to(tl.int64)[:, None]
+        out = row * width + columns[None, :]
+        dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        n = tl.load(s_ptr + row * (s_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        rstd = tl.load(rstd_ptr + rows, mask=in_column, other=0.0)[:, None]
+        if not RMS:
+            n -= tl.load(mean_ptr + rows, mask=in_column, other=0.0)[:, None]
+        n = tl.where(live, n * rstd, 0.0)
+        dweight += dy * n
+        if NORM_BIAS:
+            dnorm_bias += dy
+        w = dy * weight
+        ds = w - n * (tl.sum(w * n, 1) / width)[:, None]
+        if not RMS:
+            ds -= (tl.sum(w, 1) / width)[:, None]
+        ds *= rstd
+        if ds_ptr is not None:
+            given = tl.load(ds_ptr + row * (ds_stride * VECTOR) + columns[None, :], mask=live, other=0.0)
+            ds += given.to(tl.float32)
+        if dresidual_ptr is not None:
+            tl.store(dresidual_ptr + out, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
+        if seed_ptr is not None:
+            ds *= tl.where(keep_tile(seed_ptr, rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS), scale, 0.0)
+        if BIAS:
+            dbias += tl.where(live, ds, 0.0)
+        tl.store(dx_ptr + out, ds.to(dx_ptr.dtype.element_ty), mask=live)
+    partial = partial_ptr + tl.program_id(0).to(tl.int64) * width * (1 + NORM_BIAS + BIAS) + columns
+    tl.store(partial, tl.sum(dweight, 0), mask=in_row)
+    if NORM_BIAS:
+        tl.store(partial + width, tl.sum(dnorm_bias, 0), mask=in_row)
+    if BIAS:
+        tl.store(partial + (1 + NORM_BIAS) * width, tl.sum(dbias, 0), mask=in_row)
+
+
+@kernel
+def _backward_split_kernel(  # type: ignore[no-untyped-def]
+    dy_ptr,
+    ds_ptr,
+    s_ptr,
+    weight_ptr,
+    mean_ptr,
+    rstd_ptr,
+    seed_ptr,
+    dx_ptr,
+    dresidual_ptr,
+    num_rows,
+    num_columns,
+    dy_stride,
+    ds_stride,
+    s_stride,
+    threshold,
+    scale,
+    RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) + tl.arange(0, 1)
+    row = rows.to(tl.int64)[:, None]
+    width = num_columns * VECTOR
+    dy_row = dy_ptr + row * (dy_stride * VECTOR)
+    s_row = s_ptr + row * (s_stride * VECTOR)
+    rstd = tl.load(rstd_ptr + row)
+    mean = tl.zeros((1, 1), tl.float32)
+    if not RMS:
+        mean += tl.load(mean_ptr + row)
+    with_n = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
+    alone = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
+    for first in tl.range(0, width, BLOCK_COLUMNS):
+        columns = (first + tl.arange(0, BLOCK_COLUMNS))[None, :]
+        live = columns < width
+        w = tl.load(dy_row + columns, mask=live, other=0.0).to(tl.float32)
+        w *= tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
+        s = tl.load(s_row + columns, mask=live, other=0.0).to(tl.float32)
+        with_n += w * (s - mean) * rstd
+        alone += w
+    with_n_mean = tl.sum(with_n, 1)[:, None] / width
+    alone_mean = tl.sum(alone, 1)[:, None] / width
+    for first in tl.range(0, width, BLOCK_COLUMNS):
+        columns = (first + tl.arange(0, BLOCK_COLUMNS))[None, :]
+        live = columns < width
+        w = tl.load(dy_row + columns, mask=live, other=0.0).to(tl.float32)
+        w *= tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
+        s = tl.load(s_row + columns, mask=live, other=0.0).to(tl.float32)
+        ds = w - (s - mean) * rstd * with_n_mean
+        if not RMS:
+            ds -= alone_mean
+        ds *= rstd
+        if ds_ptr is not None:
+            given = tl.load(ds_ptr + row * (ds_stride * VECTOR) + columns, mask=live, other=0.0)
+            ds += given.to(tl.float32)
+        if dresidual_ptr is not None:
+            tl.store(dresidual_ptr + row * width + columns, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
+        if seed_ptr is not None:
+            ds *= tl.where(keep_tile(seed_ptr, rows, first, threshold, 1, BLOCK_COLUMNS), scale, 0.0)
+        tl.store(dx_ptr + row * width + columns, ds.to(dx_ptr.dtype.element_ty), mask=live)
+
+
+@kernel
+def _sums_split_kernel(  # type: ignore[no-untyped-def]
+    dy_ptr,
+    s_ptr,
+    mean_ptr,
+    rstd_ptr,
+    dx_ptr,
+    partial_ptr,
+    num_rows,
+    num_columns,
+    dy_stride,
+    s_stride,
+    NORM_BIAS: tl.constexpr,
+    BIAS: tl.constexpr,
+    RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    columns = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
+    width = num_columns * VECTOR
+    live = columns < width
+    dweight = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
+    dnorm_bias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
+    dbias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
+    for place in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=2):
+        row = (place + tl.arange(0, 1)).to(tl.int64)[:, None]
+        dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns, mask=live, other=0.0).to(tl.float32)
+        n = tl.load(s_ptr + row * (s_stride * VECTOR) + columns, mask=live, other=0.0).to(tl.float32)
+        if not RMS:
+            n -= tl.load(mean_ptr + row)
+        dweight += dy * n * tl.load(rstd_ptr + row)
+        if NORM_BIAS:
+            dnorm_bias += dy
+        if BIAS:
+            dbias += tl.load(dx_ptr + row * width + columns, mask=live, other=0.0).to(tl.float32)
+    partial = partial_ptr + tl.program_id(0).to(tl.int64) * width * (1 + NORM_BIAS + BIAS) + columns
+    tl.store(partial, dweight, mask=live)
+    if NORM_BIAS:
+        tl.store(partial + width, dnorm_bias, mask=live)
+    if BIAS:
+        tl.store(partial + (1 + NORM_BIAS) * width, dbias, mask=live)
+
+
+normalise_backward = define(
+    "normalise_backward(Tensor dy, Tensor? ds, Tensor s, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed, "
+    "float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, ScalarType? residual_dtype) "
+    "-> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    _like_gradients,
+)

@@ -1,0 +1,112 @@
+"""What the norm ops call: the formula, or the kernels with their gradients."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..dropout import dropout
+from ..forms import needs_grad, second_order, takes_kernels
+from .backward import normalise_backward
+from .formula import is_its_input, norm_formula
+from .forward import normalise_forward
+
+__all__ = ["normalise"]
+
+
+def normalise(
+    x: Tensor,
+    residual: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    weight: Tensor,
+    norm_bias: Tensor | None = None,
+    seed: Tensor | None = None,
+    p: float = 0.0,
+    eps: float,
+    pre: bool = False,
+    rms: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Return (y, s) as `formula` defines them; arguments are those of the ops, and have been checked.
+
+    Raises:
+        ValueError, BackendUnavailableError, RuntimeError: as `takes_kernels`.
+    """
+    if takes_kernels(backend, x, residual, bias, weight, norm_bias):
+        run = _Kernels.apply if needs_grad(x, residual, bias, weight, norm_bias) else normalise_forward
+        y, s, *_ = run(x, residual, bias, weight, norm_bias, seed, p, eps, pre, rms)
+        return y, x if is_its_input(residual, bias, seed, pre) else s
+    s = x if bias is None else x + bias
+    s = s if seed is None else dropout(s, p, seed=seed)
+    if pre and residual is not None:
+        return norm_formula(s, weight, norm_bias, eps=eps, rms=rms) + residual, s
+    s = s if residual is None else s + residual
+    return norm_formula(s, weight, norm_bias, eps=eps, rms=rms), s
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        bias: Tensor | None,
+        weight: Tensor,
+        norm_bias: Tensor | None,
+        seed: Tensor | None,
+        p: float,
+        eps: float,
+        pre: bool,
+        rms: bool,
+    ) -> tuple[Tensor, Tensor]:
+        y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, p, eps, pre, rms)
+        ctx.s_is_x = is_its_input(residual, bias, seed, pre)
+        kept = x if ctx.s_is_x else s
+        ctx.save_for_backward(kept, weight, norm_bias, mean, rstd, seed)
+        ctx.dtypes = [None if one is None else one.dtype for one in (x, residual, bias)]
+        ctx.options = p, eps, pre, rms
+        ctx.set_materialize_grads(False)
+        return y, s
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None) -> tuple[Tensor | None, ...]:
+        s, weight, norm_bias, mean, rstd, seed = ctx.saved_tensors
+        p, eps, pre, rms = ctx.options
+        x_dtype, residual_dtype, bias_dtype = ctx.dtypes
+        wants_x, wants_residual, wants_bias, wants_weight, wants_norm_bias = ctx.needs_input_grad[:5]
+        dy = torch.zeros_like(s) if dy is None else dy
+        ds = None if ctx.s_is_x else ds  # the second output is empty then, and a compiler gives it a gradient
+        dweight = dnorm_bias = dbias = None
+        if torch.is_grad_enabled():
+
+            def formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None) -> Tensor:
+                return norm_formula(s, weight, norm_bias, eps=eps, rms=rms)
+
+            wanted = s.requires_grad, wants_weight, wants_norm_bias
+            through, dweight, dnorm_bias = second_order(formula, (s, weight, norm_bias), (dy.to(s.dtype),), wanted)
+            dresidual = torch.zeros_like(s) if through is None else through
+            dresidual = dresidual if ds is None else dresidual + ds
+            dx = dresidual if seed is None else dropout(dresidual, p, seed=seed)
+            dbias = (dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx).to(bias_dtype) if wants_bias else None
+            dx = dx.to(x_dtype)
+        else:
+            apart = residual_dtype is not None and not pre and (seed is not None or residual_dtype != x_dtype)
+            dx, dresidual, sums_KN = normalise_backward(
+                *(dy, ds, s, weight, mean, rstd, seed, p, rms, wants_norm_bias, wants_bias, x_dtype),
+                residual_dtype if apart else None,
+            )
+            sums = iter(sums_KN)
+            dweight = next(sums).to(weight.dtype)
+            dnorm_bias = next(sums).to(norm_bias.dtype) if wants_norm_bias else None
+            dbias = next(sums).to(bias_dtype) if wants_bias else None
+            dresidual = dresidual if apart else dx
+        dresidual = dy if pre else dresidual
+        return (
+            dx if wants_x else None,
+            dresidual.to(residual_dtype) if wants_residual else None,
+            dbias,
+            dweight if wants_weight else None,
+            dnorm_bias,
+            *(None,) * 5,
+        )

@@ -1,0 +1,76 @@
+"""normalise -- the formula and the kernels that all norm ops share: layer norm and RMS norm, with what stands before.
+
+    x, residual, s, y           [..., N]   any float dtype
+    weight, norm_bias, bias     [N]        both biases optional
+    seed                        []         int64
+    mean, rstd                  [R]        float32, R rows; RMS norm has no mean
+
+    d = dropout(x + bias)       s = d + residual         y = norm(s)               post
+                                s = d                    y = norm(s) + residual    pre
+
+    forward    rstd = 1 / sqrt(mean((s - mean)^2) + eps),   norm(s) = (s - mean) * rstd * weight + norm_bias
+    backward   with n = (s - mean) * rstd and w = dy * weight:
+               ds = (w - n * mean(w * n) - mean(w)) * rstd + what came in for s itself        RMS norm: no mean(w)
+               dx = ds * keep * scale,   dresidual = ds (pre: dy)
+               dweight, dnorm_bias, dbias = sums of dy * n, dy, dx over every dimension but the last
+
+Dtypes: s has the dtype to which torch promotes what it is the sum of, and norm(s) has s's. Weight and norm_bias are
+rounded to it, whatever their own. What lies between is float32 (float64 where s is float64).
+
+Saved for backward: s, mean and rstd (two numbers per row), and a seed.
+
+Floor of the kernels, in elements of x: forward reads x and residual, writes y, and s if it is not x; backward reads dy
+and s, writes dx, and dresidual if it is not dx. Rows of up to 8192 elements are read once, by one program in registers.
+Longer ones are gone through in pieces, three times forward and twice backward, and once more for the sums: they come
+from the cache, if a row of them fits into it. There y is made of s as it is rounded; in shorter rows, of s itself.
+
+Note: [the sums over rows] Programs are few and each takes many rows: it reads the weight once and keeps its part of the
+three sums in registers. The parts, one row of float32 for each program, are added by a second kernel. Nothing is added
+atomically, so the same input gives the same bits.
+"""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...names import no_such
+
+__all__ = ["NormStyle", "check_style", "is_its_input", "norm_formula", "norm_reference"]
+
+NormStyle = Literal["post", "pre", "prenorm"]
+
+
+def check_style(style: str) -> None:
+    """Raise unless `style` is one of NormStyle: TypeError for what is no name, ValueError for others."""
+    if not isinstance(style, str):
+        raise TypeError(f"norm style must be a name, got a {type(style).__name__}")
+    if style not in get_args(NormStyle):
+        raise ValueError(no_such("norm style", style, get_args(NormStyle)))
+
+
+def norm_formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:
+    """Return s normalised, in s's dtype."""
+    # torch's kernels disagree about parameters of another dtype: the CPU's takes float32 beside bfloat16 and not the
+    # reverse, its decomposition takes both. With the cast before them there is nothing to disagree about.
+    weight = weight.to(s.dtype)
+    if rms:
+        y = F.rms_norm(s, s.shape[-1:], weight, eps)
+    else:
+        y = F.layer_norm(s, s.shape[-1:], weight, None if norm_bias is None else norm_bias.to(s.dtype), eps)
+    # On a GPU autocast gives float32 back, which would be another dtype than the formula's.
+    return y.to(s.dtype)
+
+
+def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:
+    """The norm written out, in float32 at least; used by the references of all norm ops."""
+    wide = s.to(torch.promote_types(s.dtype, torch.float32))
+    centred = wide if rms else wide - wide.mean(-1, keepdim=True)
+    y = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.to(s.dtype)
+    return (y if norm_bias is None else y + norm_bias.to(s.dtype)).to(s.dtype)
+
+
+def is_its_input(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:
+    """True where s is x, so that nothing is written for it."""
+    return bias is None and seed is None and (pre or residual is None)

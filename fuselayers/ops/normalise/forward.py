@@ -1,0 +1,256 @@
+"""The forward kernels of the norm ops; formula and floor are in `formula`."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..forms import define
+from ..launch import kernel, launch, num_processors
+from ..philox import keep_scale, keep_threshold, keep_tile
+from ..rows import as_rows, cdiv, next_power_of_2, persistent_programs, vector_of
+from ..triton_language import tile_function, tl
+from .formula import is_its_input
+
+__all__ = ["in_dtype", "normalise_forward", "tile_of_rows"]
+
+_LONGEST_ROW: Final = 8192
+_PIECE: Final = 4096
+_TILE: Final = 2048
+_ELEMENTS_OF_A_WARP: Final = 512
+
+
+def _run_forward(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    seed: Tensor | None,
+    p: float,
+    eps: float,
+    pre: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    results = y, s, mean, rstd = _like_results(x, residual, bias, weight, norm_bias, seed, p, eps, pre, rms)
+    if not y.numel():
+        return results
+    s_dtype = x.dtype if not s.numel() else s.dtype
+    x_RN, y_RN = as_rows(x), y.view(-1, y.shape[-1])
+    residual_RN = None if residual is None else as_rows(residual)
+    vector = vector_of(x_RN, y_RN, *(() if residual_RN is None else (residual_RN,)))
+    split, block_rows, block_columns, num_warps = tile_of_rows(x_RN)
+    num_tiles = cdiv(x_RN.shape[0], block_rows)
+    launch(
+        _forward_split_kernel if split else _forward_kernel,
+        (num_tiles if split else persistent_programs(num_tiles, processors=num_processors(x.device)),),
+        (
+            *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed),
+            *(y_RN, s if s.numel() else None, None if rms else mean, rstd),
+            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
+            *(0 if residual_RN is None else residual_RN.stride(0) // vector, keep_threshold(p), keep_scale(p), eps),
+        ),
+        (pre, rms, vector, block_rows, block_columns),
+        num_warps=num_warps,
+    )
+    return results
+
+
+def in_dtype(vector: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return a weight or bias as the kernels read it."""
+    return None if vector is None else vector.to(dtype).contiguous()
+
+
+def tile_of_rows(x_RN: Tensor) -> tuple[bool, int, int, int]:
+    """Return whether a row is gone through in pieces, the tile's rows and columns, and warps."""
+    columns = next_power_of_2(max(x_RN.shape[1], 8))
+    if columns > _LONGEST_ROW:
+        return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
+    rows = max(1, min(_TILE // columns, next_power_of_2(x_RN.shape[0])))
+    return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
+
+
+def _like_results(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    seed: Tensor | None,
+    p: float,
+    eps: float,
+    pre: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    y_dtype = dtype if residual is None else torch.promote_types(dtype, residual.dtype)
+    s_dtype = dtype if pre else y_dtype
+    no_s = is_its_input(residual, bias, seed, pre)
+    s = torch.empty((0,) if no_s else x.shape, dtype=s_dtype, device=x.device)
+    num_rows = x[..., 0].numel() if x.shape[-1] else 0
+    mean = torch.empty(0 if rms else num_rows, dtype=torch.float32, device=x.device)
+    rstd = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    return torch.empty(x.shape, dtype=y_dtype, device=x.device), s, mean, rstd
+
+
+@tile_function
+def _centred(s, live, width, eps, RMS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile without its rows' means, 0 beside it; the means, and one over the root of mean square and eps: [R, 1]."""
+    mean = tl.zeros((s.shape[0], 1), tl.float32)
+    if not RMS:
+        mean += tl.sum(tl.where(live, s, 0.0), 1)[:, None] / width
+    centred = tl.where(live, s - mean, 0.0)
+    return centred, mean, tl.rsqrt(tl.sum(centred * centred, 1)[:, None] / width + eps)
+
+
+@kernel
+def _forward_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    residual_ptr,
+    bias_ptr,
+    weight_ptr,
+    norm_bias_ptr,
+    seed_ptr,
+    y_ptr,
+    s_ptr,
+    mean_ptr,
+    rstd_ptr,
+    num_rows,
+    num_columns,
+    x_stride,
+    residual_stride,
+    threshold,
+    scale,
+    eps,
+    PRE: tl.constexpr,
+    RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK_COLUMNS)
+    width = num_columns * VECTOR
+    in_row = columns < width
+    weight = tl.load(weight_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    if norm_bias_ptr is not None:
+        norm_bias = tl.load(norm_bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+        rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        live = (rows < num_rows)[:, None] & in_row[None, :]
+        row = rows.to(tl.int64)[:, None]
+        out = row * width + columns[None, :]
+        s = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if residual_ptr is not None:
+            residual = tl.load(residual_ptr + row * (residual_stride * VECTOR) + columns[None, :], mask=live, other=0.0)
+        if bias_ptr is not None:
+            s += bias
+        if seed_ptr is not None:
+            s *= tl.where(keep_tile(seed_ptr, rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS), scale, 0.0)
+        if residual_ptr is not None and not PRE:
+            s += residual.to(tl.float32)
+        centred, mean, rstd = _centred(s, live, width, eps, RMS)
+        y = centred * rstd * weight
+        if s_ptr is not None:
+            # Note: [two statistics] y is made of s before it is rounded: where a row varies little, the rounding would
+            # show. Backward reads s as it is rounded, and needs the statistics of that: with others its differences of
+            # nearly equal numbers would be wrong.
+            rounded = s.to(s_ptr.dtype.element_ty)
+            tl.store(s_ptr + out, rounded, mask=live)
+            if s_ptr.dtype.element_ty != tl.float32:
+                _, mean, rstd = _centred(rounded.to(tl.float32), live, width, eps, RMS)
+        tl.store(rstd_ptr + row, rstd, mask=(rows < num_rows)[:, None])
+        if not RMS:
+            tl.store(mean_ptr + row, mean, mask=(rows < num_rows)[:, None])
+        if norm_bias_ptr is not None:
+            y += norm_bias
+        if residual_ptr is not None and PRE:
+            y += residual.to(tl.float32)
+        tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+@kernel
+def _forward_split_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    residual_ptr,
+    bias_ptr,
+    weight_ptr,
+    norm_bias_ptr,
+    seed_ptr,
+    y_ptr,
+    s_ptr,
+    mean_ptr,
+    rstd_ptr,
+    num_rows,
+    num_columns,
+    x_stride,
+    residual_stride,
+    threshold,
+    scale,
+    eps,
+    PRE: tl.constexpr,
+    RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) + tl.arange(0, BLOCK_ROWS)
+    row = rows.to(tl.int64)[:, None]
+    width = num_columns * VECTOR
+    x_row = x_ptr + row * (x_stride * VECTOR)
+    residual_row = residual_ptr
+    if residual_ptr is not None:
+        residual_row = residual_ptr + row * (residual_stride * VECTOR)
+    s_row = x_row
+    if s_ptr is not None:
+        s_row = s_ptr + row * width
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in tl.range(0, width, BLOCK_COLUMNS):
+        columns = first + tl.arange(0, BLOCK_COLUMNS)
+        live = (columns < width)[None, :]
+        s = tl.load(x_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            s += tl.load(bias_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if seed_ptr is not None:
+            s *= tl.where(keep_tile(seed_ptr, rows, first, threshold, BLOCK_ROWS, BLOCK_COLUMNS), scale, 0.0)
+        if residual_ptr is not None and not PRE:
+            s += tl.load(residual_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if s_ptr is not None:
+            rounded = s.to(s_ptr.dtype.element_ty)
+            tl.store(s_row + columns[None, :], rounded, mask=live)
+            s = rounded.to(tl.float32)
+        total += s
+    mean = tl.zeros((BLOCK_ROWS, 1), tl.float32)
+    if not RMS:
+        mean += tl.sum(total, 1)[:, None] / width
+        tl.store(mean_ptr + row, mean)
+    tl.debug_barrier()  # what other threads of the program have written of s
+    squares = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in tl.range(0, width, BLOCK_COLUMNS):
+        columns = first + tl.arange(0, BLOCK_COLUMNS)
+        live = (columns < width)[None, :]
+        s = tl.load(s_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        s = tl.where(live, s - mean, 0.0)
+        squares += s * s
+    rstd = tl.rsqrt(tl.sum(squares, 1)[:, None] / width + eps)
+    tl.store(rstd_ptr + row, rstd)
+    for first in tl.range(0, width, BLOCK_COLUMNS):
+        columns = first + tl.arange(0, BLOCK_COLUMNS)
+        live = (columns < width)[None, :]
+        s = tl.load(s_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        weight = tl.load(weight_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        y = (s - mean) * rstd * weight
+        if norm_bias_ptr is not None:
+            y += tl.load(norm_bias_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if residual_ptr is not None and PRE:
+            y += tl.load(residual_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        tl.store(y_ptr + row * width + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
+
+
+normalise_forward = define(
+    "normalise(Tensor x, Tensor? residual, Tensor? bias, Tensor weight, Tensor? norm_bias, Tensor? seed, float p, "
+    "float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
+    _run_forward,
+    _like_results,
+)

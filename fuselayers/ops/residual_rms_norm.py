@@ -1,0 +1,51 @@
+"""residual_rms_norm -- s = x + residual; y = rms_norm(s): a pre-norm block's norm, and the stream that goes on.
+
+    x, residual, y, s   [..., N]   any float dtype
+    weight              [N]
+
+Formula, gradients, dtypes, what is saved and the floor are those of normalise, with s as a second output.
+"""
+
+from torch import Tensor
+
+from .normalise import norm_reference, normalise
+from .shapes import check_floating, check_like, check_row_vector, check_rows
+
+__all__ = ["residual_rms_norm", "residual_rms_norm_reference"]
+
+
+def residual_rms_norm(
+    x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual).
+
+    Args:
+        x: [..., N], the sublayer's output, any float dtype.
+        residual: [..., N], the stream it joins.
+        weight: [N], the norm's scale.
+        eps: added to the mean square.
+        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+
+    Raises:
+        ValueError: x has no dimension, residual or weight does not fit it, or the backend is unknown.
+        TypeError: a tensor is not floating.
+        RuntimeError: "triton" was asked for and cannot take the call.
+
+    >>> import torch
+    >>> y, s = residual_rms_norm(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -4.0]), weight=torch.ones(2))
+    >>> s, y.round(decimals=3)
+    (tensor([ 3., -3.]), tensor([ 1., -1.]))
+    """
+    check_rows("x", x)
+    check_like("residual", residual, x)
+    check_floating("weight", weight)
+    check_row_vector("weight", weight, x)
+    return normalise(x, residual, weight=weight, eps=eps, rms=True, backend=backend)
+
+
+def residual_rms_norm_reference(
+    x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """What the op means, written out."""
+    total = x + residual
+    return norm_reference(total, weight, None, eps=eps, rms=True), total

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from fuselayers.ops.normalise import norm_reference
+from fuselayers.ops.normalise.forward import in_dtype, normalise_forward, tile_of_rows
+from tests.ops.contract import DEVICE, seed_of, tensors
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "tile", "num_warps"),
+    [
+        ((4096, 1), False, (256, 8), 4),
+        ((3, 7), False, (4, 8), 4),
+        ((4096, 1000), False, (2, 1024), 4),
+        ((4096, 4096), False, (1, 4096), 8),
+        ((4096, 8192), False, (1, 8192), 16),
+        ((4096, 8193), True, (1, 4096), 8),
+    ],
+)
+def test_a_row_is_one_programs_as_long_as_it_fits(
+    shape: tuple[int, int], split: bool, tile: tuple[int, int], num_warps: int
+) -> None:
+    assert tile_of_rows(torch.empty(shape, device="meta")) == (split, *tile, num_warps)
+
+
+def test_parameters_are_read_in_the_dtype_of_the_sum() -> None:
+    vector = torch.randn(8)[::2]
+    got = in_dtype(vector, torch.bfloat16)
+    assert got is not None
+    assert got.is_contiguous()
+    assert torch.equal(got, vector.bfloat16())
+    assert in_dtype(None, torch.float32) is None
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("rms", [True, False])
+@pytest.mark.parametrize("pre", [True, False])
+def test_opcheck(pre: bool, rms: bool) -> None:
+    x, residual, bias, weight, shift = tensors((3, 5), (3, 5), (5,), (5,), (5,))
+    for arguments in (
+        (x, residual, bias, weight, None if rms else shift, seed_of(), 0.3, 1e-5, pre, rms),
+        (x, None, None, weight, None, None, 0.0, 1e-5, pre, rms),
+    ):
+        torch.library.opcheck(normalise_forward, arguments)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("width", [40, 9001])
+def test_the_statistics_are_those_of_what_is_kept(width: int) -> None:
+    x, residual, weight = tensors((3, width), (3, width), (width,), dtype=torch.bfloat16)
+    residual = residual + torch.rand(3, width, device=DEVICE).to(residual)
+    _, s, mean, rstd = normalise_forward(x, residual, None, weight, None, None, 0.0, 1e-5, False, False)
+    exact = s.double()
+    torch.testing.assert_close(mean.double(), exact.mean(-1), rtol=1e-5, atol=1e-6)
+    expected = (exact.var(-1, unbiased=False) + 1e-5).rsqrt()
+    torch.testing.assert_close(rstd.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("style", [True, False])
+def test_long_rows_of_bfloat16_err_no_more_than_twice_as_much_as_plain_torch(style: bool) -> None:
+    x, residual, weight = tensors((3, 9001), (3, 9001), (9001,), dtype=torch.bfloat16)
+    y, *_ = normalise_forward(x, residual, None, weight, None, None, 0.0, 1e-5, False, style)
+    exact = norm_reference(x.double() + residual.double(), weight.double(), None, eps=1e-5, rms=style)
+    plain = norm_reference(x + residual, weight, None, eps=1e-5, rms=style)
+    assert (y.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max()

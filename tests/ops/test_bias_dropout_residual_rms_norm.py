@@ -1,0 +1,100 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.ops import bias_dropout_residual_rms_norm
+from fuselayers.ops.bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm_reference
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops import truth
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, seed_of, tensors
+
+STYLES = ("post", "pre", "prenorm")
+
+
+def op(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> Any:
+    return bias_dropout_residual_rms_norm(x, residual, weight=weight, bias=bias, **options)
+
+
+def reference(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> Any:
+    return bias_dropout_residual_rms_norm_reference(x, residual, weight=weight, bias=bias, **options)
+
+
+def inputs_of(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return tensors(shape, shape, shape[-1:], shape[-1:], dtype=dtype)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, style: str) -> None:
+    assert_as_good_as(op, reference, inputs_of(shape, dtype), p=0.3, eps=1e-2, style=style, seed=seed_of())
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None], style: str) -> None:
+    check(op, reference, inputs_of((6, 9)), p=0.3, eps=1e-2, style=style, seed=seed_of())
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(op, reference, inputs_of, p=0.3, eps=1e-2, style="prenorm", seed=seed_of())
+
+
+@pytest.mark.parametrize(("style", "backend"), [("pre", "eager"), ("post", "eager"), ("prenorm", "inductor")])
+def test_fused(style: str, backend: str) -> None:
+    check_fused(op, reference, inputs_of((6, 20)), backend=backend, p=0.3, style=style, seed=seed_of())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_gradcheck_of_the_reference(style: str) -> None:
+    inputs = [value.double().requires_grad_() for value in inputs_of((3, 4))]
+    assert torch.autograd.gradcheck(lambda *args: reference(*args, p=0.3, style=style, seed=seed_of()), inputs)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_is_its_formula(style: str) -> None:
+    x, residual, weight, bias = inputs_of((3, 21), torch.float64)
+    dropped = (x + bias) * truth.dropout_factor(seed_of(), x.shape, 0.3)
+    total = dropped + residual
+    normed = truth.rms_norm(dropped if style == "pre" else total, weight, 1e-6)
+    expected = {"post": normed, "pre": normed + residual, "prenorm": (normed, total)}[style]
+    torch.testing.assert_close(op(x, residual, weight, bias, p=0.3, style=style, seed=seed_of()), expected)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_eval_and_zero_probability_are_exact(style: str) -> None:
+    inputs = inputs_of((5, 8))
+    torch.testing.assert_close(
+        op(*inputs, p=0.9, training=False, style=style), op(*inputs, style=style), rtol=0, atol=0
+    )
+    torch.testing.assert_close(op(*inputs, style=style), reference(*inputs, style=style))
+
+
+def test_fused_backward_keeps_the_sum_its_statistic_and_a_seed() -> None:
+    x, residual = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
+    weight = torch.ones(128, requires_grad=True)
+
+    def call(x: Tensor, residual: Tensor) -> Tensor:
+        return bias_dropout_residual_rms_norm(x, residual, weight=weight, p=0.1)
+
+    fused = fuse(call, backend="inductor", fallback=())
+    assert saved_bytes(fused, x, residual, parameters=(weight,)) == x.numel() * 4 + 64 * 4 + 8
+
+
+def test_errors() -> None:
+    x, weight = torch.ones(3, 5), torch.ones(5)
+    with pytest.raises(ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\? there are: post"):
+        bias_dropout_residual_rms_norm(x, x, weight=weight, style="prenrom")
+    with pytest.raises(ValueError, match=r"^weight must be \[5\] to fit x \[3, 5\], got \[3\]$"):
+        bias_dropout_residual_rms_norm(x, x, weight=torch.ones(3))
+    with pytest.raises(ValueError, match=r"^bias must be \[5\] to fit x \[3, 5\], got \[3\]$"):
+        bias_dropout_residual_rms_norm(x, x, weight=weight, bias=torch.ones(3))
+    with pytest.raises(ValueError, match=r"^residual must have x's shape \[3, 5\], got \[3, 4\]$"):
+        bias_dropout_residual_rms_norm(x, torch.ones(3, 4), weight=weight)
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 2$"):
+        bias_dropout_residual_rms_norm(x, x, weight=weight, p=2)
+    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
+        bias_dropout_residual_rms_norm(x, x, weight=None)
