@@ -17,14 +17,15 @@ PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 train: $(VENV)/.installed-test
 	$(RUN) -m fuselayers train $(ARGS)
 
-# Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process.
+# Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process. 5 is pytest's word
+# for "no tests": ARGS may name some that have no kernels.
 test: lint
 	$(RUN) -m pytest -m "not slow" $(ARGS)
-	TRITON_INTERPRET=1 $(RUN) -m pytest -m "kernels and not slow" $(ARGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -m "kernels and not slow" $(ARGS) || [ $$? -eq 5 ]
 
 test-all: lint
 	$(RUN) -m pytest $(ARGS)
-	TRITON_INTERPRET=1 $(RUN) -m pytest -m kernels $(ARGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -m kernels $(ARGS) || [ $$? -eq 5 ]
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .

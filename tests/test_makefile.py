@@ -66,3 +66,17 @@ def test_continuous_integration_runs_make_test_and_nothing_else() -> None:
     assert os.access(script, os.X_OK)
     lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
+
+
+@pytest.mark.parametrize(("first", "interpreted", "passes"), [(0, 0, True), (0, 5, True), (0, 1, False), (5, 0, False)])
+def test_only_the_interpreted_run_may_find_no_test(
+    first: int, interpreted: int, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    cases = f'" "*pytest*) exit {first};; 1*) exit {interpreted};;'
+    python.write_text(f'#!/bin/sh\ncase "$TRITON_INTERPRET $*" in {cases} esac\n')
+    python.chmod(0o755)
+    (tmp_path / ".installed-test").touch()
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert (_make("test", f"VENV={tmp_path}").returncode == 0) is passes

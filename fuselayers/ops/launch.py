@@ -1,8 +1,8 @@
 """launch -- start a Triton kernel with as little Python in the way as can be. Used by every op that has kernels.
 
-Triton's own call binds the arguments by name and works out what each is specialised on, every time: 5 to 17 us, with
-the number of arguments. Our kernels are specialised on little, and say so (see `kernel`), so that the key of a compiled
-kernel is made in one pass over the arguments and the kernel is called directly.
+Triton's own call binds the arguments by name and works out what each is specialised on, every time. Our kernels are
+specialised on little, and say so (see `kernel`), so that the key of a compiled kernel is made in one pass over the
+arguments and the kernel is called directly.
 """
 
 import functools
@@ -70,21 +70,19 @@ def _launch(
     num_warps: int,
     device_index: int,
 ) -> None:
-    key = (id(function), device_index, num_warps, constants, *map(_specialised_on, arguments))
+    # What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor.
+    kinds = [
+        (one.dtype, one.data_ptr() % _ALIGNMENT == 0)
+        if isinstance(one, Tensor)
+        else one is None or (one.__class__ is int and one > _LARGEST_INT32)
+        for one in arguments
+    ]
+    key = (id(function), device_index, num_warps, constants, *kinds)
     compiled = _compiled.get(key)
     if compiled is None:
         _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
     else:
         compiled[grid if len(grid) == 3 else (*grid, 1, 1)[:3]](*arguments, *constants)
-
-
-def _specialised_on(argument: Any) -> Any:
-    """What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % _ALIGNMENT == 0
-    if isinstance(argument, int):
-        return argument > _LARGEST_INT32
-    return argument is None
 
 
 @functools.cache
