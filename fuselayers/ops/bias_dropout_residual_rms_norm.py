@@ -103,9 +103,9 @@ def bias_dropout_residual_rms_norm(
             "triton" was asked for and cannot take the call.
 
     >>> import torch
-    >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
+    >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([2.0, -5.0])
     >>> bias_dropout_residual_rms_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
-    tensor([-1.,  1.])
+    tensor([ 1., -1.])
     """
     check_rows("x", x)
     check_like("residual", residual, x)

@@ -13,7 +13,7 @@ from ..names import no_such
 from .compilers import compile_eager, compile_inductor, why_inductor_is_unavailable
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
-from .torch_private import TorchDynamoException, copy_of
+from .torch_private import BackendCompilerFailed, TorchDynamoException, copy_of
 
 __all__ = ["BackendStatus", "BackendUnavailableError", "FallbackWarning", "backends", "check_backends", "compile_chain"]
 
@@ -112,13 +112,13 @@ def compile_chain(
             attempt = graph_module if place == len(chain) - 1 else copy_of(graph_module)
             try:
                 compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
-            except (TorchDynamoException, PartitionError):
-                raise  # how Dynamo restarts its own analysis; a graph that no backend can cut as asked
             except Exception as error:
-                cause, reason = (
-                    error,
-                    f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
-                )
+                # Inductor wraps what went wrong in it in Dynamo's own kind of error.
+                wrapped = isinstance(error, BackendCompilerFailed)
+                cause = getattr(error, "inner_exception", error) if wrapped else error
+                if isinstance(cause, TorchDynamoException | PartitionError):
+                    raise  # how Dynamo restarts its own analysis; a graph that no backend can cut as asked
+                reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
             else:
                 for failed, why in failures:
                     _say_once(failed, why, name)

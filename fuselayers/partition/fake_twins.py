@@ -41,6 +41,7 @@ class _Twins:
         self._mode = _FakeCopies(fake_mode, device)
         self._memo: dict[int, Any] = {}
         self._functions: dict[types.FunctionType, types.FunctionType] = {}
+        self._containers: dict[int, tuple[Any, Any]] = {}  # by identity; the original too, so that it stays alive
 
     def of(self, value: Any) -> Any:
         """Return the twin: tensors without memory, in copies of the modules, lists and functions that hold them."""
@@ -54,14 +55,24 @@ class _Twins:
             return types.MethodType(self.of(value.__func__), self.of(value.__self__))
         if isinstance(value, functools.partial):
             return functools.partial(self.of(value.func), *self.of(value.args), **self.of(value.keywords))
-        if type(value) in (list, tuple):
-            return type(value)(self.of(element) for element in value)
-        if type(value) is dict:
-            return {key: self.of(element) for key, element in value.items()}
+        if type(value) is tuple:
+            return tuple(self.of(element) for element in value)
+        if type(value) in (list, dict):
+            return self._of_container(value)
         if isinstance(value, nn.Module | torch.Tensor):
             with self._mode:
                 return copy.deepcopy(value, self._memo)
         return value
+
+    def _of_container(self, value: Any) -> Any:
+        if id(value) not in self._containers:
+            twin: Any = type(value)()
+            self._containers[id(value)] = value, twin  # before it is filled: it may hold itself
+            if isinstance(value, list):
+                twin.extend(self.of(element) for element in value)
+            else:
+                twin.update((key, self.of(element)) for key, element in value.items())
+        return self._containers[id(value)][1]
 
     def _of_function(self, fn: types.FunctionType) -> types.FunctionType:
         # Dynamo would make fake tensors of real ones by itself, but not of meta ones; and what a traced module does to

@@ -6,6 +6,7 @@ the partitioner that cuts the joint graph, and the chain of backends.
 """
 
 import copy
+import dataclasses
 import functools
 import inspect
 import types
@@ -25,7 +26,7 @@ from .torch_private import BackendCompilerFailed, torch_compile
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
-# Dynamo's own limit is 8 graphs for one function, after which it runs eager without a word.
+# Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
 
 
@@ -87,6 +88,9 @@ def fuse(
     """Return `fn`, fused: the same values and gradients, fewer kernels, fewer bytes kept for backward.
 
     Also a decorator, with options or without: `@fuse` and `@fuse(backend="eager")`.
+
+    One function, with one combination of static arguments, gets at most 64 graphs (for shapes, dtypes, modes, Python
+    values); what comes after runs eagerly, and torch logs a warning. With `fullgraph` it raises instead.
 
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
@@ -218,8 +222,8 @@ class FusedFunction:
         return self._compile_for(static, named), rest, named_rest
 
     def _compile_for(self, static: tuple[tuple[int, Any], ...], named: dict[str, Any]) -> Callable[..., Any]:
-        key = _key_of(static), _key_of(tuple(sorted(named.items())))
         try:
+            key = _key_of(static), _key_of(tuple(sorted(named.items())))
             compiled = self._compiled.get(key)
         except TypeError:
             culprit = next(value for _, value in (*static, *named.items()) if not _is_hashable(value))
@@ -286,11 +290,17 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
 
 def _key_of(value: Any) -> Hashable:
     """A key that tells values apart which are equal and hash alike, but make different graphs: 1, 1.0 and True, or 0.0
-    and -0.0, in tuples too."""
+    and -0.0, in tuples and dataclasses too. What else is equal shares a graph."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        compared = (getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)
+        # Its hash as well: a dataclass may compare in its own way, or not be hashable.
+        return (type(value), hash(value), *map(_key_of, compared))
     if isinstance(value, tuple):
         return type(value), *map(_key_of, value)
     if isinstance(value, frozenset):
         return type(value), frozenset(map(_key_of, value))
+    if isinstance(value, complex):
+        return type(value), value.real.hex(), value.imag.hex()
     return type(value), value.hex() if isinstance(value, float) else value
 
 

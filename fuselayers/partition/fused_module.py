@@ -1,12 +1,20 @@
 """FusedModule -- a module's fused twin: its own forward, the same weights."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 __all__ = ["FusedModule"]
+
+_SHARED: Final = (
+    "_parameters",
+    "_buffers",
+    "_non_persistent_buffers_set",
+    "_modules",
+    "_load_state_dict_post_hooks",
+)
 
 
 class FusedModule(nn.Module):
@@ -14,8 +22,8 @@ class FusedModule(nn.Module):
 
     It shares the module's parameters, buffers, submodules and train/eval mode, so `parameters()`, `state_dict()`,
     `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
-    the module's own names. Other attributes and methods are the module's too, to read and to set; only calling it is
-    different.
+    the module's own names. Other attributes and methods are the module's too, to read and to set, but for Python's
+    special methods (`len(fused)`, `fused[0]`); only calling it is different.
 
     Attributes:
         module: the module as it was given, which still runs eagerly.
@@ -31,7 +39,7 @@ class FusedModule(nn.Module):
         self.__dict__["fused"] = fused
         # Note: [shared registries] The dictionaries themselves are shared, not copied, so that a parameter that is
         # replaced on one side (tied weights, sharding, a meta tensor materialised) is replaced on the other.
-        for registry in ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"):
+        for registry in _SHARED:
             self.__dict__[registry] = module.__dict__[registry]
 
     @property
@@ -50,6 +58,35 @@ class FusedModule(nn.Module):
         if torch.compiler.is_compiling():
             return self.module(*args, **kwargs)
         return self.fused(*args, **kwargs)
+
+    # Note: [what a module may override] These are inherited from nn.Module, so that `__getattr__` is never asked for
+    # them; a module that freezes its batch norm in `train`, or saves more than its parameters, has its own.
+    def train(self, mode: bool = True) -> "FusedModule":
+        self.module.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def get_extra_state(self) -> Any:
+        return self.module.get_extra_state()
+
+    def set_extra_state(self, state: Any) -> None:
+        self.module.set_extra_state(state)
+
+    # A module that holds this one saves and loads it by these.
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.module._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "FusedModule":
+        self.module._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -72,7 +109,8 @@ class FusedModule(nn.Module):
         return f"fused {type(self.__dict__['module']).__name__}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rewrap, (self.__dict__["module"], self.__dict__["fused"])
+        own = {name: value for name, value in self.__dict__.items() if name not in (*_SHARED, "module", "fused")}
+        return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
 
 
 def _rewrap(module: nn.Module, fused: Any) -> FusedModule:

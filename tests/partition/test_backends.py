@@ -1,6 +1,7 @@
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,24 @@ def test_a_backend_that_fails_serves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert True in compiled
     assert fused.served_by == ("eager",)
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(wave(x).sum(), x)[0])
+
+
+def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> None:
+    broken = tmp_path / "broken-g++"
+    cases = '*version*) echo "g++ (Broken) 12.0.0";; *) echo "no cc1plus" >&2; exit 1;;'
+    broken.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
+    broken.chmod(0o755)
+
+    def own(x: torch.Tensor) -> torch.Tensor:  # nobody else's, so that no compiled code of it is found
+        return (x.sin() * 1.2578).cos()
+
+    x = torch.randn(5, requires_grad=True)
+    with torch._inductor.config.patch({"cpp.cxx": (str(broken),), "force_disable_caches": True}):
+        fused = fuse(own)
+        with pytest.warns(FallbackWarning, match=r"^backend 'inductor' is not used: \w+: .*; 'eager' serves instead"):
+            out = fused(x)
+    assert fused.served_by == ("eager",)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(own(x).sum(), x)[0])
 
 
 def test_chain() -> None:

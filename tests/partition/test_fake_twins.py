@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,3 +37,18 @@ def test_closures_and_keywords_have_twins_too() -> None:
         out = twin(*args, **kw)
     assert isinstance(out, FakeTensor)
     assert (out.shape, out.device.type) == ((2, 7), "cpu")
+
+
+def test_a_container_has_one_twin_too_even_one_that_holds_itself() -> None:
+    weight = torch.randn(3)
+    held: list[Any] = [weight]
+    held.append(held)
+    named = {"one": held, "same": held}
+    with fake_twins(lambda *values: values, (held, held, named), {}) as (_, (first, second, both), _):
+        assert first is second
+        assert first is both["one"]
+        assert first is both["same"]
+        assert first[1] is first
+        assert first[0] is not weight
+        assert first[0].shape == (3,)
+    assert held[0] is weight

@@ -3,6 +3,7 @@ import inspect
 import pickle
 import re
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -111,6 +112,11 @@ class TestGuards:
         assert len(fused._compiled) == 18
 
 
+@dataclass(frozen=True)
+class Setting:
+    value: object
+
+
 class TestStaticArguments:
     def test_by_position_and_by_name(self) -> None:
         fused = fuse(with_exponent, backend="eager", static_argnums=(-1,), static_argnames="shift")
@@ -126,7 +132,18 @@ class TestStaticArguments:
         assert fused(x, 1).tolist() == [3.0, 3.0]
         assert fused(x, True).tolist() == [2.0, 2.0]
 
-    @pytest.mark.parametrize(("one", "other"), [((1, 2), (1.0, 2)), (0.0, -0.0), (((1,),), ((True,),))], ids=str)
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            ((1, 2), (1.0, 2)),
+            (0.0, -0.0),
+            (((1,),), ((True,),)),
+            (complex(0, 0.0), complex(0, -0.0)),
+            (Setting(1), Setting(1.0)),
+            (Setting((0.0,)), Setting((-0.0,))),
+        ],
+        ids=str,
+    )
     def test_equal_values_within_others_stay_apart(self, one: object, other: object) -> None:
         assert one == other
         fused = fuse(lambda x, value: x + len(repr(value)), backend="eager", static_argnums=1)
@@ -179,6 +196,10 @@ class TestStaticArguments:
         fused = fuse(with_exponent, backend="eager", static_argnums=1)
         with pytest.raises(TypeError, match=r"^a static argument must be hashable, got a list; pass a tuple, or leave"):
             fused(torch.ones(2), [1])
+        with pytest.raises(
+            TypeError, match=r"^a static argument must be hashable, got a Setting; pass a tuple, or lea"
+        ):
+            fused(torch.ones(2), Setting([1]))
 
 
 class Block(nn.Module):

@@ -1,9 +1,12 @@
+import copy
+import pickle
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
-from fuselayers.partition import FusedModule
+from fuselayers.partition import FusedModule, fuse
 
 
 class Doubling(nn.Linear):
@@ -64,3 +67,81 @@ def test_is_shown_as_what_it_is() -> None:
     fused, _ = counted(Doubling(3, 2))
     assert repr(fused) == "FusedModule(fused Doubling)"
     assert fused.note == "kept"
+
+
+class Particular(nn.Module):
+    """Overrides what a module may: its mode, and what it saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.scale = 2.0
+        self.notes = "none"
+        self.register_state_dict_post_hook(lambda module, state, prefix, _: state.update({f"{prefix}hooked": 1}))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.norm(x) * self.scale)
+
+    def train(self, mode: bool = True) -> "Particular":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def get_extra_state(self) -> str:
+        return self.notes
+
+    def set_extra_state(self, state: str) -> None:
+        self.notes = state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}scale"] = torch.tensor(self.scale)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.scale = float(state_dict.pop(f"{prefix}scale"))
+        state_dict.pop(f"{prefix}hooked")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def test_a_module_that_overrides_train_keeps_its_say() -> None:
+    module = Particular()
+    view = fuse(module, backend="eager")
+    assert view.train() is view
+    assert (module.training, module.norm.training) == (True, False)
+    view.eval()
+    assert not module.training
+
+
+@pytest.mark.parametrize("holder", [lambda module: module, nn.Sequential], ids=["alone", "inside another"])
+def test_what_a_module_saves_besides_is_saved_and_loaded(holder: Any) -> None:
+    plain, module = Particular(), Particular()
+    plain.scale, plain.notes = 5.0, "kept"
+    view = holder(fuse(module, backend="eager"))
+    assert view.state_dict().keys() == holder(Particular()).state_dict().keys()
+    state = holder(plain).state_dict()
+    view.load_state_dict(dict(state))
+    assert (module.scale, module.notes) == (5.0, "kept")
+
+
+def test_converting_the_view_converts_the_module_once() -> None:
+    module = nn.Linear(4, 4)
+    view = fuse(module, backend="eager")
+    assert view.to(torch.float64) is view
+    assert module.weight.dtype == torch.float64
+    assert view(torch.ones(2, 4, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))], ids=["copy", "pickle"]
+)
+def test_hooks_on_the_view_are_copied_with_it(copied: Any) -> None:
+    view = fuse(nn.Linear(4, 4), backend="eager")
+    view.register_forward_hook(_hundredfold)
+    again = copied(view)
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(again(x), view(x))
+    torch.testing.assert_close(again(x), 100 * again.module(x))
+
+
+def _hundredfold(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return 100 * output
