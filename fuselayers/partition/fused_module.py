@@ -109,7 +109,9 @@ class FusedModule(nn.Module):
         return f"fused {type(self.__dict__['module']).__name__}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        own = {name: value for name, value in self.__dict__.items() if name not in (*_SHARED, "module", "fused")}
+        # Hooks, above all. What `compile` of nn.Module made is made anew, as nn.Module has it.
+        not_own = {*_SHARED, "module", "fused", "_compiled_call_impl"}
+        own = {name: value for name, value in self.__dict__.items() if name not in not_own}
         return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
 
 

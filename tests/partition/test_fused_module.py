@@ -143,5 +143,12 @@ def test_hooks_on_the_view_are_copied_with_it(copied: Any) -> None:
     torch.testing.assert_close(again(x), 100 * again.module(x))
 
 
+def test_a_compiled_view_can_be_pickled() -> None:
+    view = fuse(nn.Linear(4, 4), backend="eager")
+    view.compile(backend="eager")
+    again, x = pickle.loads(pickle.dumps(view)), torch.ones(2, 4)
+    torch.testing.assert_close(again(x), view(x))
+
+
 def _hundredfold(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     return 100 * output
