@@ -25,6 +25,8 @@ def choose_device(name: str, *, setting: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type == "meta":
+            raise RuntimeError("nothing runs on it")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"{setting} must be auto, cpu or a GPU that torch can use, got {name!r}") from error

@@ -139,7 +139,7 @@ def trace(
     device: torch.device | str = "cpu",
 ) -> tuple[Trace, ...]:
     """`capture`, with where each input of a graph came from; `joint_graph` and `operator_map` are made of it."""
-    with fake_twins(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs):
+    with fake_twins(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
         graphs: list[dict[str, Any]] = []
 
         def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

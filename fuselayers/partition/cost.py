@@ -43,6 +43,14 @@ _ATTENTION: Final = tuple(
     for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
     if (packet := getattr(torch.ops.aten, name, None)) is not None
 )
+_ATTENTION_BACKWARD: Final = tuple(
+    packet
+    for name in (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_scaled_dot_product_fused_attention_overrideable_backward",
+    )
+    if (packet := getattr(torch.ops.aten, name, None)) is not None
+)
 # They read no more of a table than they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
 # Ops that no compiler fuses and whose price is known, beside those that only move memory: what has a formula for its
@@ -155,6 +163,8 @@ def flops_of(node: fx.Node) -> float:
     packet = overload_packet(node)
     if packet in _ATTENTION:
         packet = torch.ops.aten._scaled_dot_product_efficient_attention
+    if packet in _ATTENTION_BACKWARD:
+        packet = torch.ops.aten._scaled_dot_product_efficient_attention_backward
     formula = flop_registry.get(packet)
     if formula is None:
         return 0.0

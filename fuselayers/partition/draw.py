@@ -50,7 +50,7 @@ def draw_graphs(graphs: Sequence[CutGraph], path: Path, *, title: str) -> Path:
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
     for graph, axis in zip(graphs, axes[:, 0], strict=True):
         _draw_graph(graph, axis)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     # A PNG of more than 2^16 pixels in height cannot be written.
     figure.savefig(path, dpi=min(120.0, 60_000 / figure.get_figheight()))
     return path
@@ -74,12 +74,12 @@ def draw_curve(
     figure = _figure(7, 4.5)
     axis = figure.add_subplot()
     sizes, flops = [size for size, _ in curve], [share for _, share in curve]
-    axis.step(sizes, flops, where="post", marker="o", color=_AGAIN, label="budget")
+    axis.step(sizes, flops, where="pre", marker="o", color=_AGAIN, label="budget")
     for (name, (size, share)), marker in zip(marks.items(), itertools.cycle("*sv^DP"), strict=False):
-        axis.plot([size], [share], marker, markersize=9, label=name)
+        axis.plot([size], [share], marker, markersize=9, label=name.replace("$", "\\$"))  # a legend reads mathematics
     axis.set_xlabel("MB saved for backward")
     axis.set_ylabel("% of forward's FLOPs run again")
-    axis.set_title(title, fontsize=10)
+    axis.set_title(title, fontsize=10, parse_math=False)
     axis.legend()
     axis.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

@@ -39,6 +39,8 @@ def explain(
 ) -> Receipt:
     """Return what `fuse(fn)` saves for backward and what it computes again, each with its reason and its price.
 
+    Where a graph break splits `fn`, each graph has its part of the receipt, and what two of them keep counts in both.
+
     Nothing is run and nothing is allocated, so it also works for a model on the meta device that is larger than this
     machine.
 
@@ -74,9 +76,9 @@ def explain(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
             f"or a parameter require grad, and leave torch.no_grad()"
         )
-    with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs):
-        eager = saved_bytes(twin, *twin_args, **twin_kwargs)
-    explained = [_explain_graph(graph, cut, fused=backend != "eager") for graph in captured]
+    with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, static):
+        eager = saved_bytes(twin, *twin_args, parameters=static(), **twin_kwargs)
+    explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
     totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
         totals[rule] = _sum(one.totals[rule] for one in explained)
@@ -108,6 +110,7 @@ class _Explained:
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
         self.joint = _joint_of(captured)
         choice = cut if isinstance(cut, SavingRule) else None
+        self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
         if choice is not None:
             saved = choice.saved_values(self.joint, fused=fused)
@@ -167,6 +170,8 @@ class _Explained:
         once = why_runs_once(node)
         if once is not None:
             return f"{reads}{once}"
+        if self._rule == default.name:
+            return f"{reads}the default rule keeps what backward reads, and computes nothing but views again"
         saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
         if self.cost.total(again) > self.cost.total(saving):
@@ -185,10 +190,6 @@ class _Explained:
             moved_bytes=price.moved,
             flops=flops_of(node),
         )
-
-
-def _explain_graph(captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> _Explained:
-    return _Explained(captured, cut, fused=fused)
 
 
 def _joint_of(captured: CapturedGraph) -> JointGraph:

@@ -208,7 +208,9 @@ class _Names:
             for name, tensor in (*trace.fn.named_parameters(), *trace.fn.named_buffers()):
                 self._registered.setdefault(id(tensor), name)
         self._arguments = _argument_names(trace.fn, len(trace.args))
-        returned = {id(leaf): path for path, leaf in _leaves(trace.result)}
+        returned: dict[int, str] = {}
+        for path, leaf in _leaves(trace.result):
+            returned.setdefault(id(leaf), path)  # what is returned twice goes by its first place
         self._results = [returned.get(id(value), "") for value in trace.outputs]
 
     def input(self, node: fx.Node, output_names: dict[Any, str]) -> InputSpec:
@@ -238,8 +240,9 @@ class _Names:
         text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda found: self._arguments[int(found[1])], text)
         text = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", text).removeprefix(ROOT).removeprefix(".__self__")
         text = re.sub(r"^(?:\.\w+)*\.__globals__\['(\w+)'\]", r"\1", text)
-        text = re.sub(r"^G\['(\w+)'\]", r"\1", text)
-        return re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", text).removeprefix(".")
+        text = re.sub(r"^(?:G|___unnamed_scope_\w+)\['(\w+)'\]", r"\1", text)
+        text = re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])(.+?)\1\]", r".\2", text)
+        return text.removeprefix(".")
 
     def _origin(self, desc: Any) -> tuple[Literal["parameter", "buffer", "argument"], str]:
         while not isinstance(desc, descriptors.PlainAOTInput):

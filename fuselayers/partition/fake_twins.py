@@ -22,8 +22,10 @@ __all__ = ["fake_twins"]
 @contextlib.contextmanager
 def fake_twins(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, device: torch.device | str = "cpu"
-) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any], Callable[[], list[torch.Tensor]]]]:
     """Within it, calling the twin of `fn` with the twins of its arguments computes shapes, and nothing else.
+
+    The last of what it yields returns the twins of all parameters and buffers that were met on the way.
 
     Whatever is compiled or fused inside of `fn` runs eagerly there: code compiled for memory must not be given none.
     """
@@ -31,7 +33,7 @@ def fake_twins(
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with _random_state_kept(), torch.compiler.set_stance("force_eager"), fake_mode:
         twins = _Twins(fake_mode, torch.device(device))
-        yield twins.of(fn), twins.of(tuple(args)), twins.of(dict(kwargs))
+        yield twins.of(fn), twins.of(tuple(args)), twins.of(dict(kwargs)), twins.parameters_and_buffers
 
 
 class _Twins:
@@ -63,6 +65,13 @@ class _Twins:
             with self._mode:
                 return copy.deepcopy(value, self._memo)
         return value
+
+    def parameters_and_buffers(self) -> list[torch.Tensor]:
+        """The twins of those that have been met, alone or in a module."""
+        met = list(self._memo.values())
+        alone = [one for one in met if isinstance(one, nn.Parameter)]
+        modules = [one for one in met if isinstance(one, nn.Module)]
+        return alone + [one for module in modules for one in (*module.parameters(), *module.buffers())]
 
     def _of_container(self, value: Any) -> Any:
         if id(value) not in self._containers:

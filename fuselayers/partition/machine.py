@@ -73,10 +73,10 @@ def machine_of(device_type: str) -> Machine:
     >>> machine_of("cpu").bandwidth > 0
     True
     """
-    path = tuned_file()
     try:
+        path = tuned_file()
         tuned = _read_tuned(path, path.stat().st_mtime_ns)
-    except FileNotFoundError:
+    except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
         tuned = {}
     return tuned.get(_key(device_type)) or _STATED.get(device_type) or _STATED["cuda"]
 

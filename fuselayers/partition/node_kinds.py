@@ -147,7 +147,14 @@ def why_runs_once(node: fx.Node) -> str | None:
         return None
     if not isinstance(target, torch._ops.OpOverload):
         return "it is a higher-order op, whose effects are not known"
+    if target is torch.ops.aten.index.Tensor and not _has_mask_index(node):
+        return None  # tagged for what a mask makes of it
     return _why_op_runs_once(target) or ("it draws random numbers" if draws(node) else None)
+
+
+def _has_mask_index(node: fx.Node) -> bool:
+    values = (index.meta.get("val") for index in node.all_input_nodes[1:])
+    return any(not isinstance(value, torch.Tensor) or value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .cost import CostModel, flops_of
@@ -246,7 +247,9 @@ def _saved_table(saved: Sequence[SavedValue], most: int) -> Table:
     by_size = sorted((value for value in saved if value.num_bytes), key=lambda value: -value.num_bytes)
     for value in by_size[:most]:
         shape = "x".join(map(str, value.shape)) or "scalar"
-        table.add_row(value.name, shape, value.dtype, _size(value.num_bytes), value.reason, _short(value.source))
+        table.add_row(
+            value.name, shape, value.dtype, _size(value.num_bytes), escape(value.reason), escape(_short(value.source))
+        )
     rest = by_size[most:]
     if rest:
         table.add_row(f"{len(rest)} more", "", "", _size(sum(value.num_bytes for value in rest)), "", "")
@@ -266,7 +269,7 @@ def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table
     dear = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
     for value in dear[:most]:
         cells = (_size(value.num_bytes), _size(value.moved_bytes), _flops(value.flops) if value.flops else "")
-        table.add_row(value.name, value.op, *cells, _short(value.source))
+        table.add_row(value.name, escape(value.op), *cells, escape(_short(value.source)))
     if dear[most:]:
         rest = dear[most:]
         moved = _size(sum(value.moved_bytes for value in rest))

@@ -145,10 +145,13 @@ def size_hint(size: "int | torch.SymInt") -> int:
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """A deep copy, without what torch says to itself about its own tree specifications while it copies them."""
+    """A deep copy, but for the tensors that the graph holds: under a fake mode they cannot be copied, and nobody writes
+    to them. Without what torch says to itself about its own tree specifications while it copies them."""
+    held = [value for value in vars(graph_module).values() if isinstance(value, torch.Tensor)]
+    held += [*graph_module.parameters(), *graph_module.buffers()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return copy.deepcopy(graph_module)
+        return copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
 
 
 def direct_call(target: Any) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.partition import Receipt, budget, explain
+from fuselayers.partition.draw import draw_curve
 
 
 def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -64,3 +65,18 @@ def test_other_files_are_refused(receipt: Receipt, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg, \.png, got '.*curve\.dot'$"):
         receipt.draw_pareto(tmp_path / "curve.dot")
     assert not list(tmp_path.iterdir())
+
+
+def test_between_two_budgets_the_curve_is_what_the_smaller_one_costs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from matplotlib.axes import Axes
+
+    steps: list[str] = []
+    step = Axes.step
+    monkeypatch.setattr(
+        Axes, "step", lambda axis, *a, where, **k: steps.append(where) or step(axis, *a, where=where, **k)
+    )
+    draw_curve([(3.0, 0.0), (1.0, 10.0)], {"$$": (2.0, 5.0)}, tmp_path / "curve.svg", title="$$")
+    # From the most memory to the least, a budget between two points has to do with the smaller one's.
+    assert steps == ["pre"]

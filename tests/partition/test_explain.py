@@ -89,6 +89,55 @@ def test_every_byte_is_in_the_receipt(function: Callable[[Tensor], Tensor], back
     assert receipt.totals["eager"].saved_bytes == saved_bytes(function, x)
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    "function", [lambda x: x.sin() * torch.arange(48.0), lambda x: x[[0, 1]].sin()], ids=["tensor", "index"]
+)
+def test_a_function_that_makes_a_constant_tensor(function: Callable[[Tensor], Tensor], backend: str) -> None:
+    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
+    receipt = explain(function, x, backend=backend)
+    assert receipt.totals["this"].saved_bytes == saved_bytes(fuse(function, backend=backend, fallback=()), x)
+
+
+def test_eager_too_is_counted_without_parameters_and_buffers_wherever_they_come_from() -> None:
+    model = nn.Sequential(nn.Linear(HIDDEN, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, HIDDEN)).eval()
+    x = torch.randn(ROWS, HIDDEN)
+    as_module = explain(model, x, partition="default").totals
+    for function in (lambda x: model(x), model.forward):
+        totals = explain(function, x, partition="default").totals
+        assert totals["eager"] == as_module["eager"]
+        assert totals["this"].saved_bytes <= totals["eager"].saved_bytes
+    weight = nn.Parameter(torch.randn(HIDDEN))
+    assert explain(torch.mul, x, weight).totals["eager"].saved_bytes == x.nbytes
+
+
+def test_the_default_rule_gives_its_own_reason() -> None:
+    receipt = explain(layer, *layer_inputs(), partition="default")
+    reasons = [value.reason for value in receipt.saved if value.op == "aten.mm.default"]
+    assert reasons
+    for reason in reasons:
+        assert reason.endswith("the default rule keeps what backward reads, and computes nothing but views again")
+
+
+def test_attentions_backward_has_flops() -> None:
+    q = torch.randn(2, 4, 16, 32, requires_grad=True)
+    receipt = explain(lambda q: F.scaled_dot_product_attention(q, q, q), q, backend="eager")
+    assert receipt.forward_flops == 2 * (2 * 2 * 4 * 16 * 16 * 32)
+    assert receipt.backward_flops == 5 * (2 * 2 * 4 * 16 * 16 * 32)
+
+
+def test_lines_of_code_are_no_markup() -> None:
+    def indexed(x: Tensor, places: Tensor) -> Tensor:
+        return x.exp()[places].sin()  # [/nope]
+
+    places = torch.tensor([1, 2])
+    receipt = explain(indexed, torch.randn(ROWS, HIDDEN, requires_grad=True), places, partition="default")
+    assert any("[places]" in value.source and "[/nope]" in value.source for value in receipt.saved)
+    text = str(receipt)
+    assert "[places]" in text
+    assert "[/nope]" in text
+
+
 def test_the_rivals_totals_are_what_torch_compile_saves() -> None:
     inputs = layer_inputs()
     receipt = explain(layer, *inputs)

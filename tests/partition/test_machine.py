@@ -135,3 +135,17 @@ def test_measuring_again_replaces_a_file_that_cannot_be_read(tmp_path: Path) -> 
     (tmp_path / "machines.json").write_text("{")
     write_tuned("cpu", MINE)
     assert machine_of("cpu") == MINE
+
+
+def test_a_file_that_cannot_be_reached_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path / "file" / "below"))
+    assert machine_of("cpu").name.startswith("stated: ")
+    monkeypatch.delenv("FUSELAYERS_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def nobodys() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobodys)
+    assert machine_of("cpu").name.startswith("stated: ")

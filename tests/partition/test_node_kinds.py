@@ -115,6 +115,15 @@ class TestRunsOnce:
     def test_by_its_schema_and_tags(self, fn: Callable[[Tensor], object], reason: str | None) -> None:
         assert why_runs_once(list(nodes_of(fn, X).values())[-1 if reason is None else 0]) == reason
 
+    def test_an_index_of_places_may_be_taken_again_a_mask_may_not(self) -> None:
+        places, mask = torch.tensor([0, 2]), torch.tensor([True, False, True, False])
+        assert why_runs_once(nodes_of(lambda x, i: x[i], X, places)["aten.index.Tensor"]) is None
+        graph = fx.Graph()
+        x, index = graph.placeholder("x"), graph.placeholder("index")
+        x.meta["val"], index.meta["val"] = X, mask
+        taken = graph.call_function(torch.ops.aten.index.Tensor, (x, [index]))
+        assert why_runs_once(taken) == "its shape depends on the data"
+
     def test_a_drawn_seed(self) -> None:
         nodes = nodes_of(lambda x: x * draw_seed(), X)
         assert why_runs_once(nodes["fuselayers.draw_seed.default"]) == "it draws random numbers"
