@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from .capture import CapturedGraph, capture
 from .cost import flops_of
@@ -53,7 +54,8 @@ def explain(
         kwargs: passed on to `fn`.
 
     Raises:
-        ValueError: nothing that `fn` computes requires grad, so nothing is saved; or an unknown name.
+        ValueError: nothing that `fn` computes requires grad, so nothing is saved; Dynamo does not compile it; or an
+            unknown name.
         TypeError: `fn` cannot be called.
         PartitionError: the graph cannot be cut as asked.
 
@@ -72,6 +74,13 @@ def explain(
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
+        with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, _):
+            results = tree_leaves(twin(*twin_args, **twin_kwargs))
+        if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
+            raise ValueError(
+                f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so fuse "
+                f"changes nothing and what eager keeps is kept; explain the part that can be compiled"
+            )
         raise ValueError(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
             f"or a parameter require grad, and leave torch.no_grad()"

@@ -4,7 +4,6 @@ Like `capture`, which both are made of, they trace with fake tensors: nothing ru
 """
 
 import inspect
-import os
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -16,12 +15,12 @@ import torch.fx as fx
 from torch import nn
 
 from .capture import ROOT, Trace, compile_functional, trace
+from .node_kinds import source_line
 from .torch_private import GraphBreak, descriptors, tree_flatten_with_path
 
 __all__ = ["InputSpec", "JointGraphExport", "OperatorRecord", "OutputSpec", "joint_graph", "operator_map"]
 
 _Origin: TypeAlias = tuple[Any, str, str]  # autograd's number, the line, the module
-_ENTRY_FILE: Final = trace.__code__.co_filename
 _DTYPE_LETTERS: Final = (("float", "f"), ("bfloat", "bf"), ("complex", "c"), ("uint", "u"), ("int", "i"))
 
 
@@ -286,11 +285,11 @@ def _records(trace: Trace) -> list[OperatorRecord]:
             continue  # an element of a tuple is no op
         number = node.meta.get("seq_nr")
         if "backward" in str(node.meta.get("partitioner_tag", "")):
-            origin = first.setdefault(number, (number, _source(node), _module(node, "fwd_nn_module_stack", names)))
+            origin = first.setdefault(number, (number, source_line(node), _module(node, "fwd_nn_module_stack", names)))
             forward.setdefault(origin, [])
             backward.setdefault(number, []).append(str(node.target))
         else:
-            origin = (number, _source(node), _module(node, "nn_module_stack", names))
+            origin = (number, source_line(node), _module(node, "nn_module_stack", names))
             first.setdefault(number, origin)
             forward.setdefault(origin, []).append(str(node.target))
     records = []
@@ -299,13 +298,6 @@ def _records(trace: Trace) -> list[OperatorRecord]:
         in_backward = backward.get(number, []) if first[number] == origin else []
         records.append(OperatorRecord(tuple(ops), tuple(in_backward), source, module))
     return records
-
-
-def _source(node: fx.Node) -> str:
-    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n([^\n]*)', node.meta.get("stack_trace") or "")
-    not_the_user = (_ENTRY_FILE, *(path + os.sep for path in torch.__path__))
-    lines = [f"{file}:{line}: {code.strip()}" for file, line, code in found if not file.startswith(not_the_user)]
-    return lines[-1] if lines else ""
 
 
 def _module(node: fx.Node, key: str, names: _Names) -> str:

@@ -2,6 +2,8 @@
 
 import functools
 import operator
+import os
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -183,12 +185,22 @@ def draws(node: fx.Node) -> bool:
     return True
 
 
+# Frames that are nobody's code: torch's, and where `capture` calls what it traces.
+_NOT_THE_USERS: Final = (*(path + os.sep for path in torch.__path__), str(Path(__file__).with_name("capture.py")))
+
+
 def source_line(node: fx.Node) -> str:
-    """Return where in the user's code the node comes from, as `file:line: code`, or "" when that is not known."""
+    """Return where in the user's code the node comes from, as `file:line: code`, or "" when that is not known.
+
+    The innermost line counts that is neither torch's nor that from which this library calls what it traces.
+    """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
     for place in range(len(lines) - 1, -1, -1):
         if lines[place].startswith("File "):
             file, _, rest = lines[place][len("File ") :].partition(", line ")
+            file = file.strip('"')
+            if file.startswith(_NOT_THE_USERS):
+                continue
             code = next((line for line in lines[place + 1 :] if line and not set(line) <= set("^~ ")), "")
-            return f"{file.strip(chr(34))}:{rest.partition(',')[0]}" + (f": {code}" if code else "")
+            return f"{file}:{rest.partition(',')[0]}" + (f": {code}" if code else "")
     return ""

@@ -262,3 +262,15 @@ def test_nothing_of_the_function_is_touched() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
     assert x.grad is None
+
+
+def test_what_dynamo_does_not_compile_is_not_explained() -> None:
+    def in_a_loop(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x.sin()
+            torch._dynamo.graph_break()
+        return x
+
+    for function in (in_a_loop, torch.compiler.disable(lambda x: x.sin())):
+        with pytest.raises(ValueError, match=r"^Dynamo leaves \S+ to Python \(torch.compiler.disable, or a graph"):
+            explain(function, torch.randn(3, requires_grad=True))

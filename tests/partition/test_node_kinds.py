@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fuselayers.ops import draw_seed
+from fuselayers.partition import capture
 from fuselayers.partition.node_kinds import (
     is_fusible,
     is_matmul_like,
@@ -193,6 +194,18 @@ class TestSourceLine:
         node = fx.Graph().placeholder("x")
         node.meta["stack_trace"] = 'File "<string>", line 3, in forward\n'
         assert source_line(node) == "<string>:3"
+
+    def test_lines_of_torch_and_of_the_tracer_are_nobodys(self) -> None:
+        node, own = fx.Graph().placeholder("x"), Path(capture.__code__.co_filename)
+        entry, users = (
+            f'File "{own}", line 3, in entry\n    return traced_fn()\n',
+            'File "/a.py", line 1, in f\n    g()\n',
+        )
+        inside = f'File "{torch.__path__[0]}/nn/functional.py", line 7, in gelu\n    return torch._C.gelu()\n'
+        node.meta["stack_trace"] = entry + users + inside
+        assert source_line(node) == "/a.py:1: g()"
+        node.meta["stack_trace"] = entry + inside
+        assert source_line(node) == ""
 
     def test_the_innermost_line_counts(self) -> None:
         node = fx.Graph().placeholder("x")
