@@ -78,8 +78,8 @@ def explain(
             results = tree_leaves(twin(*twin_args, **twin_kwargs))
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
-                f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so fuse "
-                f"changes nothing and what eager keeps is kept; explain the part that can be compiled"
+                f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
+                f"fuse changes nothing and what eager keeps is kept; explain the part that can be compiled"
             )
         raise ValueError(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
