@@ -15,7 +15,7 @@ import torch.fx as fx
 from ..names import no_such
 from .fake_twins import fake_twins
 from .partitioners import default
-from .passes import seeded_dropout_calls_pass, seeded_dropout_pass
+from .passes import dropout_in_place_pass, seeded_dropout_calls_pass, seeded_dropout_pass
 from .torch_private import (
     CustomPartitionerFn,
     DataDependentOutputException,
@@ -221,14 +221,14 @@ def _compile_eager(
         return partitioner(seeded_dropout_pass(joint_module), joint_inputs, **options)
 
     backend = aot_autograd(fw_compiler=_run_as_it_is, partition_fn=partition_fn, keep_inference_input_mutations=True)
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+    compiled: Callable[..., Any] = backend(dropout_in_place_pass(graph_module), example_inputs)
     return compiled
 
 
 def _compile_inductor(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
 ) -> Callable[..., Any]:
-    graph_module = seeded_dropout_calls_pass(graph_module)
+    graph_module = seeded_dropout_calls_pass(dropout_in_place_pass(graph_module))
     return trace_with_inductor(graph_module, example_inputs, partitioner, run=_run_as_it_is)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch.fx as fx
 
 from ..partitioners import Partitioner, SavingRule, partitioner
-from ..passes import replayed_dropout_pass, seeded_dropout_pass
+from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_pass
 from ..torch_private import aot_autograd, forget_donated_buffers
 from .straight_line import straight_line
 
@@ -43,7 +43,7 @@ def compile_eager(
         partition_fn=partition_fn,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+    compiled: Callable[..., Any] = backend(dropout_in_place_pass(graph_module), example_inputs)
     return compiled
 
 

@@ -12,7 +12,7 @@ from torch.utils._triton import has_triton
 
 from ..machine import machine_of
 from ..partitioners import Partitioner, SavingRule, partitioner
-from ..passes import replayed_dropout_pass, seeded_dropout_calls_pass
+from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 from ..torch_private import CustomPartitionerFn, compile_with_inductor, cpp_compiler, donates_buffers
 
 __all__ = ["compile_inductor", "why_inductor_is_unavailable"]
@@ -40,6 +40,7 @@ def compile_inductor(
         partition: what to save.
         torch_random: draw random numbers from torch's generator, in eager's order, not from Inductor's seeds.
     """
+    graph_module = dropout_in_place_pass(graph_module)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
     cut = _InductorPartitioner(partitioner(partition), torch_random=torch_random)

@@ -16,6 +16,7 @@ from ..torch_private import CheckpointPolicy, FakeTensor, FakeTensorMode
 
 __all__ = [
     "SeededMask",
+    "dropout_in_place_pass",
     "mask_ops",
     "provide_seeded_mask",
     "replayed_dropout_pass",
@@ -67,6 +68,31 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         return add(ops.mask, seed, size, p), ops.scale(p)
 
     return _replace_dropout(graph_module, mask, backward_too=True)
+
+
+def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x.
+
+    Traced as it is, it becomes a product with a mask of floats that nothing knows for a mask.
+    """
+    graph = graph_module.graph
+    changed = False
+    for node in list(graph.find_nodes(op="call_function", target=torch.nn.functional.dropout)):
+        given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
+        if not given.get("inplace"):
+            continue
+        given["inplace"] = False
+        x = given.pop("input")
+        node.args, node.kwargs = (x,), given
+        with graph.inserting_after(node):
+            written = graph.call_method("copy_", (x, node))
+        written.meta.update(node.meta)
+        node.replace_all_uses_with(written, delete_user_cb=lambda user, written=written: user is not written)
+        changed = True
+    if changed:
+        graph.lint()
+        graph_module.recompile()
+    return graph_module
 
 
 def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -312,3 +312,30 @@ def test_without_the_pass_torchs_mask_is_saved() -> None:
     forward, backward = split_of(lambda x: F.dropout(x.sin(), P), x, partition="min_cut")
     assert [node for node in saved_of(forward) if node.meta["val"].dtype is torch.bool]
     assert "aten.native_dropout.default" not in called(backward)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input(backend: str) -> None:
+    def layer(x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
+        hidden = x * 2
+        dropped = torch.nn.functional.dropout(hidden, 0.5, inplace=inplace)
+        return dropped.sin(), hidden
+
+    x = torch.randn(64, 64, requires_grad=True)
+    fused = fuse(layer, backend=backend, fallback=())
+    results = []
+    for inplace in (False, True):
+        torch.manual_seed(7)
+        out, hidden = fused(x, inplace)
+        (dx,) = torch.autograd.grad(out.sum(), x, retain_graph=backend == "eager")
+        results.append((out, hidden, dx))
+    torch.testing.assert_close(results[1][0], results[0][0])
+    torch.testing.assert_close(results[1][2], results[0][2])
+    kept = results[1][1]
+    assert ((kept == 0) | (kept == 4 * x)).all()
+    assert (kept == 0).any()
+    in_place = fuse(
+        lambda x: torch.nn.functional.dropout(x.sin(), 0.5, inplace=True).cos(), backend=backend, fallback=()
+    )
+    plain = fuse(lambda x: torch.nn.functional.dropout(x.sin(), 0.5).cos(), backend=backend, fallback=())
+    assert saved_bytes(in_place, x) == saved_bytes(plain, x)
