@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,16 @@ import torch
 @pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
+    from fuselayers.ops import patience
+
+    with pytest.MonkeyPatch.context() as patch, patience(math.inf):
+        patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

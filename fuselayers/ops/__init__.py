@@ -8,6 +8,7 @@ from .bias_activation_dropout import bias_activation_dropout as bias_activation_
 from .bias_dropout_residual import bias_dropout_residual as bias_dropout_residual
 from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm as bias_dropout_residual_layer_norm
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
+from .choice import patience as patience
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
@@ -21,3 +22,4 @@ from .residual_layer_norm import residual_layer_norm as residual_layer_norm
 from .residual_rms_norm import residual_rms_norm as residual_rms_norm
 from .rms_norm import rms_norm as rms_norm
 from .rotary import rotary as rotary
+from .shards import Shard as Shard

@@ -8,9 +8,9 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout), and one tensor of x's size at most. The kernels keep x; a compiler
-what it finds best; the formula run op by op what its activation keeps (the pre-activation, or for relu, squared_relu
-and star_relu its positive part; two for smelu). For the identity none of them keeps any.
+Saved for backward: a seed, no mask (see dropout), and one tensor of x's size at most. The op's own forms keep x; a
+compiler what it finds best; the formula run op by op what its activation keeps (the pre-activation, or for relu,
+squared_relu and star_relu its positive part; two for smelu). For the identity none of them keeps any.
 
 Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity). The
 kernels move that, and the bias once per program.
@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import activate, activate_tile, check_activation, slope_tile
-from .dropout import dropout, dropout_reference
-from .forms import define, needs_grad, second_order, takes_kernels
+from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
+from .dropout import dropout_from, dropout_reference
+from .forms import define, needs_grad, run, second_order
 from .launch import kernel, launch, num_processors
 from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
 from .rows import as_rows, cdiv, persistent_programs, tile, vector_of
 from .shapes import check_row_vector, check_rows
+from .shards import Shard, check_shard, first_column, obstacle, rows_of
 from .triton_language import tl
 
-__all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_of_dropped"]
+__all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula", "gradients_of_dropped"]
 
 
 def bias_activation_dropout(
@@ -41,6 +42,7 @@ def bias_activation_dropout(
     p: float = 0.0,
     training: bool = True,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Return dropout(activation(x + bias), p).
@@ -52,14 +54,18 @@ def bias_activation_dropout(
         p: dropout probability, 0 <= p < 1.
         training: False leaves the dropout out.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        shard: where x lies in a larger tensor whose mask it shall have its part of; None if x is whole.
+        backend: which form serves, see `forms`.
+
+    Without a bias, an activation and dropout x itself is returned.
 
     Raises:
-        ValueError: x has no dimension, the bias or the seed does not fit it, the activation or the backend is unknown,
-            or p is outside [0, 1).
-        TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the activation is no name.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
-            "triton" was asked for and cannot take the call.
+        ValueError: x has no dimension, the bias, the seed or the shard does not fit it, the activation or the backend
+            is unknown, or p is outside [0, 1).
+        TypeError: a tensor is not floating, the seed is not a tensor, p is one, the activation is no name, or the shard
+            is no shard.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
+            backend that was asked for cannot take the call.
 
     >>> import torch
     >>> bias_activation_dropout(torch.tensor([[-1.0, 2.0]]), torch.tensor([0.5, 0.5]), activation="relu")
@@ -70,59 +76,124 @@ def bias_activation_dropout(
     check_activation(activation)
     check_probability(p)
     check_seed(seed, x.device)
+    check_shard(shard, x.shape)
     seed = seed_for(p, training=training, seed=seed, device=x.device)
-    if takes_kernels(backend, x, bias):
-        run = _Kernels.apply if needs_grad(x, bias) else _forward
-        y: Tensor = run(x, bias, seed, activation, p)
-        return y
-    return _formula(x, bias, seed, activation, p)
+    if bias is None and activation is None and seed is None:
+        return x
+    place = (None, 0) if seed is None else (rows_of(shard, x), first_column(shard))
+    y: Tensor = run(backend, _formula, _fused, x, bias, seed, *place, activation, p, obstacle=obstacle(shard))
+    return y
 
 
-def _formula(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float) -> Tensor:
+def _formula(
+    x: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    activation: str | None,
+    p: float,
+) -> Tensor:
     y = activate(x if bias is None else x + bias, activation)
-    return y if seed is None else dropout(y, p, seed=seed)
+    return y if seed is None else dropout_from(y, seed, row_R, first_column, p)
+
+
+def _fused(x: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    form = _Fused.apply if needs_grad(x, bias) else _forward
+    y: Tensor = form(x, bias, *rest)
+    return y
 
 
 def bias_activation_dropout_reference(
-    x: Tensor, bias: Tensor | None = None, *, activation: str | None = None, p: float = 0.0, seed: Tensor | None = None
+    x: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    p: float = 0.0,
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
 ) -> Tensor:
     """What the op means in training, in plain torch; without a seed nothing is dropped."""
     y = activate(x if bias is None else x + bias, activation)
-    return y if seed is None else dropout_reference(y, p, seed=seed)
+    return y if seed is None else dropout_reference(y, p, seed=seed, shard=shard)
 
 
-class _Kernels(torch.autograd.Function):
+class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        row_R: Tensor | None,
+        first_column: int,
+        activation: str | None,
+        p: float,
     ) -> Tensor:
         # The identity's slope is one everywhere; only the dtypes of what came in are needed.
-        ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed)
-        ctx.options = activation, p, x.dtype, None if bias is None else bias.dtype
-        y: Tensor = _forward(x, bias, seed, activation, p)
+        ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
+        ctx.options = first_column, activation, p
+        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
+        y: Tensor = _forward(x, bias, seed, row_R, first_column, activation, p)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias, seed = ctx.saved_tensors
-        activation, p, x_dtype, bias_dtype = ctx.options
+        x, bias, seed, row_R = ctx.saved_tensors
+        first_column, activation, p = ctx.options
+        x_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_bias = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled() and activation is None:
-            dz = dy if seed is None else dropout(dy, p, seed=seed)
-            dx, dbias = dz.to(x_dtype), dz.flatten(0, -2).sum(0) if dz.dim() > 1 else dz
-            return dx if wants_x else None, dbias.to(bias_dtype) if wants_bias else None, None, None, None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and activation is not None:
 
             def formula(x: Tensor, bias: Tensor | None) -> Tensor:
-                return _formula(x, bias, seed, activation, p)
+                return _formula(x, bias, seed, row_R, first_column, activation, p)
 
-            return (*second_order(formula, (x, bias), (dy,), (wants_x, wants_bias)), None, None, None)
-        dx, dbias = gradients_of_dropped(dy, x, bias, seed, activation, p, x_dtype, bias_dtype if wants_bias else None)
-        return dx if wants_x else None, dbias if wants_bias else None, None, None, None
+            dx, dbias = second_order(formula, (x, bias), (dy,), (wants_x, wants_bias))
+        else:
+            # Of the identity alone plain torch copies nothing, and its gradients can be differentiated again.
+            plain = activation is None and (seed is None or torch.is_grad_enabled())
+            dx, dbias = (gradients_formula if plain else gradients_of_dropped)(
+                *(dy, x, bias, seed, row_R, first_column, activation, p, x_dtype),
+                bias_dtype if wants_bias else None,
+            )
+        return dx if wants_x else None, dbias if wants_bias else None, *(None,) * 5
 
 
-def _run_forward(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float) -> Tensor:
-    y = _like_result(x, bias, seed, activation, p)
+def gradients_formula(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    activation: str | None,
+    p: float,
+    x_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and bias. Used by bias_dropout_residual too, whose are those of the identity."""
+    dz = dy if seed is None else dropout_from(dy, seed, row_R, first_column, p)
+    if x is not None and activation is not None:
+        z = x if bias is None else x + bias
+        (dz,) = torch.func.vjp(ACTIVATIONS[activation], z)[1](dz)
+    if bias_dtype is None:
+        return dz.to(x_dtype), dz.new_empty(0, dtype=x_dtype)
+    # Summed in float32, as the kernels do: a sum over thousands of rows in 16 bits would be worth nothing.
+    wide = torch.promote_types(dz.dtype, torch.float32)
+    dbias = dz.flatten(0, -2).sum(0, dtype=wide) if dz.dim() > 1 else dz
+    return dz.to(x_dtype), dbias.to(bias_dtype)
+
+
+def _launch_forward(
+    x: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    activation: str | None,
+    p: float,
+) -> Tensor:
+    y = _like_result(x, bias)
     if not y.numel():
         return y
     x_RN = as_rows(x)
@@ -133,7 +204,7 @@ def _run_forward(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation
         _forward_kernel,
         (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
         (
-            *(x_RN, None if bias is None else bias.contiguous(), y_RN, seed),
+            *(x_RN, None if bias is None else bias.contiguous(), y_RN, seed, row_R, first_column // 8),
             *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
             *(keep_threshold(p), keep_scale(p)),
         ),
@@ -142,22 +213,24 @@ def _run_forward(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation
     return y
 
 
-def _like_result(x: Tensor, bias: Tensor | None, seed: Tensor | None, activation: str | None, p: float) -> Tensor:
+def _like_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
-def _run_backward(
+def _launch_backward(
     dy: Tensor,
     x: Tensor | None,
     bias: Tensor | None,
     seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
     activation: str | None,
     p: float,
     x_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    dx, dbias = _like_gradients(dy, x, bias, seed, activation, p, x_dtype, bias_dtype)
+    dx, dbias = _like_gradients(dy, x, bias, seed, row_R, first_column, activation, p, x_dtype, bias_dtype)
     if not dy.numel():
         return dx, dbias.zero_()
     dy_RN = as_rows(dy)
@@ -175,7 +248,8 @@ def _run_backward(
         _backward_kernel,
         (num_tiles, num_column_tiles),
         (
-            *(dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, dx_RN, partial_PN),
+            *(dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8),
+            *(dx_RN, partial_PN),
             *(dy_RN.shape[0], dy_RN.shape[1] // vector, dy_RN.stride(0) // vector, x_RN.stride(0) // vector),
             *(keep_threshold(p), keep_scale(p)),
         ),
@@ -189,6 +263,8 @@ def _like_gradients(
     x: Tensor | None,
     bias: Tensor | None,
     seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
     activation: str | None,
     p: float,
     x_dtype: torch.dtype,
@@ -204,6 +280,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     bias_ptr,
     y_ptr,
     seed_ptr,
+    row_numbers_ptr,
+    first_group,
     num_rows,
     num_columns,
     x_stride,
@@ -226,7 +304,9 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     y = activate_tile(z, ACTIVATION, EXACT)
     if seed_ptr is not None:
-        keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+        keep = keep_tile(
+            seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+        )
         y *= tl.where(keep, scale, 0.0)
     tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
@@ -237,6 +317,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     bias_ptr,
     seed_ptr,
+    row_numbers_ptr,
+    first_group,
     dx_ptr,
     partial_ptr,
     num_rows,
@@ -263,7 +345,17 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         row = rows.to(tl.int64)[:, None]
         dz = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            keep = keep_tile(
+                seed_ptr,
+                row_numbers_ptr,
+                first_group,
+                rows,
+                num_rows,
+                first_column,
+                threshold,
+                BLOCK_ROWS,
+                BLOCK_COLUMNS,
+            )
             dz *= tl.where(keep, scale, 0.0)
         if ACTIVATION is not None:
             z = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
@@ -279,13 +371,16 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 
 
 _forward = define(
-    "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, str? activation, float p) -> Tensor",
-    _run_forward,
+    "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, Tensor? row_numbers, int first_column, "
+    "str? activation, float p) -> Tensor",
+    _launch_forward,
     _like_result,
+    formula=_formula,
 )
 gradients_of_dropped = define(
-    "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, str? activation, float p, "
-    "ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
-    _run_backward,
+    "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, Tensor? row_numbers, "
+    "int first_column, str? activation, float p, ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
+    _launch_backward,
     _like_gradients,
+    formula=gradients_formula,
 )

@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bias_activation_dropout import gradients_of_dropped
-from .dropout import dropout, dropout_reference, dropped
-from .forms import define, needs_grad, takes_kernels
+from .bias_activation_dropout import gradients_formula, gradients_of_dropped
+from .dropout import dropout_from, dropout_reference, dropped
+from .forms import define, needs_grad, run
 from .launch import kernel, launch
 from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_like, check_row_vector, check_rows
+from .shards import Shard, check_shard, first_column, obstacle, rows_of
 from .triton_language import tl
 
 __all__ = ["bias_dropout_residual", "bias_dropout_residual_reference"]
@@ -41,6 +42,7 @@ def bias_dropout_residual(
     p: float = 0.0,
     training: bool = True,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Return dropout(x + bias, p) + residual.
@@ -52,14 +54,15 @@ def bias_dropout_residual(
         p: dropout probability, 0 <= p < 1.
         training: False leaves the dropout out.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        shard: where x lies in a larger tensor whose mask it shall have its part of; None if x is whole.
+        backend: which form serves, see `forms`.
 
     Raises:
-        ValueError: x has no dimension, the residual, the bias or the seed does not fit it, p is outside [0, 1), or the
-            backend is unknown.
-        TypeError: a tensor is not floating, the seed is not a tensor, or p is one.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
-            "triton" was asked for and cannot take the call.
+        ValueError: x has no dimension, the residual, the bias, the seed or the shard does not fit it, p is outside
+            [0, 1), or the backend is unknown.
+        TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the shard is no shard.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
+            backend that was asked for cannot take the call.
 
     >>> import torch
     >>> bias_dropout_residual(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), bias=torch.tensor([0.5, 0.5]))
@@ -70,50 +73,98 @@ def bias_dropout_residual(
     check_row_vector("bias", bias, x)
     check_probability(p)
     check_seed(seed, x.device)
+    check_shard(shard, x.shape)
     seed = seed_for(p, training=training, seed=seed, device=x.device)
-    if takes_kernels(backend, x, residual, bias):
-        run = _Kernels.apply if needs_grad(x, residual, bias) else _forward
-        y: Tensor = run(x, residual, bias, seed, p)
-        return y
+    place = (None, 0) if seed is None else (rows_of(shard, x), first_column(shard))
+    y: Tensor = run(backend, _formula, _fused, x, residual, bias, seed, *place, p, obstacle=obstacle(shard))
+    return y
+
+
+def _formula(
+    x: Tensor,
+    residual: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    p: float,
+) -> Tensor:
     z = x if bias is None else x + bias
-    return (z if seed is None else dropout(z, p, seed=seed)) + residual
+    return (z if seed is None else dropout_from(z, seed, row_R, first_column, p)) + residual
+
+
+def _fused(x: Tensor, residual: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    form = _Fused.apply if needs_grad(x, residual, bias) else _forward
+    y: Tensor = form(x, residual, bias, *rest)
+    return y
 
 
 def bias_dropout_residual_reference(
-    x: Tensor, residual: Tensor, *, bias: Tensor | None = None, p: float = 0.0, seed: Tensor | None = None
+    x: Tensor,
+    residual: Tensor,
+    *,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
 ) -> Tensor:
     """What the op means in training, in plain torch; without a seed nothing is dropped."""
     z = x if bias is None else x + bias
-    return (z if seed is None else dropout_reference(z, p, seed=seed)) + residual
+    return (z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)) + residual
 
 
-class _Kernels(torch.autograd.Function):
+class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> Tensor:
-        ctx.save_for_backward(seed)
-        ctx.options = p, x.dtype, residual.dtype, None if bias is None else bias.dtype
-        y: Tensor = _forward(x, residual, bias, seed, p)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        row_R: Tensor | None,
+        first_column: int,
+        p: float,
+    ) -> Tensor:
+        ctx.save_for_backward(seed, row_R)
+        ctx.place = first_column, p
+        ctx.dtypes = x.dtype, residual.dtype, None if bias is None else bias.dtype
+        y: Tensor = _forward(x, residual, bias, seed, row_R, first_column, p)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (seed,) = ctx.saved_tensors
-        p, x_dtype, residual_dtype, bias_dtype = ctx.options
+        seed, row_R = ctx.saved_tensors
+        first_column, p = ctx.place
+        x_dtype, residual_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_residual, wants_bias = ctx.needs_input_grad[:3]
         dx = dbias = None
-        if torch.is_grad_enabled():  # linear: its derivative is the op of which autograd knows the next one
-            dz = dy if seed is None else dropout(dy, p, seed=seed)
-            dx, dbias = dz.to(x_dtype), dz.flatten(0, -2).sum(0) if dz.dim() > 1 else dz
-            dbias = dbias.to(bias_dtype) if wants_bias else None
+        if seed is None or torch.is_grad_enabled():  # plain torch copies nothing, and can be differentiated again
+            dx, dbias = gradients_formula(
+                *(dy, None, None, seed, row_R, first_column, None, p, x_dtype),
+                bias_dtype if wants_bias else None,
+            )
         elif wants_bias:
-            dx, dbias = gradients_of_dropped(dy, None, None, seed, None, p, x_dtype, bias_dtype)
+            dx, dbias = gradients_of_dropped(dy, None, None, seed, row_R, first_column, None, p, x_dtype, bias_dtype)
         elif wants_x:
-            dx = (dy if seed is None else dropped(dy, seed, p)).to(x_dtype)
-        return dx if wants_x else None, dy.to(residual_dtype) if wants_residual else None, dbias, None, None
+            dx = dropped(dy, seed, row_R, first_column, p).to(x_dtype)
+        return (
+            dx if wants_x else None,
+            dy.to(residual_dtype) if wants_residual else None,
+            dbias if wants_bias else None,
+            *(None,) * 4,
+        )
 
 
-def _run_forward(x: Tensor, residual: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> Tensor:
-    y = _like_result(x, residual, bias, seed, p)
+def _launch_forward(
+    x: Tensor,
+    residual: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    p: float,
+) -> Tensor:
+    y = _like_result(x, residual, bias)
     if not y.numel():
         return y
     x_RN, residual_RN = as_rows(x), as_rows(residual)
@@ -124,7 +175,7 @@ def _run_forward(x: Tensor, residual: Tensor, bias: Tensor | None, seed: Tensor 
         _forward_kernel,
         (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
         (
-            *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y_RN, seed),
+            *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y_RN, seed, row_R, first_column // 8),
             *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector, residual_RN.stride(0) // vector),
             *(keep_threshold(p), keep_scale(p)),
         ),
@@ -133,7 +184,7 @@ def _run_forward(x: Tensor, residual: Tensor, bias: Tensor | None, seed: Tensor 
     return y
 
 
-def _like_result(x: Tensor, residual: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> Tensor:
+def _like_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = torch.promote_types(x.dtype, residual.dtype)
     dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -146,6 +197,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     bias_ptr,
     y_ptr,
     seed_ptr,
+    row_numbers_ptr,
+    first_group,
     num_rows,
     num_columns,
     x_stride,
@@ -167,14 +220,18 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     if bias_ptr is not None:
         z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if seed_ptr is not None:
-        keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+        keep = keep_tile(
+            seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+        )
         z *= tl.where(keep, scale, 0.0)
     y = z + residual.to(tl.float32)
     tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
 _forward = define(
-    "bias_dropout_residual(Tensor x, Tensor residual, Tensor? bias, Tensor? seed, float p) -> Tensor",
-    _run_forward,
+    "bias_dropout_residual(Tensor x, Tensor residual, Tensor? bias, Tensor? seed, Tensor? row_numbers, "
+    "int first_column, float p) -> Tensor",
+    _launch_forward,
     _like_result,
+    formula=_formula,
 )

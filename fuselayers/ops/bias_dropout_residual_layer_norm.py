@@ -22,6 +22,7 @@ from .dropout import dropout_reference
 from .normalise import NormStyle, check_style, norm_reference, normalise
 from .philox import check_probability, check_seed, seed_for
 from .shapes import check_floating, check_like, check_row_vector, check_rows
+from .shards import Shard
 
 __all__ = ["bias_dropout_residual_layer_norm", "bias_dropout_residual_layer_norm_reference"]
 
@@ -39,6 +40,7 @@ def bias_dropout_residual_layer_norm(
     style: Literal["post", "pre"] = "post",
     training: bool = True,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     backend: str = "auto",
 ) -> Tensor: ...
 @overload
@@ -54,6 +56,7 @@ def bias_dropout_residual_layer_norm(
     style: Literal["prenorm"],
     training: bool = True,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -69,6 +72,7 @@ def bias_dropout_residual_layer_norm(
     style: NormStyle,
     training: bool = True,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def bias_dropout_residual_layer_norm(
@@ -83,6 +87,7 @@ def bias_dropout_residual_layer_norm(
     style: NormStyle = "post",
     training: bool = True,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return norm(dropout(x + bias, p) + residual), arranged as `style` says.
@@ -98,14 +103,15 @@ def bias_dropout_residual_layer_norm(
         style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
         training: False leaves the dropout out.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        shard: where x lies, in whole rows, in a larger tensor whose mask it shall have its part of; None if x is whole.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, or p is
             outside [0, 1).
         TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the style is no name.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
-            "triton" was asked for and cannot take the call.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
+            backend that was asked for cannot take the call.
 
     >>> import torch
     >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
@@ -127,6 +133,7 @@ def bias_dropout_residual_layer_norm(
         weight=weight,
         norm_bias=norm_bias,
         seed=seed_for(p, training=training, seed=seed, device=x.device),
+        shard=shard,
         p=p,
         eps=eps,
         pre=style == "pre",
@@ -147,12 +154,13 @@ def bias_dropout_residual_layer_norm_reference(
     eps: float = 1e-5,
     style: NormStyle = "post",
     seed: Tensor | None = None,
+    shard: Shard | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What the op means in training, in plain torch; without a seed nothing is dropped."""
     if style == "pre":
         z = x if bias is None else x + bias
-        dropped = z if seed is None else dropout_reference(z, p, seed=seed)
+        dropped = z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)
         return norm_reference(dropped, weight, norm_bias, eps=eps, rms=False) + residual
-    total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed)
+    total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed, shard=shard)
     normed = norm_reference(total, weight, norm_bias, eps=eps, rms=False)
     return (normed, total) if style == "prenorm" else normed

@@ -8,7 +8,8 @@
 
 The product is made in float32 at least, and rounded to x's dtype once. p is rounded to a multiple of 1/65536.
 
-Saved for backward: the seed, 8 bytes, whatever the size of x. torch's own dropout saves a mask of one byte per element.
+Saved for backward: the seed, 8 bytes, whatever the size of x; of a shard also the numbers of its rows, 8 bytes for
+each. torch's own dropout saves a mask of one byte per element.
 Under plain `torch.compile`, torch's partitioner may still choose to keep a mask of one byte per element: where a later
 op needs y, it weighs keeping y against making y again. `fuselayers.partition.fuse` never keeps one. In eager mode the
 mask is made in memory of its own, forward and backward; a compiler makes it in the kernel that uses it, on a CPU from
@@ -25,17 +26,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .forms import define, takes_kernels
+from .forms import define, run
 from .launch import kernel, launch
-from .philox import check_probability, check_seed, keep_mask, keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import check_probability, check_seed, keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_floating
+from .shards import Shard, check_shard, first_column, obstacle, rows_of
 from .triton_language import tl
 
-__all__ = ["dropout", "dropout_reference", "dropped"]
+__all__ = ["dropout", "dropout_from", "dropout_reference", "dropped"]
 
 
-def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None = None, backend: str = "auto") -> Tensor:
+def dropout(
+    x: Tensor,
+    p: float,
+    *,
+    training: bool = True,
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
+    backend: str = "auto",
+) -> Tensor:
     """Zero elements of x with probability p and scale the others by 1 / (1 - p).
 
     Args:
@@ -43,13 +53,15 @@ def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None =
         p: probability of dropping an element, 0 <= p < 1. At 0 x itself is returned.
         training: False returns x itself.
         seed: int64 tensor of shape [] on x's device; drawn from torch's default generator when None.
-        backend: "auto", "eager" for the formula, or "triton" for the kernel, inside a compiled function too.
+        shard: where x lies in a larger tensor whose mask it shall have its part of; None if x is whole.
+        backend: which form serves, see `forms`.
 
     Raises:
-        ValueError: p is outside [0, 1), the seed has another shape, dtype or device, or the backend is unknown.
-        TypeError: x is not floating, the seed is not a tensor, or p is one.
-        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or
-            "triton" was asked for and cannot take the call.
+        ValueError: p is outside [0, 1), the seed has another shape, dtype or device, x does not fit the shard, or the
+            backend is unknown.
+        TypeError: x is not floating, the seed is not a tensor, p is one, or the shard is no shard.
+        RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
+            backend that was asked for cannot take the call.
 
     >>> dropout(torch.ones(2, 8), 0.5, seed=torch.tensor(7))
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
@@ -58,28 +70,40 @@ def dropout(x: Tensor, p: float, *, training: bool = True, seed: Tensor | None =
     check_floating("x", x)
     check_probability(p)
     check_seed(seed, x.device)
+    check_shard(shard, x.shape)
     seed = seed_for(p, training=training, seed=seed, device=x.device)
     if seed is None:
         return x
-    if takes_kernels(backend, x):
-        dropped_by_kernel: Tensor = _KernelDropout.apply(x, seed, p)  # type: ignore[no-untyped-call]
-        return dropped_by_kernel
+    place = rows_of(shard, x), first_column(shard)
+    y: Tensor = run(backend, dropout_from, _fused, x, seed, *place, p, obstacle=obstacle(shard))
+    return y
+
+
+def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+    """Dropout's formula, of a place in a larger tensor. Used by the formulas of all ops that drop."""
     # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
     # traced. Everywhere else the one with all rules is used.
     function = _TracedDropout if torch.compiler.is_compiling() else _SeededDropout
-    dropped: Tensor = function.apply(x, seed, p)  # type: ignore[no-untyped-call]
-    return dropped
+    y: Tensor = function.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+    return y
 
 
-def dropout_reference(x: Tensor, p: float, *, seed: Tensor) -> Tensor:
+def _fused(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+    y: Tensor = _FusedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+    return y
+
+
+def dropout_reference(x: Tensor, p: float, *, seed: Tensor, shard: Shard | None = None) -> Tensor:
     """What dropout means, in plain torch: the truth every other form is held to."""
-    return _dropped(x, seed, p)
+    return _dropped(x, seed, rows_of(shard, x), first_column(shard), p)
 
 
-def _dropped(x: Tensor, seed: Tensor, p: float, *, again: bool = False) -> Tensor:
+def _dropped(
+    x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float, *, again: bool = False
+) -> Tensor:
     # The scale in bfloat16 would be off by up to 0.4 %, and the mean of every dropped tensor with it.
     wide = torch.promote_types(x.dtype, torch.float32)
-    factor = keep_mask(seed, x.shape, p=p, again=again).to(wide) * keep_scale(p)
+    factor = keep_bytes(seed, x.shape, row_R, first_column, p=p, again=again).to(wide) * keep_scale(p)
     y = x.to(wide) * factor
     # Note: [no cast that does nothing] Where an autograd function ends in one, Dynamo of torch 2.11 loses the incoming
     # gradient without a word, and every gradient before it is zero.
@@ -90,59 +114,58 @@ class _SeededDropout(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, seed: Tensor, p: float) -> Tensor:
-        return _dropped(x, seed, p)
+    def forward(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+        return _dropped(x, seed, row_R, first_column, p)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        _, seed, ctx.p = inputs
-        ctx.save_for_backward(seed)
-        ctx.save_for_forward(seed)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, seed, row_R, *ctx.place = inputs
+        ctx.save_for_backward(seed, row_R)
+        ctx.save_for_forward(seed, row_R)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        (seed,) = ctx.saved_tensors
-        return _SeededDropout.apply(dy, seed, ctx.p), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dx: Tensor = _SeededDropout.apply(dy, *ctx.saved_tensors, *ctx.place)  # type: ignore[no-untyped-call]
+        return dx, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Tensor:
-        (seed,) = ctx.saved_tensors
-        tangent: Tensor = _SeededDropout.apply(x_tangent, seed, ctx.p)  # type: ignore[no-untyped-call]
+        tangent: Tensor = _SeededDropout.apply(x_tangent, *ctx.saved_tensors, *ctx.place)  # type: ignore[no-untyped-call]
         return tangent
 
 
 class _TracedDropout(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, seed: Tensor, p: float) -> Tensor:
-        return _dropped(x, seed, p)
+    def forward(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+        return _dropped(x, seed, row_R, first_column, p)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        _, seed, ctx.p = inputs
-        ctx.save_for_backward(seed)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, seed, row_R, ctx.first_column, ctx.p = inputs
+        ctx.save_for_backward(seed, row_R)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        (seed,) = ctx.saved_tensors
-        return _dropped(dy, seed, ctx.p, again=True), None, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        seed, row_R = ctx.saved_tensors
+        return _dropped(dy, seed, row_R, ctx.first_column, ctx.p, again=True), None, None, None, None
 
 
-class _KernelDropout(torch.autograd.Function):
+class _FusedDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seed: Tensor, p: float) -> Tensor:
-        ctx.save_for_backward(seed)
-        ctx.p = p
-        y: Tensor = dropped(x, seed, p)
+    def forward(ctx: Any, x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+        ctx.save_for_backward(seed, row_R)
+        ctx.place = first_column, p
+        y: Tensor = dropped(x, seed, row_R, first_column, p)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        (seed,) = ctx.saved_tensors
-        return _KernelDropout.apply(dy, seed, ctx.p), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dx: Tensor = _FusedDropout.apply(dy, *ctx.saved_tensors, *ctx.place)  # type: ignore[no-untyped-call]
+        return dx, None, None, None, None
 
 
-def _run(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    y = _like(x, seed, p)
+def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+    y = _like(x, seed, row_R, first_column, p)
     if not y.numel():
         return y
     x_RN = as_rows(x.reshape(1, 1) if not x.dim() else x)
@@ -153,7 +176,7 @@ def _run(x: Tensor, seed: Tensor, p: float) -> Tensor:
         _dropout_kernel,
         (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
         (
-            *(x_RN, y_RN, seed),
+            *(x_RN, y_RN, seed, row_R, first_column // 8),
             *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
             *(keep_threshold(p), keep_scale(p)),
         ),
@@ -162,7 +185,7 @@ def _run(x: Tensor, seed: Tensor, p: float) -> Tensor:
     return y
 
 
-def _like(x: Tensor, seed: Tensor, p: float) -> Tensor:
+def _like(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -171,6 +194,8 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     y_ptr,
     seed_ptr,
+    row_numbers_ptr,
+    first_group,
     num_rows,
     num_columns,
     x_stride,
@@ -186,9 +211,16 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row = rows.to(tl.int64)[:, None]
     x = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
-    keep = keep_tile(seed_ptr, rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+    keep = keep_tile(
+        seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+    )
     y = x * tl.where(keep, scale, 0.0)
     tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
-dropped = define("dropout(Tensor x, Tensor seed, float p) -> Tensor", _run, _like)
+dropped = define(
+    "dropout(Tensor x, Tensor seed, Tensor? row_numbers, int first_column, float p) -> Tensor",
+    _launch,
+    _like,
+    formula=_dropped,
+)

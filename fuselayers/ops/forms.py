@@ -1,8 +1,19 @@
-"""forms -- which form of an op a call takes: its formula, or its own kernels. Used by every op that has kernels.
+"""forms -- which form of an op a call takes: its formula, or a form of its own. Used by every op that has kernels.
 
-The formula is plain torch. `torch.compile` and `fuse` see through it and fuse it with what stands around it; so do
-`torch.func`'s transforms and tensor subclasses. In eager mode on a GPU each op of a formula would be a trip to memory,
-so there the op's own kernels run, as one call.
+    formula     plain torch, op by op; a compiler and the transforms of `torch.func` see through it
+    kernels     written in Triton: on a GPU, or in Triton's interpreter
+    compiled    forward and backward of the formula, each made one piece of C++ by Inductor: on a CPU
+
+`backend` chooses:
+
+    "auto"      inside a compiled function, under a transform of `torch.func` and for tensor subclasses the formula;
+                else on a GPU the kernels, where each op of the formula would be a trip to memory, and on a CPU what a
+                measurement says (see choice)
+    "eager"     the formula
+    "triton"    the kernels, inside a compiled function too
+    "inductor"  the compiled form, on a CPU; inside a compiled function the formula, which is compiled there
+
+All forms give the same numbers to rounding, and the same mask.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,30 +25,85 @@ from torch import Tensor, nn
 from ..names import no_such
 from ..partition import BackendUnavailableError
 from ..partition.torch_private import transforms_are_active
+from .choice import call_faster
+from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
-__all__ = ["BACKENDS", "define", "needs_grad", "second_order", "takes_kernels"]
+__all__ = ["BACKENDS", "define", "needs_grad", "run", "second_order", "takes_kernels"]
 
-BACKENDS: Final = ("auto", "eager", "triton")
+BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def takes_kernels(backend: str, *tensors: Tensor | None) -> bool:
-    """Return whether a call on these tensors goes to the op's kernels.
+def run(
+    backend: str,
+    formula: Callable[..., Any],
+    fused: Callable[..., Any],
+    *arguments: Any,
+    obstacle: str | None = None,
+) -> Any:
+    """Return what `formula` or `fused` makes of the arguments, as the backend says.
 
     Args:
-        backend: "auto" takes them on a GPU in eager mode; "eager" never does; "triton" always does, inside a compiled
-            function too.
-        tensors: all of the call's floating tensors, the first of which says the device.
+        backend: one of BACKENDS.
+        formula: the op in plain torch.
+        fused: the same op through those that `define` returned, with its gradients.
+        arguments: of both: tensors or None first, then options, which are hashable. The first says the device.
+        obstacle: why the kernels cannot take this call, if they cannot.
 
     Raises:
-        ValueError: no such backend; or "triton" for a dtype that the kernels do not know.
-        BackendUnavailableError: "triton" where it cannot run.
-        RuntimeError: "triton" inside a transform of `torch.func`, or for a tensor subclass.
+        ValueError: no such backend.
+        BackendUnavailableError: the backend cannot run here.
+        RuntimeError: the backend cannot take this call; the message says why.
     """
-    if backend == "eager":
+    device = arguments[0].device
+    if backend == "auto" and device.type == "cpu":
+        if torch.compiler.is_compiling() or INTERPRETED or _why_plain(_tensors_of(arguments)) is not None:
+            return formula(*arguments)
+        return call_faster(formula, fused, arguments)
+    if backend == "inductor":
+        own = _takes_compiled(device, arguments)
+    else:
+        floating = (tensor for tensor in _tensors_of(arguments) if tensor.is_floating_point())
+        own = takes_kernels(backend, *floating, obstacle=obstacle)
+    return (fused if own else formula)(*arguments)
+
+
+def _tensors_of(arguments: Sequence[Any]) -> list[Tensor]:
+    return [one for one in arguments if isinstance(one, Tensor)]
+
+
+def _takes_compiled(device: torch.device, arguments: Sequence[Any]) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    unavailable = why_not_compiled(device)
+    if unavailable is not None:
+        raise BackendUnavailableError(
+            f"backend 'inductor' cannot run here: {unavailable}; or leave it to backend='auto'"
+        )
+    reason = _why_plain(_tensors_of(arguments))
+    if reason is not None:
+        raise RuntimeError(f"backend 'inductor' cannot take this call: {reason}; use backend='auto' or 'eager'")
+    return True
+
+
+def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = None) -> bool:
+    """Return whether a call on these tensors goes to the op's kernels. Used by ops that have no compiled form.
+
+    Args:
+        backend: one of BACKENDS; "inductor" takes the formula.
+        tensors: all of the call's floating tensors, the first of which says the device.
+        obstacle: as for `run`.
+
+    Raises:
+        ValueError: no such backend.
+        BackendUnavailableError: "triton" where it cannot run.
+        RuntimeError: "triton" inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
+            kernels do not know.
+    """
+    if backend in ("eager", "inductor"):
         return False
     if backend not in BACKENDS:
         raise ValueError(no_such("backend", backend, BACKENDS))
@@ -46,25 +112,28 @@ def takes_kernels(backend: str, *tensors: Tensor | None) -> bool:
     if backend == "auto":
         if device.type != "cuda" or torch.compiler.is_compiling() or INTERPRETED:
             return False
-        return why_no_kernels(device) is None and _why_not(given) is None
-    reason = why_no_kernels(device)
-    if reason is not None:
-        raise BackendUnavailableError(f"backend 'triton' cannot run here: {reason}; or leave it to backend='auto'")
-    reason = _why_not(given)
+        return why_no_kernels(device) is None and (obstacle or _why_no_kernels_for(given)) is None
+    unavailable = why_no_kernels(device)
+    if unavailable is not None:
+        raise BackendUnavailableError(f"backend 'triton' cannot run here: {unavailable}; or leave it to backend='auto'")
+    reason = obstacle or _why_no_kernels_for(given)
     if reason is not None:
         raise RuntimeError(f"backend 'triton' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
 
 
-def _why_not(tensors: Sequence[Tensor]) -> str | None:
+def _why_no_kernels_for(tensors: Sequence[Tensor]) -> str | None:
     for tensor in tensors:
         if tensor.dtype not in _KERNEL_DTYPES:
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-        if not torch.compiler.is_compiling() and type(tensor) not in (Tensor, nn.Parameter):
+    return None if torch.compiler.is_compiling() else _why_plain(tensors)
+
+
+def _why_plain(tensors: Sequence[Tensor]) -> str | None:
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, nn.Parameter):
             return f"a {type(tensor).__name__} has rules of its own"
-    if not torch.compiler.is_compiling() and transforms_are_active():
-        return "inside a transform of torch.func"
-    return None
+    return "inside a transform of torch.func" if transforms_are_active() else None
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
@@ -107,17 +176,23 @@ def second_order(
     return gradients
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Give torch an op that runs kernels, and return it.
+def define(
+    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, formula: Callable[..., Any] | None = None
+) -> Any:
+    """Give torch an op that is one fused piece, and return it.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor"; the op is `torch.ops.fuselayers.name`.
-        run: launches the kernels, on the device of its tensors.
+        launch: launches the kernels, on the device of its tensors.
         fake: makes the results without computing them.
+        formula: the same in plain torch, for the compiled form; None if it has none.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
-    for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
-        _library.impl(name, run, key)  # type: ignore[no-untyped-call]
+    _library.impl(name, launch, "CUDA")  # type: ignore[no-untyped-call]
+    if INTERPRETED:
+        _library.impl(name, launch, "CPU")  # type: ignore[no-untyped-call]
+    elif formula is not None:
+        _library.impl(name, compiled(formula), "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
     return getattr(torch.ops.fuselayers, name).default

@@ -7,9 +7,9 @@
     backward   dgate = dy * up * act'(gate)
                dup   = dy * act(gate)
 
-Saved for backward: gate and up by the kernels and when a compiler fuses it. The formula run op by op keeps act(gate)
-too, so three tensors of up's size (two for relu, whose result stands for the gate, and for the identity; four for
-smelu).
+Saved for backward: gate and up by the op's own forms and when a compiler fuses it. The formula run op by op keeps
+act(gate) too, so three tensors of up's size (two for relu, whose result stands for the gate, and for the identity; four
+for smelu).
 
 Floor, in elements of y: 3 forward (read gate and up, write y), 5 backward (read dy, gate and up, write two gradients).
 The kernels move that.
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import activate, activate_tile, check_activation, slope_tile
-from .forms import define, needs_grad, second_order, takes_kernels
+from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
+from .forms import define, needs_grad, run, second_order
 from .launch import kernel, launch
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_like, check_rows
@@ -41,13 +41,13 @@ def gated_activation(
         gate: [..., N], any float dtype; or [..., 2N] with gate and up side by side when `up` is None.
         up: [..., N] or None.
         activation: a name in ACTIVATIONS, or None for the identity (a bilinear layer).
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: gate has no dimension, up does not fit it, a packed gate has an odd width, or the activation or the
             backend is unknown.
         TypeError: a tensor is not floating, or the activation is no name.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
@@ -60,16 +60,18 @@ def gated_activation(
             raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
     else:
         check_like("up", up, gate)
-    if takes_kernels(backend, gate, up):
-        run = _Kernels.apply if needs_grad(gate, up) else _forward
-        y: Tensor = run(gate, up, activation)
-        return y
-    return _formula(gate, up, activation)
+    y: Tensor = run(backend, _formula, _fused, gate, up, activation)
+    return y
 
 
 def _formula(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
     gate, up = _halves(gate, up)
     return activate(gate, activation) * up
+
+
+def _fused(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+    y: Tensor = (_Fused.apply if needs_grad(gate, up) else _forward)(gate, up, activation)
+    return y
 
 
 def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -84,7 +86,7 @@ def gated_activation_reference(gate: Tensor, up: Tensor, *, activation: str | No
     return activate(gate, activation) * up
 
 
-class _Kernels(torch.autograd.Function):
+class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
         ctx.save_for_backward(gate, up)
@@ -106,7 +108,19 @@ class _Kernels(torch.autograd.Function):
         return dgate if wants_gate else None, dup if wants_up else None, None
 
 
-def _run_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+def _gradients_formula(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+    first, second = _halves(gate, up)
+    activated, dfirst = first, (dy * second).to(first.dtype)
+    if activation is not None:
+        activated = ACTIVATIONS[activation](first)
+        (dfirst,) = torch.func.vjp(ACTIVATIONS[activation], first)[1](dfirst)
+    dsecond = (dy * activated).to(second.dtype)
+    if up is None:
+        return torch.cat((dfirst, dsecond), dim=-1), gate.new_empty(0)
+    return dfirst, dsecond
+
+
+def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
     y = _like_result(gate, up, activation)
     if not y.numel():
         return y
@@ -133,7 +147,7 @@ def _like_result(gate: Tensor, up: Tensor | None, activation: str | None) -> Ten
     return torch.empty(*gate.shape[:-1], width, dtype=dtype, device=gate.device)
 
 
-def _run_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
     dgate, dup = _like_gradients(dy, gate, up, activation)
     if not dy.numel():
         return dgate, dup
@@ -218,9 +232,15 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     tl.store(dup_ptr + out, dup.to(dup_ptr.dtype.element_ty), mask=live)
 
 
-_forward = define("gated_activation(Tensor gate, Tensor? up, str? activation) -> Tensor", _run_forward, _like_result)
+_forward = define(
+    "gated_activation(Tensor gate, Tensor? up, str? activation) -> Tensor",
+    _launch_forward,
+    _like_result,
+    formula=_formula,
+)
 _backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor? up, str? activation) -> (Tensor, Tensor)",
-    _run_backward,
+    _launch_backward,
     _like_gradients,
+    formula=_gradients_formula,
 )

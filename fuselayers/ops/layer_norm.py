@@ -26,12 +26,12 @@ def layer_norm(
         weight: [N], the scale.
         bias: [N], the shift, or None for none.
         eps: added to the variance.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: x has no dimension, weight or bias does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> layer_norm(torch.tensor([1.0, 3.0]), weight=torch.ones(2)).round(decimals=3)

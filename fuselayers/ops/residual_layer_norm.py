@@ -33,12 +33,12 @@ def residual_layer_norm(
         weight: [N], the norm's scale.
         bias: [N], the norm's shift, or None for none.
         eps: added to the variance.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: x has no dimension, residual, weight or bias does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> y, s = residual_layer_norm(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]), weight=torch.ones(2))

@@ -24,12 +24,12 @@ def residual_rms_norm(
         residual: [..., N], the stream it joins.
         weight: [N], the norm's scale.
         eps: added to the mean square.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: x has no dimension, residual or weight does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> y, s = residual_rms_norm(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -4.0]), weight=torch.ones(2))

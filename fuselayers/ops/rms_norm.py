@@ -23,12 +23,12 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
         x: [..., N], any float dtype.
         weight: [N], the scale.
         eps: added to the mean square.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: x has no dimension, weight does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> rms_norm(torch.tensor([3.0, -3.0]), weight=torch.ones(2)).round(decimals=3)

@@ -346,3 +346,8 @@ def trace_with_inductor(
 def transforms_are_active() -> bool:
     """True inside `torch.vmap`, `torch.func.grad` and their kin. Used by the ops, whose kernels know none of them."""
     return bool(torch._C._functorch.maybe_current_level() is not None)
+
+
+def saved_tensors_hooks_are_active() -> bool:
+    """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`. Used by the ops' choice."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -146,17 +146,20 @@ def test_opcheck(name: str) -> None:
     x, bias = torch.randn(3, 5, device=DEVICE), torch.randn(5, device=DEVICE)
     seed, of_torch = seed_of(), torch.ops.fuselayers
     calls: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
-        "dropout": [(of_torch.dropout, (x, seed, 0.3))],
+        "dropout": [(of_torch.dropout, (x, seed, None, 0, 0.3))],
         "bias_activation_dropout": [
-            (of_torch.bias_activation_dropout, (x, bias, seed, "gelu", 0.3)),
-            (of_torch.bias_activation_dropout, (x, None, None, None, 0.0)),
+            (of_torch.bias_activation_dropout, (x, bias, seed, None, 0, "gelu", 0.3)),
+            (of_torch.bias_activation_dropout, (x, None, None, None, 0, None, 0.0)),
             (
                 of_torch.bias_activation_dropout_backward,
-                (x, x, bias, seed, "gelu", 0.3, torch.float32, torch.float32),
+                (x, x, bias, seed, None, 0, "gelu", 0.3, torch.float32, torch.float32),
             ),
-            (of_torch.bias_activation_dropout_backward, (x, None, None, seed, None, 0.3, torch.bfloat16, None)),
+            (
+                of_torch.bias_activation_dropout_backward,
+                (x, None, None, seed, torch.arange(3, device=DEVICE), 8, None, 0.3, torch.bfloat16, None),
+            ),
         ],
-        "bias_dropout_residual": [(of_torch.bias_dropout_residual, (x, x, bias, seed, 0.3))],
+        "bias_dropout_residual": [(of_torch.bias_dropout_residual, (x, x, bias, seed, None, 0, 0.3))],
         "gated_activation": [
             (of_torch.gated_activation, (x, x, "gelu")),
             (of_torch.gated_activation, (torch.randn(3, 6, device=DEVICE), None, None)),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fuselayers.ops import draw_seed, keep_mask, keep_scale
-from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_words, _words, philox_4x32
+from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_packed, _lanes, philox_4x32
 from fuselayers.partition import fuse
 from tests.ops import truth
 from tests.ops.contract import seed_of
@@ -52,13 +52,20 @@ def test_large_masks_are_compiled_and_the_same() -> None:
     whole = keep_mask(seed_of(), (rows, columns), p=0.5)
     for row in (0, 1, 4999):
         assert whole[row].tolist() == truth.kept(int(seed_of()), row, columns, 32768)
-    assert _compiled_words.served_by
+    assert _compiled_packed.served_by
 
 
 def test_the_op_on_the_cpu_is_the_formula() -> None:
-    words = torch.ops.fuselayers.philox_words(seed_of(), 7, 3, 2)
-    assert torch.equal(words, _words(seed_of(), 7, 3, torch.tensor(2)))
-    assert torch.equal(words, torch.ops.fuselayers.philox_words(seed_of(), 7, 3, 2, again=True))
+    keep = torch.ops.fuselayers.philox_keep
+    row_R = torch.tensor([4, 0, 2**32 - 1])
+    lanes = torch.stack(_lanes(seed_of(), row_R, torch.tensor(5), 3, torch.tensor(2)), -1).flatten(1)
+    assert lanes.min() >= 0
+    assert lanes.max() < 65536
+    for threshold in (0, 1, 30000, 65535):
+        expected = (lanes >= threshold).to(torch.uint8)
+        for again in (False, True):
+            assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, 2, again=again), expected)
+    assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9, 2), keep(seed_of(), torch.arange(7), 7, 0, 3, 9, 2))
 
 
 def test_every_size_and_offset_is_served_by_code_that_is_there() -> None:
@@ -69,8 +76,8 @@ def test_every_size_and_offset_is_served_by_code_that_is_there() -> None:
     before = counters["unique_graphs"]
     for offset in (0, 1, 2, 77, 2**32 - 1):
         mask = keep_mask(seed_of(), (2, 8 * groups + offset % 3), p=0.5, offset=offset)
-        words = torch.ops.fuselayers.philox_words(seed_of(), 2, 3, offset)
-        assert torch.equal(mask[:, :24:2], (words & 0xFFFF >= 32768).view(2, 12))
+        few = torch.ops.fuselayers.philox_keep(seed_of(), None, 2, 0, 3, 32768, offset)
+        assert torch.equal(mask[:, :24], few.bool())
     assert counters["unique_graphs"] == before
 
 
@@ -149,8 +156,10 @@ def test_torch_accepts_the_drawing_op() -> None:
     )
 
 
-def test_torch_accepts_the_words_op() -> None:
-    torch.library.opcheck(torch.ops.fuselayers.philox_words.default, (seed_of(), 5, 3, 0))
+def test_torch_accepts_the_masking_op() -> None:
+    keep = torch.ops.fuselayers.philox_keep.default
+    torch.library.opcheck(keep, (seed_of(), None, 5, 0, 3, 30000, 0))
+    torch.library.opcheck(keep, (seed_of(), torch.tensor([3, 1]), 2, 4, 3, 30000, 0), {"again": True})
 
 
 def test_errors() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from ...configs import Config, DataConfig, TrainConfig, build, compose, to_yaml
 from ...configs.settings import settings_of
+from ...ops import patience
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
 from ..plain import plain_config
@@ -56,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says; see `train`."""
-    return train(arguments.overrides, console=console)
+    # A run that is resumed gives the bits of one that was not: no op changes its form because a clock said so.
+    with patience(math.inf):
+        return train(arguments.overrides, console=console)
 
 
 def train(overrides: Sequence[str], *, console: Console) -> int:

@@ -8,12 +8,13 @@ from ..launch import kernel, launch, num_processors
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, vector_of
 from ..triton_language import tl
+from .formula import gradients_formula
 from .forward import in_dtype, tile_of_rows
 
 __all__ = ["normalise_backward"]
 
 
-def _run_backward(
+def _launch_backward(
     dy: Tensor,
     ds: Tensor | None,
     s: Tensor,
@@ -21,6 +22,7 @@ def _run_backward(
     mean: Tensor,
     rstd: Tensor,
     seed: Tensor | None,
+    row_R: Tensor | None,
     p: float,
     rms: bool,
     wants_norm_bias: bool,
@@ -29,7 +31,7 @@ def _run_backward(
     residual_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = dx, dresidual, sums_KN = _like_gradients(
-        dy, ds, s, weight, mean, rstd, seed, p, rms, wants_norm_bias, wants_bias, x_dtype, residual_dtype
+        dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype, residual_dtype
     )
     if not dy.numel():
         sums_KN.zero_()
@@ -42,7 +44,7 @@ def _run_backward(
     processors = num_processors(dy.device)
     num_programs = persistent_programs(num_tiles, processors=processors, side_by_side=num_pieces)
     partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
-    tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, dx_RN
+    tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R, dx_RN
     numbers = (
         *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
         *(0 if ds_RN is None else ds_RN.stride(0) // vector, s_RN.stride(0) // vector),
@@ -85,6 +87,7 @@ def _like_gradients(
     mean: Tensor,
     rstd: Tensor,
     seed: Tensor | None,
+    row_R: Tensor | None,
     p: float,
     rms: bool,
     wants_norm_bias: bool,
@@ -96,7 +99,7 @@ def _like_gradients(
     shape = (0,) if residual_dtype is None else s.shape
     dresidual = torch.empty(shape, dtype=residual_dtype or x_dtype, device=s.device)
     num_sums = 1 + wants_norm_bias + wants_bias
-    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=torch.float32, device=s.device)
+    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=rstd.dtype, device=s.device)
 
 
 @kernel
@@ -108,6 +111,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     mean_ptr,
     rstd_ptr,
     seed_ptr,
+    row_numbers_ptr,
     dx_ptr,
     dresidual_ptr,
     partial_ptr,
@@ -158,7 +162,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + out, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
         if seed_ptr is not None:
-            ds *= tl.where(keep_tile(seed_ptr, rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS), scale, 0.0)
+            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            ds *= tl.where(keep, scale, 0.0)
         if BIAS:
             dbias += tl.where(live, ds, 0.0)
         tl.store(dx_ptr + out, ds.to(dx_ptr.dtype.element_ty), mask=live)
@@ -179,6 +184,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
     mean_ptr,
     rstd_ptr,
     seed_ptr,
+    row_numbers_ptr,
     dx_ptr,
     dresidual_ptr,
     num_rows,
@@ -229,7 +235,8 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + row * width + columns, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
         if seed_ptr is not None:
-            ds *= tl.where(keep_tile(seed_ptr, rows, first, threshold, 1, BLOCK_COLUMNS), scale, 0.0)
+            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, first, threshold, 1, BLOCK_COLUMNS)
+            ds *= tl.where(keep, scale, 0.0)
         tl.store(dx_ptr + row * width + columns, ds.to(dx_ptr.dtype.element_ty), mask=live)
 
 
@@ -278,8 +285,9 @@ def _sums_split_kernel(  # type: ignore[no-untyped-def]
 
 normalise_backward = define(
     "normalise_backward(Tensor dy, Tensor? ds, Tensor s, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed, "
-    "float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, ScalarType? residual_dtype) "
-    "-> (Tensor, Tensor, Tensor)",
-    _run_backward,
+    "Tensor? row_numbers, float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, "
+    "ScalarType? residual_dtype) -> (Tensor, Tensor, Tensor)",
+    _launch_backward,
     _like_gradients,
+    formula=gradients_formula,
 )

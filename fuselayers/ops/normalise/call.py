@@ -1,12 +1,13 @@
-"""What the norm ops call: the formula, or the kernels with their gradients."""
+"""What the norm ops call: the formula, or a form of their own with its gradients."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dropout import dropout
-from ..forms import needs_grad, second_order, takes_kernels
+from ..dropout import dropout_from
+from ..forms import needs_grad, run, second_order
+from ..shards import Shard, check_shard, rows_of
 from .backward import normalise_backward
 from .formula import is_its_input, norm_formula
 from .forward import normalise_forward
@@ -22,30 +23,67 @@ def normalise(
     weight: Tensor,
     norm_bias: Tensor | None = None,
     seed: Tensor | None = None,
+    shard: Shard | None = None,
     p: float = 0.0,
     eps: float,
     pre: bool = False,
     rms: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `formula` defines them; arguments are those of the ops, and have been checked.
+    """Return (y, s) as `formula` defines them; arguments are those of the ops, and but for the shard are checked.
 
     Raises:
-        ValueError, BackendUnavailableError, RuntimeError: as `takes_kernels`.
+        ValueError, BackendUnavailableError, RuntimeError: as `forms.run`.
+        TypeError, ValueError: as `check_shard`.
     """
-    if takes_kernels(backend, x, residual, bias, weight, norm_bias):
-        run = _Kernels.apply if needs_grad(x, residual, bias, weight, norm_bias) else normalise_forward
-        y, s, *_ = run(x, residual, bias, weight, norm_bias, seed, p, eps, pre, rms)
-        return y, x if is_its_input(residual, bias, seed, pre) else s
+    check_shard(shard, x.shape, whole_rows=True)
+    row_R = None if seed is None else rows_of(shard, x)
+    results: tuple[Tensor, Tensor] = run(
+        backend, _formula, _fused, x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms
+    )
+    return results
+
+
+def _formula(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    p: float,
+    eps: float,
+    pre: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor]:
     s = x if bias is None else x + bias
-    s = s if seed is None else dropout(s, p, seed=seed)
+    s = s if seed is None else dropout_from(s, seed, row_R, 0, p)
     if pre and residual is not None:
         return norm_formula(s, weight, norm_bias, eps=eps, rms=rms) + residual, s
     s = s if residual is None else s + residual
     return norm_formula(s, weight, norm_bias, eps=eps, rms=rms), s
 
 
-class _Kernels(torch.autograd.Function):
+def _fused(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    p: float,
+    eps: float,
+    pre: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor]:
+    form = _Fused.apply if needs_grad(x, residual, bias, weight, norm_bias) else normalise_forward
+    y, s, *_ = form(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
+    return y, x if is_its_input(residual, bias, seed, pre) else s
+
+
+class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -55,15 +93,16 @@ class _Kernels(torch.autograd.Function):
         weight: Tensor,
         norm_bias: Tensor | None,
         seed: Tensor | None,
+        row_R: Tensor | None,
         p: float,
         eps: float,
         pre: bool,
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
-        y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, p, eps, pre, rms)
+        y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
         ctx.s_is_x = is_its_input(residual, bias, seed, pre)
         kept = x if ctx.s_is_x else s
-        ctx.save_for_backward(kept, weight, norm_bias, mean, rstd, seed)
+        ctx.save_for_backward(kept, weight, norm_bias, mean, rstd, seed, row_R)
         ctx.dtypes = [None if one is None else one.dtype for one in (x, residual, bias)]
         ctx.options = p, eps, pre, rms
         ctx.set_materialize_grads(False)
@@ -71,7 +110,7 @@ class _Kernels(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, ds: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, weight, norm_bias, mean, rstd, seed = ctx.saved_tensors
+        s, weight, norm_bias, mean, rstd, seed, row_R = ctx.saved_tensors
         p, eps, pre, rms = ctx.options
         x_dtype, residual_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_residual, wants_bias, wants_weight, wants_norm_bias = ctx.needs_input_grad[:5]
@@ -87,13 +126,13 @@ class _Kernels(torch.autograd.Function):
             through, dweight, dnorm_bias = second_order(formula, (s, weight, norm_bias), (dy.to(s.dtype),), wanted)
             dresidual = torch.zeros_like(s) if through is None else through
             dresidual = dresidual if ds is None else dresidual + ds
-            dx = dresidual if seed is None else dropout(dresidual, p, seed=seed)
+            dx = dresidual if seed is None else dropout_from(dresidual, seed, row_R, 0, p)
             dbias = (dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx).to(bias_dtype) if wants_bias else None
             dx = dx.to(x_dtype)
         else:
             apart = residual_dtype is not None and not pre and (seed is not None or residual_dtype != x_dtype)
             dx, dresidual, sums_KN = normalise_backward(
-                *(dy, ds, s, weight, mean, rstd, seed, p, rms, wants_norm_bias, wants_bias, x_dtype),
+                *(dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype),
                 residual_dtype if apart else None,
             )
             sums = iter(sums_KN)
@@ -108,5 +147,5 @@ class _Kernels(torch.autograd.Function):
             dbias,
             dweight if wants_weight else None,
             dnorm_bias,
-            *(None,) * 5,
+            *(None,) * 6,
         )

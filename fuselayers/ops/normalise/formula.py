@@ -36,8 +36,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...names import no_such
+from ..dropout import dropout_from
 
-__all__ = ["NormStyle", "check_style", "is_its_input", "norm_formula", "norm_reference"]
+__all__ = [
+    "NormStyle",
+    "check_style",
+    "gradients_formula",
+    "is_its_input",
+    "norm_formula",
+    "norm_reference",
+    "summed_and_normalised",
+]
 
 NormStyle = Literal["post", "pre", "prenorm"]
 
@@ -74,3 +83,73 @@ def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: 
 def is_its_input(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:
     """True where s is x, so that nothing is written for it."""
     return bias is None and seed is None and (pre or residual is None)
+
+
+def summed_and_normalised(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    p: float,
+    eps: float,
+    pre: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The op with all that backward needs: y, s (empty where it is x), mean (empty for RMS norm) and rstd."""
+    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
+    dtype = dtype if residual is None or pre else torch.promote_types(dtype, residual.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    s = x.to(wide) if bias is None else x.to(wide) + bias
+    s = s if seed is None else dropout_from(s, seed, row_R, 0, p)
+    s = s if residual is None or pre else s + residual
+    centred, _, rstd = _centred(s, eps=eps, rms=rms)
+    y = centred * rstd * weight.to(dtype)
+    y = y if norm_bias is None else y + norm_bias.to(dtype)
+    y_dtype = dtype
+    if pre and residual is not None:
+        y, y_dtype = y + residual, torch.promote_types(dtype, residual.dtype)
+    # Backward reads s as it is rounded, and needs the statistics of that; see [two statistics].
+    rounded = s.to(dtype)
+    _, mean, rstd = _centred(rounded.to(wide), eps=eps, rms=rms)
+    kept = rounded.new_empty(0) if is_its_input(residual, bias, seed, pre) else rounded
+    return y.to(y_dtype), kept, mean.flatten(), rstd.flatten()
+
+
+def _centred(s: Tensor, *, eps: float, rms: bool) -> tuple[Tensor, Tensor, Tensor]:
+    mean = s.new_empty(0) if rms else s.mean(-1, keepdim=True)
+    centred = s if rms else s - mean
+    return centred, mean, (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def gradients_formula(
+    dy: Tensor,
+    ds: Tensor | None,
+    s: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    p: float,
+    rms: bool,
+    wants_norm_bias: bool,
+    wants_bias: bool,
+    x_dtype: torch.dtype,
+    residual_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dresidual (empty where it is dx), and the sums for weight, norm_bias and bias: [K, N] in float32."""
+    rows = (*s.shape[:-1], 1)
+    n = (s if rms else s - mean.view(rows)) * rstd.view(rows)
+    wide = dy.to(rstd.dtype)
+    w = wide * weight.to(s.dtype)
+    through = w - n * (w * n).mean(-1, keepdim=True)
+    through = (through if rms else through - w.mean(-1, keepdim=True)) * rstd.view(rows)
+    dresidual = through if ds is None else through + ds
+    dx = dresidual if seed is None else dropout_from(dresidual, seed, row_R, 0, p)
+    summed = [wide * n, *([wide] if wants_norm_bias else []), *([dx] if wants_bias else [])]
+    sums_KN = torch.stack([one.flatten(0, -2).sum(0) if one.dim() > 1 else one for one in summed])
+    nothing = dx.new_empty(0, dtype=x_dtype)
+    return dx.to(x_dtype), nothing if residual_dtype is None else dresidual.to(residual_dtype), sums_KN

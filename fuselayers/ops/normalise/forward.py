@@ -10,7 +10,7 @@ from ..launch import kernel, launch, num_processors
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, next_power_of_2, persistent_programs, vector_of
 from ..triton_language import tile_function, tl
-from .formula import is_its_input
+from .formula import is_its_input, summed_and_normalised
 
 __all__ = ["in_dtype", "normalise_forward", "tile_of_rows"]
 
@@ -20,19 +20,20 @@ _TILE: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
 
 
-def _run_forward(
+def _launch_forward(
     x: Tensor,
     residual: Tensor | None,
     bias: Tensor | None,
     weight: Tensor,
     norm_bias: Tensor | None,
     seed: Tensor | None,
+    row_R: Tensor | None,
     p: float,
     eps: float,
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    results = y, s, mean, rstd = _like_results(x, residual, bias, weight, norm_bias, seed, p, eps, pre, rms)
+    results = y, s, mean, rstd = _like_results(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
     if not y.numel():
         return results
     s_dtype = x.dtype if not s.numel() else s.dtype
@@ -45,7 +46,7 @@ def _run_forward(
         _forward_split_kernel if split else _forward_kernel,
         (num_tiles if split else persistent_programs(num_tiles, processors=num_processors(x.device)),),
         (
-            *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed),
+            *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
             *(y_RN, s if s.numel() else None, None if rms else mean, rstd),
             *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
             *(0 if residual_RN is None else residual_RN.stride(0) // vector, keep_threshold(p), keep_scale(p), eps),
@@ -77,6 +78,7 @@ def _like_results(
     weight: Tensor,
     norm_bias: Tensor | None,
     seed: Tensor | None,
+    row_R: Tensor | None,
     p: float,
     eps: float,
     pre: bool,
@@ -88,8 +90,9 @@ def _like_results(
     no_s = is_its_input(residual, bias, seed, pre)
     s = torch.empty((0,) if no_s else x.shape, dtype=s_dtype, device=x.device)
     num_rows = x[..., 0].numel() if x.shape[-1] else 0
-    mean = torch.empty(0 if rms else num_rows, dtype=torch.float32, device=x.device)
-    rstd = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    wide = torch.promote_types(s_dtype, torch.float32)
+    mean = torch.empty(0 if rms else num_rows, dtype=wide, device=x.device)
+    rstd = torch.empty(num_rows, dtype=wide, device=x.device)
     return torch.empty(x.shape, dtype=y_dtype, device=x.device), s, mean, rstd
 
 
@@ -111,6 +114,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     norm_bias_ptr,
     seed_ptr,
+    row_numbers_ptr,
     y_ptr,
     s_ptr,
     mean_ptr,
@@ -147,7 +151,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         if bias_ptr is not None:
             s += bias
         if seed_ptr is not None:
-            s *= tl.where(keep_tile(seed_ptr, rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS), scale, 0.0)
+            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            s *= tl.where(keep, scale, 0.0)
         if residual_ptr is not None and not PRE:
             s += residual.to(tl.float32)
         centred, mean, rstd = _centred(s, live, width, eps, RMS)
@@ -178,6 +183,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     norm_bias_ptr,
     seed_ptr,
+    row_numbers_ptr,
     y_ptr,
     s_ptr,
     mean_ptr,
@@ -213,7 +219,8 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
         if bias_ptr is not None:
             s += tl.load(bias_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if seed_ptr is not None:
-            s *= tl.where(keep_tile(seed_ptr, rows, first, threshold, BLOCK_ROWS, BLOCK_COLUMNS), scale, 0.0)
+            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, first, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            s *= tl.where(keep, scale, 0.0)
         if residual_ptr is not None and not PRE:
             s += tl.load(residual_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if s_ptr is not None:
@@ -249,8 +256,9 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
 
 
 normalise_forward = define(
-    "normalise(Tensor x, Tensor? residual, Tensor? bias, Tensor weight, Tensor? norm_bias, Tensor? seed, float p, "
-    "float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
-    _run_forward,
+    "normalise(Tensor x, Tensor? residual, Tensor? bias, Tensor weight, Tensor? norm_bias, Tensor? seed, "
+    "Tensor? row_numbers, float p, float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
+    _launch_forward,
     _like_results,
+    formula=summed_and_normalised,
 )

@@ -38,8 +38,8 @@ def test_parameters_are_read_in_the_dtype_of_the_sum() -> None:
 def test_opcheck(pre: bool, rms: bool) -> None:
     x, residual, bias, weight, shift = tensors((3, 5), (3, 5), (5,), (5,), (5,))
     for arguments in (
-        (x, residual, bias, weight, None if rms else shift, seed_of(), 0.3, 1e-5, pre, rms),
-        (x, None, None, weight, None, None, 0.0, 1e-5, pre, rms),
+        (x, residual, bias, weight, None if rms else shift, seed_of(), None, 0.3, 1e-5, pre, rms),
+        (x, None, None, weight, None, None, None, 0.0, 1e-5, pre, rms),
     ):
         torch.library.opcheck(normalise_forward, arguments)
 
@@ -49,7 +49,7 @@ def test_opcheck(pre: bool, rms: bool) -> None:
 def test_the_statistics_are_those_of_what_is_kept(width: int) -> None:
     x, residual, weight = tensors((3, width), (3, width), (width,), dtype=torch.bfloat16)
     residual = residual + torch.rand(3, width, device=DEVICE).to(residual)
-    _, s, mean, rstd = normalise_forward(x, residual, None, weight, None, None, 0.0, 1e-5, False, False)
+    _, s, mean, rstd = normalise_forward(x, residual, None, weight, None, None, None, 0.0, 1e-5, False, False)
     exact = s.double()
     torch.testing.assert_close(mean.double(), exact.mean(-1), rtol=1e-5, atol=1e-6)
     expected = (exact.var(-1, unbiased=False) + 1e-5).rsqrt()
@@ -60,7 +60,7 @@ def test_the_statistics_are_those_of_what_is_kept(width: int) -> None:
 @pytest.mark.parametrize("style", [True, False])
 def test_long_rows_of_bfloat16_err_no_more_than_twice_as_much_as_plain_torch(style: bool) -> None:
     x, residual, weight = tensors((3, 9001), (3, 9001), (9001,), dtype=torch.bfloat16)
-    y, *_ = normalise_forward(x, residual, None, weight, None, None, 0.0, 1e-5, False, style)
+    y, *_ = normalise_forward(x, residual, None, weight, None, None, None, 0.0, 1e-5, False, style)
     exact = norm_reference(x.double() + residual.double(), weight.double(), None, eps=1e-5, rms=style)
     plain = norm_reference(x + residual, weight, None, eps=1e-5, rms=style)
     assert (y.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max()

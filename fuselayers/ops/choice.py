@@ -1,0 +1,218 @@
+"""choice -- which form of an op is faster on this CPU: measured once, and remembered on disk.
+
+A formula of one or two ops may run faster op by op, a long one compiled; it depends on the shape, the dtype and the
+machine. So "auto" tries. To compile takes seconds, and is done only where it pays: an op begins as its formula, and
+when its forwards have taken as long as `patience` says, both forms are measured in turns, forward and backward. The
+faster one serves from then on, in this process and in later ones: `auto_file` keeps the times.
+
+The forms differ in the last bits. So nothing is measured, and the formula serves, while torch shall be deterministic
+(`torch.use_deterministic_algorithms`). It also serves small tensors, where there is no C++ compiler, and under
+`torch.utils.checkpoint` and its kin, which compare what a forward saves with what it saves when it runs again.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..partition import BackendUnavailableError
+from ..partition.machine import tuned_file
+from ..partition.torch_private import saved_tensors_hooks_are_active
+from .compiled import why_not_compiled
+
+__all__ = ["auto_file", "call_faster", "patience"]
+
+_log = logging.getLogger("fuselayers")
+
+# Below this many elements a call is a matter of microseconds, and a look into a table would show.
+_SMALLEST: Final = 1 << 15
+_ROUNDS: Final = 7
+_patience = 1.0
+
+_spent: dict[str, float] = {}
+_decided: dict[str, bool] = {}
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Change how long "auto" runs an op's formula on a CPU before it measures whether compiled code is faster.
+
+    Args:
+        seconds: 0 measures at the first call; `math.inf` takes the formula always, whatever was measured before, so
+            that a run gives the same bits each time. Where nothing is said it is 1.
+
+    Raises:
+        ValueError: the number is below 0.
+
+    >>> with patience(math.inf):
+    ...     torch.nn.Linear(8, 8)
+    Linear(in_features=8, out_features=8, bias=True)
+    """
+    global _patience
+    if not seconds >= 0:
+        raise ValueError(f"patience must be a number of seconds from 0 on, got {seconds}")
+    before, _patience = _patience, seconds
+    try:
+        yield
+    finally:
+        _patience = before
+
+
+def call_faster(formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call the op in the form that is faster, as far as is known. Used by `forms` for "auto" on a CPU.
+
+    Args:
+        formula: the op in plain torch.
+        fused: the op in its compiled form.
+        arguments: of both: tensors or None first, then options.
+    """
+    if (
+        arguments[0].numel() < _SMALLEST
+        or torch.are_deterministic_algorithms_enabled()
+        or saved_tensors_hooks_are_active()
+        or math.isinf(_patience)
+    ):
+        return formula(*arguments)
+    key = _key(formula, arguments)
+    compiled = _decided.get(key)
+    if compiled is None:
+        compiled = _decide(key, formula, fused, arguments)
+    if compiled is not None:
+        return (fused if compiled else formula)(*arguments)
+    started = time.perf_counter()
+    result = formula(*arguments)
+    _spent[key] = _spent.get(key, 0.0) + time.perf_counter() - started
+    return result
+
+
+def auto_file() -> Path:
+    """Where the measurements are kept, a JSON file that may be read, edited or deleted."""
+    return tuned_file().with_name("auto.json")
+
+
+def _key(formula: Callable[..., Any], arguments: Sequence[Any]) -> str:
+    """What decides a call's speed: the op, its options, and of each tensor dtype, width, about how many rows."""
+    grad = torch.is_grad_enabled()
+    words = [formula.__module__.rpartition(".ops.")[2]]
+    for one in arguments:
+        if not isinstance(one, Tensor):
+            words.append(str(one))
+        elif one.dim():
+            width = one.shape[-1]
+            rows = one.numel() // max(width, 1)
+            words.append(f"{one.dtype} {1 << rows.bit_length() - 1 if rows else 0}+x{width}")
+            if grad and one.requires_grad:
+                words[-1] += " grad"
+    return ", ".join(words).replace("torch.", "")
+
+
+def _decide(key: str, formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]) -> bool | None:
+    """True for the compiled form, False for the formula, None while it is too early to tell."""
+    seconds = _remembered(auto_file()).get(_machine(), {}).get(key)
+    if seconds is None:
+        if _spent.get(key, 0.0) < _patience:
+            return None
+        if why_not_compiled(arguments[0].device) is not None:
+            _decided[key] = False
+            return False
+        seconds = _measure(formula, fused, arguments)
+        if seconds is not None:
+            _remember(auto_file(), key, seconds)
+            _log.info("%s: %s; kept in %s", key, seconds, auto_file())
+    _decided[key] = seconds is not None and seconds["inductor"] < seconds["eager"]
+    return _decided[key]
+
+
+def _measure(
+    formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]
+) -> dict[str, float] | None:
+    """Median seconds of both forms, with backward if there will be one; None if the compiled form fails."""
+    grad = torch.is_grad_enabled()
+    copies = [
+        one.detach().requires_grad_(grad and one.requires_grad) if isinstance(one, Tensor) else one for one in arguments
+    ]
+    leaves = [one for one in copies if isinstance(one, Tensor) and one.requires_grad]
+
+    def seconds(form: Callable[..., Any]) -> float:
+        started = time.perf_counter()
+        outputs = form(*copies)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        reached = [out for out in outputs if out.requires_grad]
+        if reached:
+            torch.autograd.grad(reached, leaves, [torch.ones_like(out) for out in reached], allow_unused=True)
+        return time.perf_counter() - started
+
+    def both() -> dict[str, float] | None:
+        try:
+            seconds(fused)  # which compiles it
+        except BackendUnavailableError as error:
+            _log.info("the formula serves, since it could not be compiled: %s", error)
+            return None
+        rounds = [(seconds(formula), seconds(fused)) for _ in range(_ROUNDS)]
+        eager, inductor = (statistics.median(times) for times in zip(*rounds, strict=True))
+        return {"eager": eager, "inductor": inductor}
+
+    # In a thread of its own: what the caller has switched on for his (grad mode, autocast, dispatch modes, a profiler)
+    # is no part of the measurement, nor the measurement of his.
+    with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
+        return thread.submit(both).result()
+
+
+@functools.cache
+def _source() -> str:
+    """A hash of the ops' code: times of an older one say nothing."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _machine() -> str:
+    threads, kind = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {kind}, {threads} threads, torch {torch.__version__}, ops {_source()}"
+
+
+def _remembered(path: Path) -> Mapping[str, Any]:
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
+        return {}
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, _modified: int) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for known in content.values():
+            for seconds in known.values():
+                seconds["eager"] + seconds["inductor"] + 0.0
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{path} does not hold times as they are written there ({error}); mend it, or delete it"
+        ) from error
+    return content  # type: ignore[no-any-return]
+
+
+def _remember(path: Path, key: str, seconds: dict[str, float]) -> None:
+    known = {machine: dict(times) for machine, times in _remembered(path).items()}
+    known.setdefault(_machine(), {})[key] = seconds
+    beside = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        _log.info("times are not kept for later processes: %s", error)

@@ -1,0 +1,50 @@
+"""compiled -- an op's formula as one piece of C++, made by Inductor. Used by `forms` for the ops' forms on a CPU.
+
+What is compiled is forward, and backward, each by itself and without autograd. So what is kept between the two is the
+op's own choice, the same as with its kernels, and a backward may be differentiated again.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..partition import fuse
+from ..partition.compilers import why_inductor_is_unavailable
+from .launch import INTERPRETED
+
+__all__ = ["compiled", "why_not_compiled"]
+
+
+def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that compiles `formula` at its first call, and again for what is new to it.
+
+    Args:
+        formula: a function of tensors, and of options by which each combination gets code of its own: those whose
+            annotation names no Tensor.
+    """
+    parameters = inspect.signature(formula).parameters.values()
+    options = [parameter.name for parameter in parameters if "Tensor" not in str(parameter.annotation)]
+    fused = fuse(formula, backend="inductor", fallback=(), fullgraph=True, static_argnames=options)
+
+    @functools.wraps(formula)
+    def call(*arguments: Any) -> Any:
+        # Each new layout of a tensor would be compiled for itself.
+        arguments = tuple(one.contiguous() if isinstance(one, Tensor) else one for one in arguments)
+        # The caller's stance is about the caller's functions, and autocast about matmuls.
+        with torch.compiler.set_stance("default"), torch.autocast("cpu", enabled=False):
+            return fused(*arguments)
+
+    return call
+
+
+def why_not_compiled(device: torch.device) -> str | None:
+    """Return None if formulas can be compiled for `device`, else what is missing."""
+    if device.type != "cpu":
+        return f"an op's own form on {device.type} is 'triton'; to compile it there, fuse(op, backend='inductor')"
+    if INTERPRETED:
+        return "TRITON_INTERPRET is set, and the kernels take its place"
+    return why_inductor_is_unavailable("cpu")

@@ -1,0 +1,95 @@
+"""shards -- where a tensor lies in the one it was cut from, so that dropout's mask does not depend on the cut.
+
+Tensor, sequence and data parallelism give each process a block of a tensor. Its mask is that block of the whole
+tensor's mask, if the op is told which block it is and all processes take one seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Shard", "check_shard", "first_column", "obstacle", "row_numbers", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A block of a larger tensor.
+
+    Args:
+        start: where the block begins in each dimension of the whole.
+        shape: the shape of the whole.
+
+    Raises:
+        ValueError: start and shape have no number, or not one for each dimension, or the block begins outside.
+
+    >>> Shard(start=(0, 512, 0), shape=(8, 1024, 768))  # of the tokens, the second half
+    Shard(start=(0, 512, 0), shape=(8, 1024, 768))
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        start, shape = list(self.start), list(self.shape)
+        if len(start) != len(shape) or not shape:
+            raise ValueError(f"a shard needs a start and a size for each dimension, got {start} and {shape}")
+        if not all(0 <= first <= size for first, size in zip(start, shape, strict=True)):
+            raise ValueError(f"a shard must start inside of the whole {shape}, got {start}")
+
+
+def check_shard(shard: Shard | None, shape: Sequence[int], *, whole_rows: bool = False) -> None:
+    """Raise unless a tensor of `shape` can be that shard. Used by every op that drops.
+
+    Args:
+        shard: None for a tensor that is whole.
+        shape: of the tensor at hand.
+        whole_rows: True for an op that looks along whole rows.
+
+    Raises:
+        TypeError: it is no shard.
+        ValueError: it does not fit.
+    """
+    if shard is None:
+        return
+    if not isinstance(shard, Shard):
+        raise TypeError(f"shard must be a fuselayers.ops.Shard or None, got {type(shard).__name__}")
+    fits = len(shape) == len(shard.shape) and all(
+        start + size <= whole for start, size, whole in zip(shard.start, shape, shard.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"a tensor {list(shape)} that starts at {list(shard.start)} does not lie in the whole {list(shard.shape)}"
+        )
+    if whole_rows and shape[-1] != shard.shape[-1]:
+        raise ValueError(f"a norm needs whole rows of {shard.shape[-1]}, got a shard with {shape[-1]} columns")
+
+
+def first_column(shard: Shard | None) -> int:
+    """Return the column of the whole in which the shard's first one lies."""
+    return 0 if shard is None else shard.start[-1]
+
+
+def row_numbers(shape: Sequence[int], shard: Shard, *, device: torch.device) -> Tensor:
+    """Return the number that each row of a tensor of `shape` has in the whole: int64 [R], rows flattened.
+
+    >>> row_numbers((2, 2, 8), Shard((0, 1, 0), (2, 4, 8)), device=torch.device("cpu"))
+    tensor([1, 2, 5, 6])
+    """
+    number = torch.zeros((), dtype=torch.int64, device=device)
+    for start, size, whole in zip(shard.start[:-1], shape[:-1], shard.shape[:-1], strict=True):
+        number = number[..., None] * whole + torch.arange(start, start + size, device=device)
+    return number.reshape(-1)
+
+
+def rows_of(shard: Shard | None, x: Tensor) -> Tensor | None:
+    """Return `row_numbers` as the kernels take them: None for a tensor that is whole."""
+    return None if shard is None else row_numbers(x.shape, shard, device=x.device)
+
+
+def obstacle(shard: Shard | None) -> str | None:
+    """Return why kernels cannot take a call with this shard, or None if they can."""
+    if first_column(shard) % 8:
+        return f"its shard begins at column {first_column(shard)}, which is no multiple of 8"
+    return None

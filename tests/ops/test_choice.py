@@ -1,0 +1,185 @@
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fuselayers import ops
+from fuselayers.ops import choice, patience
+from fuselayers.partition import BackendUnavailableError
+
+WORTH_IT = (256, 256)
+
+
+@pytest.fixture(autouse=True)
+def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    monkeypatch.setattr(choice, "_decided", {})
+    monkeypatch.setattr(choice, "_spent", {})
+    with patience(0):
+        yield
+
+
+class Form:
+    """A way to double x, that takes `seconds` and counts its calls."""
+
+    def __init__(self, seconds: float, *, fails: bool = False) -> None:
+        self.seconds, self.fails, self.calls = seconds, fails, 0
+
+    def __call__(self, x: Tensor, name: str) -> Tensor:
+        self.calls += 1
+        if self.fails:
+            raise BackendUnavailableError("no compiler")
+        time.sleep(self.seconds)
+        return x * 2
+
+
+def call(formula: Form, fused: Form, x: Tensor | None = None) -> Form:
+    """Call, and return the form that served last."""
+    before = formula.calls, fused.calls
+    choice.call_faster(formula, fused, (torch.ones(WORTH_IT) if x is None else x, "double"))
+    grown = formula.calls - before[0], fused.calls - before[1]
+    assert grown in ((1, 0), (0, 1))
+    return formula if grown[0] else fused
+
+
+def settle(formula: Form, fused: Form) -> Form:
+    choice.call_faster(formula, fused, (torch.ones(WORTH_IT), "double"))
+    return call(formula, fused)
+
+
+def test_the_faster_form_serves() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    assert settle(slow, fast) is fast
+    choice._decided.clear()
+    choice.auto_file().unlink()
+    assert settle(fast, slow) is fast
+
+
+def test_both_times_are_kept_and_read_again() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    settle(slow, fast)
+    (machine,) = json.loads(choice.auto_file().read_text()).values()
+    ((key, seconds),) = machine.items()
+    assert "float32 256+x256, double" in key
+    assert seconds["eager"] > seconds["inductor"] > 0
+    choice._decided.clear()
+    assert call(slow, fast) is fast  # without a new measurement: one call
+
+
+def test_a_forward_alone_is_another_question_than_training() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    settle(slow, fast)
+    x = torch.ones(WORTH_IT, requires_grad=True)
+    choice.call_faster(slow, fast, (x, "double"))
+    (machine,) = json.loads(choice.auto_file().read_text()).values()
+    assert [key.count("grad") for key in machine] == [0, 1]
+    assert x.grad is None
+
+
+def test_nothing_is_measured_before_its_time() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    with patience(1000):
+        assert [call(slow, fast) for _ in range(3)] == [slow] * 3
+    (spent,) = choice._spent.values()
+    with patience(spent):
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT), "double"))
+        assert call(slow, fast) is fast
+
+
+@pytest.mark.parametrize("why", ["small", "deterministic", "checkpoint", "never"])
+def test_the_formula_serves_where_a_change_would_hurt(why: str) -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    if why != "small":
+        assert settle(slow, fast) is fast
+    if why == "small":
+        assert call(slow, fast, torch.ones(8, 8)) is slow
+    elif why == "deterministic":
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert call(slow, fast) is slow
+        finally:
+            torch.use_deterministic_algorithms(False)
+    elif why == "checkpoint":
+        checkpoint(lambda: call(slow, fast), use_reentrant=False)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            assert call(slow, fast) is slow
+    else:
+        with patience(math.inf):
+            assert call(slow, fast) is slow
+
+
+def test_a_form_that_cannot_be_compiled() -> None:
+    formula, broken = Form(0.001), Form(0.0, fails=True)
+    assert settle(formula, broken) is formula
+    assert broken.calls == 1
+    assert not choice.auto_file().exists()
+
+
+def test_the_caller_does_not_see_the_measurement() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        seen: list[bool] = []
+
+        def formula(x: Tensor, name: str) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return x + torch.rand(())
+
+        choice.call_faster(formula, formula, (torch.ones(WORTH_IT), "double"))
+    assert seen[-1]
+    assert not any(seen[:-1])
+    torch.set_rng_state(before)
+    torch.rand(())
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    choice._decided.clear()
+    choice.auto_file().unlink()
+    choice.call_faster(formula, formula, (torch.ones(WORTH_IT), "double"))
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_file_that_holds_something_else(tmp_path: Path) -> None:
+    choice.auto_file().write_text('{"machine": {"key": {"eager": 1}}}')
+    message = rf"^{choice.auto_file()} does not hold times as they are written there \('inductor'\); mend it, or delete"
+    with pytest.raises(ValueError, match=message):
+        call(Form(0.0), Form(0.0))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path / "file" / "below"))
+    slow, fast = Form(0.02), Form(0.001)
+    assert settle(slow, fast) is fast
+
+
+def test_patience_is_checked() -> None:
+    for seconds in (-1.0, math.nan):
+        with (
+            pytest.raises(ValueError, match=rf"^patience must be a number of seconds from 0 on, got {seconds}$"),
+            patience(seconds),
+        ):
+            raise AssertionError
+
+
+@pytest.mark.skipif(choice.why_not_compiled(torch.device("cpu")) is not None, reason="nothing can be compiled here")
+def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
+    def step() -> list[Tensor]:
+        x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        y = ops.bias_activation_dropout(x, activation="gelu", p=0.3, seed=torch.tensor(5))
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), x)]
+
+    with patience(math.inf):
+        formula = step()
+    measured = step()
+    (machine,) = json.loads(choice.auto_file().read_text()).values()
+    ((key, seconds),) = machine.items()
+    assert key == "bias_activation_dropout, float32 64+x1024 grad, None, None, 0, gelu, 0.3"
+    assert set(seconds) == {"eager", "inductor"}
+    for got, expected in zip(measured, formula, strict=True):
+        torch.testing.assert_close(got, expected)
