@@ -4,7 +4,7 @@ Legend of the shapes: x is [..., D]; for `rotary` it is [B, T, D], split into H 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ... import ops
 from ...names import no_such
+from ...ops import NormStyle
 
-__all__ = ["OPS", "OpCase", "Settings", "op_case"]
+__all__ = ["OPS", "OpCase", "Outputs", "Settings", "double", "dtype_name", "op_case"]
 
 Outputs = Tensor | tuple[Tensor, ...]
 
@@ -23,13 +24,20 @@ _HEAD_DIM: Final = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """What one call of an op is like: the shape and dtype of x, the dropout probability, the activation."""
+    """What one call of an op is like: the shape and dtype of x, the dropout probability, the activation.
+
+    Args:
+        bias: whether an op that takes a bias gets one.
+        style: of an op that knows several arrangements of its norm.
+    """
 
     shape: tuple[int, ...]
     dropout: float
     activation: str
     dtype: torch.dtype
     device: torch.device
+    bias: bool = True
+    style: NormStyle = "post"
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,15 @@ class OpCase:
         plain: plain eager PyTorch with the same arguments.
         tensors: the tensors both take, by name; all distinct, floats that require gradients unless they are tables.
         options: the arguments that are no tensors, of the library's function.
+        kept: what backward must read again, in tensors of the first one's size; None where an op's time is not that of
+            moving its tensors.
     """
 
     op: Callable[..., Outputs]
     plain: Callable[..., Outputs]
     tensors: dict[str, Tensor]
     options: dict[str, Any]
+    kept: float | None = None
 
 
 def op_case(name: str, settings: Settings) -> OpCase:
@@ -66,6 +77,24 @@ def op_case(name: str, settings: Settings) -> OpCase:
     return OPS[name](settings)
 
 
+def double(case: OpCase) -> OpCase:
+    """The same case in float64: the truth."""
+    tensors = {
+        name: tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+        for name, tensor in case.tensors.items()
+    }
+    return replace(case, tensors=tensors)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As a user writes it.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 def _activate(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     return OpCase(
@@ -73,6 +102,7 @@ def _activate(settings: Settings) -> OpCase:
         plain=lambda z, activation: function(z),
         tensors={"z": _normal(settings, 0)},
         options={"activation": settings.activation},
+        kept=1,
     )
 
 
@@ -82,6 +112,7 @@ def _dropout(settings: Settings) -> OpCase:
         plain=lambda x, p: F.dropout(x, p),
         tensors={"x": _normal(settings, 0)},
         options={"p": settings.dropout},
+        kept=0,
     )
 
 
@@ -89,26 +120,33 @@ def _bias_activation_dropout(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     return OpCase(
         op=ops.bias_activation_dropout,
-        plain=lambda x, bias, activation, p: F.dropout(function(x + bias), p),
-        tensors={"x": _normal(settings, 0), "bias": _vector(settings, 1)},
+        plain=lambda x, bias=None, *, activation, p: F.dropout(function(x if bias is None else x + bias), p),
+        tensors={"x": _normal(settings, 0), **_bias(settings, 1)},
         options={"activation": settings.activation, "p": settings.dropout},
+        kept=1,
     )
 
 
 def _bias_dropout_residual(settings: Settings) -> OpCase:
     return OpCase(
         op=ops.bias_dropout_residual,
-        plain=lambda x, residual, bias, p: F.dropout(x + bias, p) + residual,
-        tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), "bias": _vector(settings, 2)},
+        plain=lambda x, residual, bias=None, *, p: F.dropout(x if bias is None else x + bias, p) + residual,
+        tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), **_bias(settings, 2)},
         options={"p": settings.dropout},
+        kept=0,
     )
 
 
 def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
     def plain(
-        x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, norm_bias: Tensor, p: float, style: str
-    ) -> Tensor:
-        return F.layer_norm(F.dropout(x + bias, p) + residual, weight.shape, weight, norm_bias)
+        x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, norm_bias: Tensor, p: float, style: NormStyle
+    ) -> Outputs:
+        dropped = F.dropout(x + bias, p)
+        if style == "pre":
+            return F.layer_norm(dropped, weight.shape, weight, norm_bias) + residual
+        total = dropped + residual
+        y = F.layer_norm(total, weight.shape, weight, norm_bias)
+        return (y, total) if style == "prenorm" else y
 
     return OpCase(
         op=ops.bias_dropout_residual_layer_norm,
@@ -120,7 +158,8 @@ def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
             "weight": _vector(settings, 3),
             "norm_bias": _vector(settings, 4),
         },
-        options={"p": settings.dropout, "style": "post"},
+        options={"p": settings.dropout, "style": settings.style},
+        kept=1,
     )
 
 
@@ -139,12 +178,18 @@ def _residual_layer_norm(settings: Settings) -> OpCase:
             "bias": _vector(settings, 3),
         },
         options={},
+        kept=1,
     )
 
 
 def _bias_dropout_residual_rms_norm(settings: Settings) -> OpCase:
-    def plain(x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, p: float, style: str) -> Tensor:
-        return F.rms_norm(F.dropout(x + bias, p) + residual, weight.shape, weight, 1e-6)
+    def plain(x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, p: float, style: NormStyle) -> Outputs:
+        dropped = F.dropout(x + bias, p)
+        if style == "pre":
+            return F.rms_norm(dropped, weight.shape, weight, 1e-6) + residual
+        total = dropped + residual
+        y = F.rms_norm(total, weight.shape, weight, 1e-6)
+        return (y, total) if style == "prenorm" else y
 
     return OpCase(
         op=ops.bias_dropout_residual_rms_norm,
@@ -155,7 +200,8 @@ def _bias_dropout_residual_rms_norm(settings: Settings) -> OpCase:
             "bias": _vector(settings, 2),
             "weight": _vector(settings, 3),
         },
-        options={"p": settings.dropout, "style": "post"},
+        options={"p": settings.dropout, "style": settings.style},
+        kept=1,
     )
 
 
@@ -169,6 +215,7 @@ def _residual_rms_norm(settings: Settings) -> OpCase:
         plain=plain,
         tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), "weight": _vector(settings, 2)},
         options={},
+        kept=1,
     )
 
 
@@ -178,6 +225,7 @@ def _layer_norm(settings: Settings) -> OpCase:
         plain=lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias),
         tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1), "bias": _vector(settings, 2)},
         options={},
+        kept=1,
     )
 
 
@@ -187,6 +235,7 @@ def _rms_norm(settings: Settings) -> OpCase:
         plain=lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-6),
         tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1)},
         options={},
+        kept=1,
     )
 
 
@@ -197,6 +246,7 @@ def _gated_activation(settings: Settings) -> OpCase:
         plain=lambda gate, up, activation: function(gate) * up,
         tensors={"gate": _normal(settings, 0), "up": _normal(settings, 1)},
         options={"activation": settings.activation},
+        kept=2,
     )
 
 
@@ -236,6 +286,7 @@ def _rotary(settings: Settings) -> OpCase:
             "sin": angles.sin().to(table_dtype),
         },
         options={},
+        kept=0,
     )
 
 
@@ -265,3 +316,7 @@ def _vector(settings: Settings, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     vector = torch.randn(settings.shape[-1], generator=generator).to(settings.device, settings.dtype)
     return vector.requires_grad_()
+
+
+def _bias(settings: Settings, seed: int) -> dict[str, Tensor]:
+    return {"bias": _vector(settings, seed)} if settings.bias else {}

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from ..._version import __version__
 from ...names import no_such
+from ...ops import patience
 from ...partition import backends
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
@@ -22,6 +24,7 @@ from .cases import OPS, Settings
 from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
+from .suite_command import run_suite
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
@@ -35,7 +38,11 @@ form and each backend. All in one process, in turns, after warm-up; medians. Wha
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench partition --only saved,budget --layers 4
-  fuselayers bench partition --quick --json partition.json"""
+  fuselayers bench partition --quick --json partition.json
+  fuselayers bench suite --out results/
+
+`suite` measures every op in many shapes, dtypes and options against eager PyTorch, torch.compile and, on a GPU,
+Liger-Kernel where it is installed; it writes a folder with the numbers, a table and pictures."""
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -43,16 +50,20 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_SUBJECTS: Final = ("op", "model", "partition")
+_SUBJECTS: Final = ("op", "model", "partition", "suite")
 _WRONG: Final = 1
 _LAYERS: Final = 4
+_REPEATS: Final = 50
+_SUITE_REPEATS: Final = 20
 _OP_SHAPE: Final = (8, 256, 512)
 _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to time, and how."""
-    parser.add_argument("subject", metavar="op | model | partition", help="what NAME names; partition has none")
+    parser.add_argument(
+        "subject", metavar="op | model | partition | suite", help="what NAME names; partition and suite have none"
+    )
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}"
     )
@@ -60,13 +71,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128")
     parser.add_argument("--dtype", default="float32", help=f"one of {', '.join(_DTYPES)} (default float32)")
     parser.add_argument("--backends", help=f"comma-separated (default {','.join(_DEFAULT_BACKENDS)})")
-    parser.add_argument("--repeats", type=int, default=50, help="how often each is timed (default 50)")
+    parser.add_argument(
+        "--repeats", type=int, help=f"how often each is timed (default {_REPEATS}, suite {_SUITE_REPEATS})"
+    )
     parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
     parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
     parser.add_argument("--layers", type=int, help=f"of partition: of the budget's model (default {_LAYERS})")
-    parser.add_argument("--quick", action="store_true", help="of partition: time smaller layers, cut fewer depths")
+    parser.add_argument("--quick", action="store_true", help="smaller: of partition layers and depths, of suite shapes")
+    parser.add_argument("--ops", help="of suite: comma-separated (default all)")
+    parser.add_argument(
+        "--dtypes", help="of suite: comma-separated (default bfloat16,float16,float32; float32 on a CPU)"
+    )
+    parser.add_argument("--minutes", type=float, help="of suite: after these nothing new is measured (default 7.5)")
+    parser.add_argument("--out", metavar="DIR", help="of suite: the folder to write, made if it is not there")
     parser.add_argument("--json", metavar="FILE", help="also write all that was measured there")
 
 
@@ -81,13 +100,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     if arguments.subject not in _SUBJECTS:
         raise ValueError(no_such("subject of bench", arguments.subject, _SUBJECTS))
+    if arguments.repeats is None:
+        arguments.repeats = _SUITE_REPEATS if arguments.subject == "suite" else _REPEATS
     if arguments.repeats < 1:
         raise ValueError(f"--repeats must be at least 1, got {arguments.repeats}")
     if arguments.dtype not in _DTYPES:
         raise ValueError(no_such("dtype", arguments.dtype, _DTYPES))
     device = choose_device(arguments.device, setting="--device")
+    if arguments.subject != "suite":
+        for option in ("ops", "dtypes", "minutes", "out"):
+            if getattr(arguments, option) is not None:
+                raise ValueError(f"--{option} is for bench suite, not for bench {arguments.subject}")
     if arguments.subject == "partition":
         return _run_partition(arguments, console, device=device)
+    if arguments.subject == "suite":
+        return run_suite(arguments, console, device=device)
     for option in ("only", "layers", "quick"):
         if getattr(arguments, option):
             raise ValueError(f"--{option} is for bench partition, not for bench {arguments.subject}")
@@ -99,10 +126,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     machine = describe_machine(device)
     console.print(f"{subject.title}\n{machine}", highlight=False, markup=False, soft_wrap=True)
-    right, wrong = _check(subject)
+    # The library's eager form is its formula; its own choice of a form is what bench suite times.
+    with patience(math.inf):
+        right, wrong = _check(subject)
     for name, reason in wrong.items():
         console.print(f"{name} is not timed, its numbers are wrong: {reason}", highlight=False, soft_wrap=True)
-    timings = time_interleaved(right, repeats=arguments.repeats, device=device)
+    with patience(math.inf):
+        timings = time_interleaved(right, repeats=arguments.repeats, device=device)
     if right:
         console.print(_table(right, timings), highlight=False)
         console.print(

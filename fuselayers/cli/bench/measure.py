@@ -8,11 +8,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..machine import synchronize
-
-__all__ = ["Candidate", "Results", "Timing", "disagreement", "results", "spread", "time_interleaved"]
+__all__ = [
+    "Candidate",
+    "Results",
+    "Timing",
+    "copy_bandwidth",
+    "disagreement",
+    "peak_bytes",
+    "results",
+    "spread",
+    "time_interleaved",
+]
 
 _WARMUP = 3
+# More than any GPU's second-level cache holds.
+_LARGER_THAN_CACHES = 1 << 28
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
 _SLACK = 16
 
@@ -85,31 +95,91 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
 def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
     """Time all candidates in turns, so that whatever else the machine does falls on each of them alike.
 
+    On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
+
     Args:
         candidates: what is timed; each is called a few times before.
         repeats: how often each is timed, forward alone and with backward.
         device: where the tensors are.
     """
     timings = [Timing() for _ in candidates]
+    clock = _GPUClock(device) if device.type == "cuda" else _Clock()
+    weights: dict[str, list[Tensor]] = {}
     for repeat in range(_WARMUP + repeats):
         for candidate, timing in zip(candidates, timings, strict=True):
-            synchronize(device)
-            started = time.perf_counter()
+            clock.start()
             outputs = candidate.call()
-            synchronize(device)
-            forward = time.perf_counter() - started
-            weights = _weights(outputs)
-            synchronize(device)
-            started = time.perf_counter()
-            gradients = torch.autograd.grad(outputs, candidate.leaves, weights)
-            synchronize(device)
-            backward = time.perf_counter() - started
+            forward = clock.stop()
+            if candidate.name not in weights:
+                weights[candidate.name] = _weights(outputs)
+            clock.start()
+            gradients = torch.autograd.grad(outputs, candidate.leaves, weights[candidate.name])
+            backward = clock.stop()
             # Freed outside of the clock, and before the next candidate asks for memory.
-            del outputs, gradients, weights
+            del outputs, gradients
             if repeat >= _WARMUP:
                 timing.forward.append(forward)
                 timing.both.append(forward + backward)
     return timings
+
+
+class _Clock:
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self) -> float:
+        """Seconds since start."""
+        return time.perf_counter() - self._started
+
+
+class _GPUClock:
+    """A clock on the GPU's own time line, whose caches hold nothing of what is timed.
+
+    While the GPU overwrites its caches, the CPU has time to prepare the launches, as it has in a step of a training.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._flood = torch.empty(_LARGER_THAN_CACHES, dtype=torch.uint8, device=device)
+
+    def start(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._flood.zero_()
+        self._begin.record()
+
+    def stop(self) -> float:
+        """Seconds since start."""
+        self._end.record()
+        torch.cuda.synchronize(self._device)
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
+def peak_bytes(candidate: Candidate, *, device: torch.device) -> int | None:
+    """Bytes that a forward with its backward takes at most, beside its inputs; None where torch does not count them."""
+    if device.type != "cuda":
+        return None
+    weights = _weights(candidate.call())
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    gradients = torch.autograd.grad(candidate.call(), candidate.leaves, weights)
+    torch.cuda.synchronize(device)
+    del gradients
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of copying a large tensor: what no kernel of an op can exceed."""
+    source = torch.ones((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    clock = _GPUClock(device) if device.type == "cuda" else _Clock()
+    seconds = []
+    for _ in range(_WARMUP + 10):
+        clock.start()
+        target.copy_(source)
+        seconds.append(clock.stop())
+    return 2 * source.nbytes / statistics.median(seconds[_WARMUP:])
 
 
 def spread(seconds: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from ...components import registry
 from ...configs import Config, build, compose
 from ...partition import fuse
 from ..plain import plain_config
-from .cases import OpCase, Outputs, Settings, op_case
+from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate
 
 __all__ = ["COMPILE", "Check", "Proof", "Subject", "model_subject", "op_subject"]
@@ -65,9 +65,9 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
     """
     case, still = op_case(name, settings), op_case(name, replace(settings, dropout=0.0))
     plain, eager = _op(_PLAIN, case, case.plain), _op(_EAGER, case, case.op)
-    still_plain, still_truth = _op(_PLAIN, still, still.plain), _op("float64", _double(still), still.plain)
+    still_plain, still_truth = _op(_PLAIN, still, still.plain), _op("float64", double(still), still.plain)
     formula = Proof(_op(_EAGER, still, still.op), eager=still_plain, truth=still_truth)
-    truth = _op("float64", _double(case), case.op)
+    truth = _op("float64", double(case), case.op)
     checks = [Check(plain, [])]
     for backend in backends:
         if backend == _EAGER:
@@ -82,7 +82,7 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
             checks.append(Check(candidate, [formula, Proof(candidate, eager=eager, truth=truth)]))
     details = [f"{key} {value}" for key, value in case.options.items()]
     shapes = [f"{key} {list(tensor.shape)}" for key, tensor in case.tensors.items()]
-    return Subject(", ".join([f"op {name}: {' '.join(shapes)}", *details, _dtype_name(settings.dtype)]), checks)
+    return Subject(", ".join([f"op {name}: {' '.join(shapes)}", *details, dtype_name(settings.dtype)]), checks)
 
 
 def model_subject(
@@ -143,7 +143,7 @@ def model_subject(
     parameters = sum(parameter.numel() for parameter in own.parameters())
     title = (
         f"model {name}: {parameters:,} parameters, {config.feedforward.name}, "
-        f"{shape[0]} x {shape[1]} tokens, {_dtype_name(dtype)}"
+        f"{shape[0]} x {shape[1]} tokens, {dtype_name(dtype)}"
     )
     return Subject(title, checks)
 
@@ -159,13 +159,6 @@ def _op(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate
     return Candidate(label, call, tuple(tensor for tensor in case.tensors.values() if tensor.requires_grad))
 
 
-def _double(case: OpCase) -> OpCase:
-    tensors = {
-        name: tensor.detach().double().requires_grad_(tensor.requires_grad) for name, tensor in case.tensors.items()
-    }
-    return replace(case, tensors=tensors)
-
-
 def _with_dropout(config: Config, dropout: float | None) -> Config:
     if dropout is None:
         return config
@@ -175,7 +168,3 @@ def _with_dropout(config: Config, dropout: float | None) -> Config:
         if "dropout" in {option.name for option in registry.options(kind, choice.name)}:
             changed[kind] = replace(choice, options={**choice.options, "dropout": dropout})
     return replace(config, **changed)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

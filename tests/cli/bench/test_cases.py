@@ -20,7 +20,15 @@ def test_the_plain_form_computes_what_the_op_computes_from_tensors_of_their_own(
 
 
 def test_every_op_of_the_library_can_be_timed() -> None:
-    helpers = {"check_activation", "check_probability", "check_style", "draw_seed", "keep_mask", "keep_scale"}
+    helpers = {
+        "check_activation",
+        "check_probability",
+        "check_style",
+        "draw_seed",
+        "keep_mask",
+        "keep_scale",
+        "patience",
+    }
     functions = {name for name in vars(ops) if callable(getattr(ops, name)) and name.islower()}
     assert set(OPS) == {name for name in functions - helpers if not name.startswith("_")}
 

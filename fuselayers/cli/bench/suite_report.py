@@ -1,0 +1,138 @@
+"""What the suite leaves in its folder: results.json, results.md, and a picture for each dtype and span."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from ..files import write_whole
+from .suite import EAGER, OURS, Measured, Suite
+
+__all__ = ["draw", "table", "write_report"]
+
+_SPANS: Final = {"forward": "forward", "forward_backward": "forward + backward"}
+_COLUMNS: Final = 4
+_MEGABYTE: Final = 1e6
+
+
+def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
+    """Write everything into `folder`, which must exist; returns the files."""
+    said = f"{machine}, {date}, medians of {repeats} in turns"
+    content = {"machine": machine, "date": date, "repeats": repeats, **asdict(suite)}
+    files = [folder / "results.json", folder / "results.md"]
+    texts = (json.dumps(content, indent=1) + "\n", table(suite, said=said))
+    for path, text in zip(files, texts, strict=True):
+        write_whole(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+    for dtype in dict.fromkeys(row.dtype for row in suite.rows):
+        rows = [row for row in suite.rows if row.dtype == dtype]
+        for span, title in _SPANS.items():
+            files.append(folder / f"{span}_{dtype}.png")
+            draw(files[-1], rows, span=span, title=f"{title}, {dtype}", said=said)
+    return files
+
+
+def table(suite: Suite, *, said: str) -> str:
+    """The results as Markdown: of every op, shape and dtype the times of eager, and how many times as fast others are.
+
+    Args:
+        suite: what was measured.
+        said: on what, when and how.
+    """
+    lines = [
+        "# Ops against eager PyTorch",
+        "",
+        f"{said}. Eager in milliseconds, the others as ratios: 2.00 is twice as fast. f: forward, fb: forward and "
+        "backward. Peak: bytes beside the inputs, as a share of eager's. Kept: bytes for backward, in megabytes. "
+        f"Bandwidth: the bytes that must move, per second, as a share of what copying reaches here "
+        f"({suite.bandwidth / 1e9:,.0f} GB/s).",
+    ]
+    candidates = list(dict.fromkeys(row.candidate for row in suite.rows if row.candidate != EAGER))
+    for dtype in dict.fromkeys(row.dtype for row in suite.rows):
+        headings = ["op", "shape", "eager f", "eager fb"]
+        headings += [f"{name} {short}" for name in candidates for short in ("f", "fb")]
+        headings += [f"{OURS} peak", "eager kept", f"{OURS} kept", "bandwidth f", "bandwidth fb"]
+        lines += [
+            "",
+            f"## {dtype}",
+            "",
+            f"| {' | '.join(headings)} |",
+            "| --- | --- |" + " ---: |" * (len(headings) - 2),
+        ]
+        lines += [
+            f"| {' | '.join(_cells(rows, candidates, bandwidth=suite.bandwidth))} |"
+            for rows in _by_place(suite.rows, dtype)
+        ]
+    for heading, items in (
+        ("Not timed, the numbers are wrong", [f"{what}: {why}" for what, why in suite.wrong.items()]),
+        ("Left out, there was no time", suite.left_out),
+    ):
+        if items:
+            lines += ["", f"## {heading}", "", *(f"- {item}" for item in items)]
+    return "\n".join(lines) + "\n"
+
+
+def _by_place(rows: Sequence[Measured], dtype: str) -> Iterator[dict[str, Measured]]:
+    """All candidates of one variant and shape together, by name."""
+    places: dict[tuple[str, tuple[int, ...]], dict[str, Measured]] = {}
+    for row in rows:
+        if row.dtype == dtype:
+            places.setdefault((row.title, row.shape), {})[row.candidate] = row
+    yield from places.values()
+
+
+def _cells(rows: dict[str, Measured], candidates: Sequence[str], *, bandwidth: float) -> Iterator[str]:
+    eager, ours = rows[EAGER], rows.get(OURS)
+    yield eager.title
+    yield "x".join(map(str, eager.shape))
+    for span in _SPANS:
+        yield f"{eager.median(span) * 1e3:.3f}"
+    for name in candidates:
+        for span in _SPANS:
+            yield f"{eager.median(span) / rows[name].median(span):.2f}" if name in rows else ""
+    yield f"{ours.peak / eager.peak:.2f}" if ours is not None and ours.peak is not None and eager.peak else ""
+    yield f"{eager.kept / _MEGABYTE:.2f}"
+    yield f"{ours.kept / _MEGABYTE:.2f}" if ours is not None else ""
+    for span in _SPANS:
+        known = ours is not None and span in ours.floor
+        yield f"{ours.floor[span] / ours.median(span) / bandwidth:.0%}" if known and ours is not None else ""
+
+
+def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: str) -> None:
+    """Draw how many times as fast as eager each candidate is: a panel for each op, a line for each candidate.
+
+    Args:
+        path: of the PNG.
+        rows: of one dtype.
+        span: "forward" or "forward_backward".
+        title: above all.
+        said: below all.
+    """
+    titles = list(dict.fromkeys(row.title for row in rows))
+    columns = min(_COLUMNS, len(titles))
+    lines = math.ceil(len(titles) / columns)
+    figure = Figure(figsize=(4.2 * columns, 2.8 * lines + 1), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).flatten()
+    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(row.candidate for row in rows))}
+    for panel, op in zip(panels, titles, strict=False):
+        of_op = [row for row in rows if row.title == op]
+        shapes = sorted({row.shape for row in of_op}, key=lambda shape: (math.prod(shape), shape))
+        eager = {row.shape: row.median(span) for row in of_op if row.candidate == EAGER}
+        for name, colour in colours.items():
+            own = {row.shape: row.median(span) for row in of_op if row.candidate == name}
+            ratios = [eager[shape] / own[shape] if shape in own else math.nan for shape in shapes]
+            panel.plot(range(len(shapes)), ratios, marker="o", markersize=3, color=colour, label=name)
+        panel.set_xticks(range(len(shapes)), ["x".join(map(str, shape)) for shape in shapes], rotation=30, fontsize=6)
+        panel.set_title(op, fontsize=8)
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+    for panel in panels[len(titles) :]:
+        panel.remove()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(colours), fontsize=8)
+    figure.suptitle(f"{title}: times as fast as eager PyTorch", fontsize=11)
+    figure.supxlabel(said, fontsize=7)
+    write_whole(path, FigureCanvasAgg(figure).print_png)

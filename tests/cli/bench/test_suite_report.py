@@ -1,0 +1,71 @@
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fuselayers.cli.bench.suite import Measured, Suite
+from fuselayers.cli.bench.suite_report import table, write_report
+
+
+def row(candidate: str, forward: float, both: float, *, peak: int | None, kept: int, title: str = "op, a") -> Measured:
+    return Measured(
+        title=title,
+        shape=(2, 4, 8),
+        dtype="float16",
+        candidate=candidate,
+        seconds={"forward": [forward, forward, 9.0], "forward_backward": [both, both, 9.0]},
+        peak=peak,
+        kept=kept,
+        floor={"forward": 1_000_000, "forward_backward": 3_000_000},
+    )
+
+
+@pytest.fixture
+def suite() -> Suite:
+    return Suite(
+        bandwidth=2e9,
+        rows=[
+            row("eager", 0.002, 0.006, peak=4_000_000, kept=2_000_000),
+            row("torch.compile", 0.001, 0.004, peak=3_000_000, kept=1_000_000),
+            row("fuselayers", 0.0005, 0.002, peak=2_000_000, kept=8),
+            row("eager", 0.004, 0.008, peak=None, kept=0, title="another"),
+        ],
+        wrong={"Liger: op, a, float16": "output 0 is off by 1"},
+        left_out=["op, b, float16"],
+    )
+
+
+def test_the_table_says_ratios_to_eager(suite: Suite) -> None:
+    text = table(suite, said="a machine, a day")
+    lines = text.splitlines()
+    assert lines[2].startswith("a machine, a day. Eager in milliseconds")
+    assert "(2 GB/s)" in lines[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    assert rows[0][4:8] == ["torch.compile f", "torch.compile fb", "fuselayers f", "fuselayers fb"]
+    ratios = ["2.00", "1.50", "4.00", "3.00"]
+    assert rows[2] == ["op, a", "2x4x8", "2.000", "6.000", *ratios, "0.50", "2.00", "0.00", "100%", "75%"]
+    assert rows[3] == ["another", "2x4x8", "4.000", "8.000", "", "", "", "", "", "0.00", "", "", ""]
+    assert "- Liger: op, a, float16: output 0 is off by 1" in lines
+    assert "- op, b, float16" in lines
+    assert len({len(cells) for cells in rows}) == 1
+
+
+def test_a_folder_holds_data_table_and_pictures(suite: Suite, tmp_path: Path) -> None:
+    files = write_report(tmp_path, suite, machine="a machine", date="a day", repeats=3)
+    names = ["results.json", "results.md", "forward_float16.png", "forward_backward_float16.png"]
+    assert [path.name for path in files] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    content = json.loads(files[0].read_text())
+    assert (content["machine"], content["date"], content["repeats"], content["bandwidth"]) == (
+        "a machine",
+        "a day",
+        3,
+        2e9,
+    )
+    assert content["rows"][2]["seconds"]["forward"] == [0.0005, 0.0005, 9.0]
+    for path in files[2:]:
+        with Image.open(path) as picture:
+            colours = picture.convert("RGB").getcolors(1 << 24)
+        assert colours is not None
+        assert {(31, 119, 180), (255, 127, 14), (44, 160, 44)} <= {colour for _, colour in colours}
