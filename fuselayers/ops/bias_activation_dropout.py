@@ -12,8 +12,9 @@ Saved for backward: a seed, no mask (see dropout), and one tensor of x's size at
 compiler what it finds best; the formula run op by op what its activation keeps (the pre-activation, or for relu,
 squared_relu and star_relu its positive part; two for smelu). For the identity none of them keeps any.
 
-Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity). The
-kernels move that, and the bias once per program.
+Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and 1
+where nothing is dropped either: dx is dy, which torch sums for the bias). The kernels move that, the bias once per
+program, and for its gradient one float32 row per program.
 """
 
 from typing import Any

@@ -12,8 +12,8 @@
 Saved for backward: a seed (see dropout). Dtypes promote as in torch's own sums.
 
 Floor, in elements of x: 3 forward (read x and residual, write y), 2 backward (read dy, write dx; dresidual is dy
-itself), none backward where nothing is dropped and there is no bias. The kernels move that, and the bias once per
-program.
+itself). Where nothing is dropped dx is dy too: nothing backward, but for a bias 1, for torch to sum dy. The kernels
+move that, the bias once per program, and for its gradient one float32 row per program.
 """
 
 from typing import Any

@@ -30,8 +30,11 @@ class Case:
         op: takes tensors, the options, and `backend`.
         reference: takes the same tensors and options.
         shapes: of its tensors, for the shape of the first; for some shapes of the first there may be none.
-        options: as given to both.
         kept: what its kernels keep for backward, in tensors of the first one's size, beside numbers per row and a seed.
+        options: as given to both.
+        floor: what its kernels load and store, forward and backward, in elements per element of the first tensor, as
+            the op's docstring says; beside it come numbers per row, vectors per program and a seed. None where the op
+            is not measured so, and a test of its own says what it moves.
     """
 
     op: Callable[..., Any]
@@ -39,6 +42,7 @@ class Case:
     shapes: Callable[[Shape], list[Shape]]
     kept: int
     options: dict[str, Any] = field(default_factory=dict)
+    floor: tuple[float, float] | None = None
 
 
 def _dropout(x: Tensor, *, p: float, seed: Tensor, **options: Any) -> Tensor:
@@ -75,16 +79,19 @@ def _norm(fn: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 def _norm_case(
-    fn: Callable[..., Any], reference: Callable[..., Any], *names: str, kept: int = 1, **options: Any
+    fn: Callable[..., Any], reference: Callable[..., Any], *names: str, floor: tuple[float, float], **options: Any
 ) -> Case:
     def shapes(shape: Shape) -> list[Shape]:
         return [shape, *(shape if name == "residual" else shape[-1:] for name in names)]
 
     # A larger eps than usual: a row of one, or of equal values, has no variance to divide by.
-    return Case(_norm(fn, *names), _norm(reference, *names), shapes, kept, {"eps": 1e-2, **options})
+    return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor)
 
 
 DROPPING = {"p": 0.3, "seed": seed_of()}
+# Forward reads x and residual, writes y and s. Backward reads dy and s, writes dx, and dresidual unless it is dy;
+# "prenorm" reads what came in for s too.
+FLOORS_OF_STYLES: dict[str, tuple[float, float]] = {"post": (4, 4), "pre": (4, 3), "prenorm": (4, 5)}
 
 
 def _with_bias(shape: Shape) -> list[Shape]:
@@ -92,7 +99,7 @@ def _with_bias(shape: Shape) -> list[Shape]:
 
 
 CASES: dict[str, Case] = {
-    "dropout": Case(_dropout, _dropout_reference, lambda shape: [shape], 0, DROPPING),
+    "dropout": Case(_dropout, _dropout_reference, lambda shape: [shape], 0, DROPPING, floor=(2, 2)),
     **{
         f"bias_activation_dropout, {activation}": Case(
             ops.bias_activation_dropout,
@@ -100,18 +107,27 @@ CASES: dict[str, Case] = {
             _with_bias,
             int(activation is not None),
             {"activation": activation, **DROPPING},
+            floor=(2, 2 if activation is None else 3),
         )
         for activation in (*ops.ACTIVATIONS, None)
     },
     "bias_activation": Case(
-        ops.bias_activation_dropout, bias_activation_dropout_reference, _with_bias, 1, {"activation": "gelu"}
+        ops.bias_activation_dropout,
+        bias_activation_dropout_reference,
+        _with_bias,
+        1,
+        {"activation": "gelu"},
+        floor=(2, 3),
     ),
+    # Where nothing is dropped, a gradient that is the incoming one is not written; torch itself sums it for the bias.
+    "bias": Case(ops.bias_activation_dropout, bias_activation_dropout_reference, _with_bias, 0, floor=(2, 0)),
     "activation_dropout": Case(
         ops.bias_activation_dropout,
         bias_activation_dropout_reference,
         lambda shape: [shape],
         1,
         {"activation": "silu", **DROPPING},
+        floor=(2, 3),
     ),
     "bias_dropout_residual": Case(
         _bias_dropout_residual,
@@ -119,12 +135,22 @@ CASES: dict[str, Case] = {
         lambda shape: [shape, shape, shape[-1:]],
         0,
         DROPPING,
+        floor=(3, 2),
     ),
     "bias_residual": Case(
-        _bias_dropout_residual, _bias_dropout_residual_reference, lambda shape: [shape, shape, shape[-1:]], 0
+        _bias_dropout_residual,
+        _bias_dropout_residual_reference,
+        lambda shape: [shape, shape, shape[-1:]],
+        0,
+        floor=(3, 0),
     ),
     "dropout_residual": Case(
-        _bias_dropout_residual, _bias_dropout_residual_reference, lambda shape: [shape, shape], 0, DROPPING
+        _bias_dropout_residual,
+        _bias_dropout_residual_reference,
+        lambda shape: [shape, shape],
+        0,
+        DROPPING,
+        floor=(3, 2),
     ),
     **{
         f"gated_activation, {activation}": Case(
@@ -133,25 +159,29 @@ CASES: dict[str, Case] = {
             lambda shape: [shape, shape],
             2,
             {"activation": activation},
+            floor=(3, 5),
         )
         for activation in ("silu", "gelu", "relu", None)
     },
-    "layer_norm": _norm_case(ops.layer_norm, layer_norm_reference, "weight", "bias"),
-    "layer_norm, no bias": _norm_case(ops.layer_norm, layer_norm_reference, "weight"),
-    "rms_norm": _norm_case(ops.rms_norm, rms_norm_reference, "weight"),
+    "layer_norm": _norm_case(ops.layer_norm, layer_norm_reference, "weight", "bias", floor=(2, 3)),
+    "layer_norm, no bias": _norm_case(ops.layer_norm, layer_norm_reference, "weight", floor=(2, 3)),
+    "rms_norm": _norm_case(ops.rms_norm, rms_norm_reference, "weight", floor=(2, 3)),
     "residual_layer_norm": _norm_case(
-        ops.residual_layer_norm, residual_layer_norm_reference, "residual", "weight", "bias"
+        ops.residual_layer_norm, residual_layer_norm_reference, "residual", "weight", "bias", floor=(4, 4)
     ),
-    "residual_rms_norm": _norm_case(ops.residual_rms_norm, residual_rms_norm_reference, "residual", "weight"),
+    "residual_rms_norm": _norm_case(
+        ops.residual_rms_norm, residual_rms_norm_reference, "residual", "weight", floor=(4, 4)
+    ),
     **{
         f"bias_dropout_residual_layer_norm, {style}": _norm_case(
             ops.bias_dropout_residual_layer_norm,
             bias_dropout_residual_layer_norm_reference,
             *("residual", "weight", "norm_bias", "bias"),
             style=style,
+            floor=FLOORS_OF_STYLES[style],
             **DROPPING,
         )
-        for style in ("post", "pre", "prenorm")
+        for style in FLOORS_OF_STYLES
     },
     **{
         f"bias_dropout_residual_rms_norm, {style}": _norm_case(
@@ -159,17 +189,24 @@ CASES: dict[str, Case] = {
             bias_dropout_residual_rms_norm_reference,
             *("residual", "weight", "bias"),
             style=style,
+            floor=FLOORS_OF_STYLES[style],
             **DROPPING,
         )
-        for style in ("post", "pre", "prenorm")
+        for style in FLOORS_OF_STYLES
     },
     "residual_rms_norm, pre without dropout": _norm_case(
         ops.bias_dropout_residual_rms_norm,
         bias_dropout_residual_rms_norm_reference,
         *("residual", "weight"),
         style="pre",
+        floor=(3, 3),
     ),
     "gated_activation, packed": Case(
-        _packed, _packed_reference, lambda shape: [(*shape[:-1], 2 * shape[-1])], 1, {"activation": "silu"}
+        _packed,
+        _packed_reference,
+        lambda shape: [(*shape[:-1], 2 * shape[-1])],
+        1,
+        {"activation": "silu"},
+        floor=(1.5, 2.5),
     ),
 }

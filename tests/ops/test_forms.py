@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from fuselayers import ops
 from fuselayers.ops.forms import second_order, takes_kernels
 from fuselayers.ops.launch import INTERPRETED, why_no_kernels
+from fuselayers.ops.meter import Launch
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from tests.ops.cases import CASES, Case
 from tests.ops.contract import (
@@ -113,6 +114,51 @@ def test_kernels_inside_a_compiled_function(backend: str, case: Case) -> None:
 @all_cases
 def test_dynamic_shapes(case: Case) -> None:
     check_dynamic(triton_form(case), case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
+
+
+@on_kernels
+@pytest.mark.skipif(not INTERPRETED, reason="bytes are counted in Triton's interpreter")
+class TestBytes:
+    @all_cases
+    def test_kernels_move_what_their_docstrings_say(self, case: Case, launches: list[Launch]) -> None:
+        if case.floor is None:
+            pytest.skip("a test of the op says what it moves")
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((300, 128)), dtype=torch.bfloat16)]
+        vectors = [value for value in inputs if value.dim() == 1]
+        rows, size = inputs[0].shape[0], inputs[0].nbytes
+        for floor, moved in zip(case.floor, self.launched(case, inputs, launches), strict=True):
+            got = sum(launch.loaded + launch.stored for launch in moved)
+            # For each row two statistics and a seed; for each program every vector, and a float32 sum for its gradient.
+            beside = 16 * rows + sum(launch.programs * 3 * value.nbytes for launch in moved for value in vectors)
+            assert floor * size <= got <= 1.1 * floor * size + beside, moved
+
+    @pytest.mark.parametrize(
+        ("name", "forward", "backward"),
+        [
+            # x three times, y; dy and x three times, dx. For every row two vectors forward, one twice backward.
+            ("layer_norm", 4 + 2, 7 + 2),
+            # x, residual and s, which is read twice, and y; dy and s three times, dx twice, dresidual. Three vectors.
+            ("bias_dropout_residual_layer_norm, post", 6 + 3, 9 + 2),
+        ],
+    )
+    def test_rows_above_8192_are_read_again(
+        self, name: str, forward: int, backward: int, launches: list[Launch]
+    ) -> None:
+        case = CASES[name]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((16, 9000)), dtype=torch.bfloat16)]
+        for floor, moved in zip((forward, backward), self.launched(case, inputs, launches), strict=True):
+            got = sum(launch.loaded + launch.stored for launch in moved)
+            sums = sum(launch.traffic["partial_ptr"].stored for launch in moved if "partial_ptr" in launch.traffic)
+            assert floor * inputs[0].nbytes <= got - sums <= 1.001 * floor * inputs[0].nbytes
+
+    @staticmethod
+    def launched(case: Case, inputs: list[Tensor], launches: list[Launch]) -> tuple[list[Launch], list[Launch]]:
+        """Forward's launches, and backward's."""
+        outputs = case.op(*inputs, **case.options, backend="triton")
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        forward = launches.copy()
+        torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
+        return forward, launches[len(forward) :]
 
 
 @on_kernels

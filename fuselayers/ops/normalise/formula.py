@@ -19,10 +19,13 @@ rounded to it, whatever their own. What lies between is float32 (float64 where s
 
 Saved for backward: s, mean and rstd (two numbers per row), and a seed.
 
-Floor of the kernels, in elements of x: forward reads x and residual, writes y, and s if it is not x; backward reads dy
-and s, writes dx, and dresidual if it is not dx. Rows of up to 8192 elements are read once, by one program in registers.
-Longer ones are gone through in pieces, three times forward and twice backward, and once more for the sums: they come
-from the cache, if a row of them fits into it. There y is made of s as it is rounded; in shorter rows, of s itself.
+Floor of the kernels, in elements of x: forward reads x and residual, writes y, and s if it is not x; backward reads
+dy, s, and what came in for s itself, writes dx, and dresidual if it is neither dx nor dy. Beside that come the
+statistics, and for each program the vectors once, and a float32 row for each of the sums. Rows of up to 8192 elements
+are read once, by one program in registers. Longer ones are gone through in pieces: forward three times (x and residual,
+then s twice; x thrice where it is s), backward dy and s twice, and once more, with dx where there is a bias, for the
+sums; and each row reads the vectors again. They come from the cache, if a row of them fits into it. There y is made of
+s as it is rounded; in shorter rows, of s itself.
 
 Note: [the sums over rows] Programs are few and each takes many rows: it reads the weight once and keeps its part of the
 three sums in registers. The parts, one row of float32 for each program, are added by a second kernel. Nothing is added

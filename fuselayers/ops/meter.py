@@ -1,0 +1,271 @@
+"""meter -- what each launch of a kernel moves, counted in Triton's interpreter, and where it must not load or store.
+
+Counted are the elements that are loaded and stored, by the pointer argument through which they are reached: lanes that
+a mask leaves out are not, lanes of one instruction that share an address count once, and what is loaded twice counts
+twice. That is what the kernel asks memory for. Caches may answer some of it, and what plain torch moves before and
+after a launch is not seen.
+
+Two faults are errors, with kernel, argument, offset and programs in their text. They are silent on a GPU.
+
+    an access out of bounds    an address that is no element of the tensor whose pointer it was made of
+    a double store             two stores to one address in one launch: on a GPU the last wins, and that may be either
+
+An atomic operation loads and stores; several to one address are no fault.
+
+Note: [tagged pointers] Two arguments may lie in one storage, interleaved (the halves of a packed gradient), so an
+address alone does not say which argument it was made of. While metered, each pointer carries the number of its argument
+in its upper 16 bits, which no address of a process uses; arithmetic leaves them alone, and they are taken off before
+memory is touched. Checked with Triton 3.6 and 3.7.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from .interpreter import mend_interpreter
+from .triton_language import HAS_TRITON
+
+__all__ = ["KernelFault", "Launch", "Traffic", "metered"]
+
+_TAG: Final = np.uint64(48)
+_ADDRESS: Final = np.uint64((1 << 48) - 1)
+_NOBODY: Final = -1
+
+Program = tuple[int, int, int]
+
+
+class KernelFault(RuntimeError):
+    """A kernel touched memory that it must not touch, or stored twice to one address."""
+
+
+@dataclass
+class Traffic:
+    """What one launch moved through one pointer argument, in bytes."""
+
+    shape: tuple[int, ...]
+    loaded: int = 0
+    stored: int = 0
+
+
+@dataclass
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: the name of its function.
+        traffic: by the name of the argument; for every tensor, touched or not.
+        programs: how many ran.
+    """
+
+    kernel: str
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    programs: int = 0
+
+    @property
+    def loaded(self) -> int:
+        """Bytes loaded through all arguments."""
+        return sum(one.loaded for one in self.traffic.values())
+
+    @property
+    def stored(self) -> int:
+        """Bytes stored through all arguments."""
+        return sum(one.stored for one in self.traffic.values())
+
+
+@contextmanager
+def metered() -> Iterator[list[Launch]]:
+    """Meter every launch inside the block, of any kernel; yield the list to which each launch is added as it ends.
+
+    Raises:
+        RuntimeError: Triton does not run in its interpreter, or a meter is at work already.
+        KernelFault: inside the block, by a launch that touches what it must not, or stores twice to one address.
+    """
+    if not HAS_TRITON:
+        raise RuntimeError("the meter needs Triton's interpreter, and Triton is not installed; pip install triton")
+    import triton
+    from triton.runtime import interpreter
+
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("the meter needs Triton's interpreter; start Python with TRITON_INTERPRET=1")
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    if hasattr(builder, "meter"):
+        raise RuntimeError("a meter is at work already; use its list of launches")
+    mend_interpreter()
+    meter = builder.meter = _Meter(interpreter.interpreter_builder)
+    patches = [
+        (builder, "create_masked_load", meter.load),
+        (builder, "create_masked_store", meter.store),
+        (builder, "create_atomic_rmw", meter.atomic),
+        (builder, "create_atomic_cas", meter.atomic),
+        (executor, "_init_args_hst", meter.begin),
+        (executor, "__call__", meter.run),
+        (interpreter, "_implicit_cvt", meter.tag),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in patches]
+    for (owner, name, patch), original in zip(patches, originals, strict=True):
+        setattr(owner, name, patch(original))
+    try:
+        yield meter.launches
+    finally:
+        for (owner, name, _), original in zip(patches, originals, strict=True):
+            setattr(owner, name, original)
+        del builder.meter
+
+
+class _Argument:
+    """A tensor argument: where its elements lie, and which program has stored to each of them."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, traffic: Traffic) -> None:
+        self.name, self.traffic = name, traffic
+        self.base, self.element_size = tensor.data_ptr(), tensor.element_size()
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        span = 1 + reach if tensor.numel() else 0
+        self.is_element = np.zeros(span, dtype=bool)
+        if span:
+            torch.from_numpy(self.is_element).as_strided(tensor.shape, tensor.stride()).fill_(True)
+        self.stored_by = np.full(span, _NOBODY, dtype=np.int64)
+
+
+class _Meter:
+    def __init__(self, builder: Any) -> None:
+        self.launches: list[Launch] = []
+        self._builder = builder
+        self._launch = Launch("")
+        self._arguments: list[_Argument] = []
+        self._number_of: dict[int, int] = {}
+        self._fault: KernelFault | None = None
+
+    def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """One launch, from its arguments to its end."""
+
+        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            self._launch, self._fault = Launch(executor.fn.__name__), None
+            try:
+                result = original(executor, *args, **kwargs)
+            except Exception:
+                # The interpreter turns every error into one of its own.
+                if self._fault is not None:
+                    raise self._fault from None
+                raise
+            finally:
+                self._arguments, self._number_of = [], {}
+            self._launch.programs = math.prod(self._builder.grid_dim)
+            self.launches.append(self._launch)
+            return result
+
+        return call
+
+    def begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The launch's arguments, as they lie in the memory that the interpreter works on."""
+
+        def init_args(executor: Any, args: Any, kwargs: Any) -> Any:
+            found = args_on_host, kwargs_on_host = original(executor, args, kwargs)
+            for name, given in [*zip(executor.arg_names, args_on_host, strict=False), *kwargs_on_host.items()]:
+                tensor = getattr(given, "base", given)  # of a tensor descriptor
+                if isinstance(tensor, torch.Tensor):
+                    traffic = self._launch.traffic[name] = Traffic(tuple(tensor.shape))
+                    self._number_of[id(tensor)] = len(self._arguments)
+                    self._arguments.append(_Argument(name, tensor, traffic))
+            return found
+
+        return init_args
+
+    def tag(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Pointers, made of tensors."""
+
+        def convert(given: Any) -> Any:
+            made = original(given)
+            if id(given) in self._number_of:
+                made.handle.data = made.handle.data | (np.uint64(1 + self._number_of[id(given)]) << _TAG)
+            return made
+
+        return convert
+
+    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A load, and its bytes."""
+
+        def create(builder: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            argument, offsets = self._touched("loads", pointers, mask.data, builder.grid_idx)
+            if argument is not None:
+                argument.traffic.loaded += len(offsets) * argument.element_size
+            return original(builder, _untagged(pointers), mask, *rest, **options)
+
+        return create
+
+    def store(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A store, and its bytes; each address is marked with the program."""
+
+        def create(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            argument, offsets = self._touched("stores to", pointers, mask.data, builder.grid_idx, once=True)
+            if argument is not None:
+                before = argument.stored_by[offsets]
+                if (before != _NOBODY).any():
+                    place = int((before != _NOBODY).argmax())
+                    first = _program(int(before[place]), builder.grid_dim)
+                    self._fail(argument, int(offsets[place]), "stores to", [first, builder.grid_idx])
+                argument.stored_by[offsets] = _number(builder.grid_idx, builder.grid_dim)
+                argument.traffic.stored += len(offsets) * argument.element_size
+            return original(builder, _untagged(pointers), value, mask, *rest, **options)
+
+        return create
+
+    def atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An atomic operation: `(op, pointers, value, mask, ...)`, or a compare and swap without op and mask."""
+
+        def create(builder: Any, *given: Any, **options: Any) -> Any:
+            place = next(at for at, one in enumerate(given) if hasattr(one, "data") and one.data.dtype == np.uint64)
+            pointers = given[place]
+            mask = given[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
+            argument, offsets = self._touched("changes", pointers, mask, builder.grid_idx)
+            if argument is not None:
+                argument.traffic.loaded += len(offsets) * argument.element_size
+                argument.traffic.stored += len(offsets) * argument.element_size
+            return original(builder, *given[:place], _untagged(pointers), *given[place + 1 :], **options)
+
+        return create
+
+    def _touched(
+        self, verb: str, pointers: Any, mask: Any, program: Program, *, once: bool = False
+    ) -> tuple[_Argument | None, Any]:
+        """The argument that `pointers` were made of, and the offsets of its elements that they touch, each one once."""
+        live = pointers.data[np.broadcast_to(mask, pointers.data.shape).astype(bool)]
+        if not live.size:
+            return None, live
+        argument = self._arguments[int(live.flat[0] >> _TAG) - 1]
+        addresses = (live & _ADDRESS).astype(np.int64)
+        offsets = (addresses - argument.base) // argument.element_size
+        inside = (offsets >= 0) & (offsets < len(argument.is_element))
+        inside[inside] = argument.is_element[offsets[inside]]
+        if not inside.all():
+            self._fail(argument, int(offsets[inside.argmin()]), verb, [program])
+        distinct = np.unique(offsets)
+        if once and len(distinct) < len(offsets):
+            ordered = np.sort(offsets)
+            self._fail(argument, int(ordered[1:][ordered[1:] == ordered[:-1]][0]), verb, [program, program])
+        return argument, distinct
+
+    def _fail(self, argument: _Argument, offset: int, verb: str, programs: list[Program]) -> None:
+        shape = list(argument.traffic.shape)
+        where = f"{self._launch.kernel} {verb} {argument.name} {shape} at element {offset} of its memory"
+        if len(programs) == 1:
+            self._fault = KernelFault(f"{where}, which is not one of the tensor's, in program {programs[0]}")
+        else:
+            self._fault = KernelFault(f"{where} twice, in program {programs[0]} and in program {programs[1]}")
+        raise self._fault
+
+
+def _untagged(pointers: Any) -> Any:
+    return type(pointers)(pointers.data & _ADDRESS, pointers.dtype)
+
+
+def _number(program: Program, grid: Program) -> int:
+    return (program[0] * grid[1] + program[1]) * grid[2] + program[2]
+
+
+def _program(number: int, grid: Program) -> Program:
+    return number // (grid[1] * grid[2]), number // grid[2] % grid[1], number % grid[2]

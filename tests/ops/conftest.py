@@ -1,0 +1,18 @@
+"""What the tests of kernels have in common: no kernel may touch what is not its own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fuselayers.ops.launch import INTERPRETED
+from fuselayers.ops.meter import Launch, metered
+
+
+@pytest.fixture(autouse=True)
+def launches(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
+    """Where kernels are interpreted, each launch of a test is metered: out of bounds and double stores are errors."""
+    if INTERPRETED and request.node.get_closest_marker("kernels"):
+        with metered() as found:
+            yield found
+    else:
+        yield []

@@ -1,0 +1,213 @@
+"""The meter, shown kernels that do what no kernel should."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fuselayers.ops.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.meter import KernelFault, Traffic, metered
+from fuselayers.ops.triton_language import tl
+
+
+@pytest.fixture(autouse=True)
+def launches() -> None:
+    """Not here: these kernels are at fault on purpose."""
+
+
+interpreted = [pytest.mark.kernels, pytest.mark.skipif(not INTERPRETED, reason="is about Triton's interpreter")]
+
+
+@kernel
+def _copy_kernel(x_ptr, y_ptr, size, first, step, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = place < size
+    x = tl.load(x_ptr + first + place, mask=live, other=0.0)
+    tl.store(y_ptr + place * step, x, mask=live)
+
+
+@kernel
+def _copy_rows_kernel(x_ptr, y_ptr, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    column = tl.arange(0, BLOCK)
+    tl.store(y_ptr + tl.program_id(0) * BLOCK + column, tl.load(x_ptr + tl.program_id(0) * stride + column))
+
+
+@kernel
+def _last_row_wins_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + place))
+
+
+@kernel
+def _swap_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.arange(0, BLOCK) * 2
+    x, y = tl.load(x_ptr + place), tl.load(y_ptr + place)
+    tl.store(x_ptr + place, y)
+    tl.store(y_ptr + place, x)
+
+
+@kernel
+def _add_up_kernel(x_ptr, sum_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(sum_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + place))
+
+
+@kernel
+def _weight_in_every_program_kernel(x_ptr, weight_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    weight = tl.load(weight_ptr + tl.zeros((BLOCK,), tl.int32))
+    tl.store(y_ptr + place, tl.load(x_ptr + place) * weight)
+
+
+@pytest.mark.kernels
+class TestCounts:
+    pytestmark = interpreted
+
+    def test_lanes_that_are_masked_are_not_counted(self) -> None:
+        x, y = torch.randn(21), torch.empty(21)
+        with metered() as launches:
+            launch(_copy_kernel, (2,), (x, y, 21, 0, 1), (16,))
+        assert torch.equal(x, y)
+        (found,) = launches
+        assert found.kernel == "_copy_kernel"
+        assert found.programs == 2
+        assert found.traffic == {"x_ptr": Traffic((21,), loaded=84), "y_ptr": Traffic((21,), stored=84)}
+        assert (found.loaded, found.stored) == (84, 84)
+
+    def test_one_address_counts_once_an_instruction_and_again_in_every_program(self) -> None:
+        x, y = torch.randn(32, dtype=torch.float16), torch.empty(32, dtype=torch.float16)
+        with metered() as launches:
+            launch(_weight_in_every_program_kernel, (2,), (x, x.new_ones(1), y), (16,))
+        assert torch.equal(x, y)
+        assert launches[0].traffic["weight_ptr"].loaded == 2 * 2
+
+    def test_views_of_one_storage_are_told_apart(self) -> None:
+        both = torch.arange(16.0)
+        with metered() as launches:
+            launch(_swap_kernel, (1,), (both[0::2], both[1::2]), (8,))
+        assert both.view(8, 2)[:, 0].tolist() == [1, 3, 5, 7, 9, 11, 13, 15]
+        assert launches[0].traffic == {"x_ptr": Traffic((8,), 32, 32), "y_ptr": Traffic((8,), 32, 32)}
+
+    def test_one_tensor_twice(self) -> None:
+        x = torch.arange(16.0)
+        with metered() as launches:
+            launch(_copy_kernel, (1,), (x, x, 16, 0, 1), (16,))
+        assert launches[0].traffic == {"x_ptr": Traffic((16,), loaded=64), "y_ptr": Traffic((16,), stored=64)}
+
+    def test_atomics_load_and_store_and_may_share_an_address(self) -> None:
+        x, total = torch.randn(32), torch.zeros(16)
+        with metered() as launches:
+            launch(_add_up_kernel, (2,), (x, total), (16,))
+        torch.testing.assert_close(total, x.view(2, 16).sum(0))
+        assert launches[0].traffic["sum_ptr"] == Traffic((16,), loaded=128, stored=128)
+
+    def test_nothing_is_metered_afterwards(self) -> None:
+        from triton.runtime import interpreter
+
+        before = vars(interpreter.InterpreterBuilder) | vars(interpreter.GridExecutor) | vars(interpreter)
+        x = torch.randn(16)
+        with metered() as launches:
+            pass
+        with pytest.raises(KernelFault), metered():
+            launch(_copy_kernel, (1,), (x, x, 17, 0, 1), (32,))
+        launch(_copy_kernel, (1,), (x, torch.empty(16), 16, 0, 1), (16,))
+        assert launches == []
+        after = vars(interpreter.InterpreterBuilder) | vars(interpreter.GridExecutor) | vars(interpreter)
+        mended = {"cast_impl", "create_fp_to_fp", "create_dot", "_patch_lang_tensor", "has_bfloat16"}
+        assert {name for name in after if after[name] is not before.get(name)} <= mended
+
+
+@pytest.mark.kernels
+class TestFaults:
+    pytestmark = interpreted
+
+    def test_a_load_past_the_end(self) -> None:
+        x, y = torch.randn(40)[:21], torch.empty(24)
+        text = (
+            r"^_copy_kernel loads x_ptr \[21\] at element 21 of its memory, which is not one of the tensor's, in "
+            r"program \(1, 0, 0\)$"
+        )
+        with pytest.raises(KernelFault, match=text), metered():
+            launch(_copy_kernel, (2,), (x, y, 22, 0, 1), (16,))
+
+    def test_a_load_before_the_start(self) -> None:
+        x, y = torch.randn(40)[8:], torch.empty(16)
+        with (
+            pytest.raises(KernelFault, match=r"^_copy_kernel loads x_ptr \[32\] at element -1 of its memory"),
+            metered(),
+        ):
+            launch(_copy_kernel, (1,), (x, y, 16, -1, 1), (16,))
+
+    def test_a_load_between_the_rows(self) -> None:
+        x, y = torch.randn(4, 24)[:, :16], torch.empty(4, 16)
+        with metered():
+            launch(_copy_rows_kernel, (4,), (x, y, 24), (16,))
+        assert torch.equal(x, y)
+        with pytest.raises(KernelFault, match=r"^_copy_rows_kernel loads x_ptr \[4, 16\] at element 16 of"), metered():
+            launch(_copy_rows_kernel, (4,), (x, y, 16), (16,))
+
+    def test_a_load_of_the_neighbour_in_one_storage(self) -> None:
+        both = torch.randn(2, 16)
+        with (
+            pytest.raises(KernelFault, match=r"^_copy_kernel loads x_ptr \[16\] at element 16 of its memory"),
+            metered(),
+        ):
+            launch(_copy_kernel, (1,), (both[0], both[1], 16, 1, 1), (16,))
+
+    def test_a_store_past_the_end(self) -> None:
+        text = r"^_copy_kernel stores to y_ptr \[16\] at element 16 of its memory, which is not one of the tensor's"
+        with pytest.raises(KernelFault, match=text), metered():
+            launch(_copy_kernel, (1,), (torch.randn(16), torch.empty(32)[:16], 16, 0, 2), (16,))
+
+    def test_two_programs_that_store_to_one_address(self) -> None:
+        text = (
+            r"^_last_row_wins_kernel stores to y_ptr \[16\] at element 0 of its memory twice, in program \(0, 0, 0\) "
+            r"and in program \(0, 1, 0\)$"
+        )
+        with metered() as launches:
+            launch(_last_row_wins_kernel, (1, 1), (torch.randn(48), torch.empty(16)), (16,))
+        assert len(launches) == 1
+        with pytest.raises(KernelFault, match=text), metered():
+            launch(_last_row_wins_kernel, (1, 3), (torch.randn(48), torch.empty(16)), (16,))
+
+    def test_one_program_that_stores_twice_to_one_address(self) -> None:
+        text = r"element 0 of its memory twice, in program \(0, 0, 0\) and in program \(0, 0, 0\)$"
+        with pytest.raises(KernelFault, match=text), metered():
+            launch(_copy_kernel, (1,), (torch.randn(16), torch.empty(16), 16, 0, 0), (16,))
+
+    def test_what_a_kernel_itself_raises_is_not_hidden(self) -> None:
+        from triton.runtime.errors import InterpreterError
+
+        with pytest.raises(InterpreterError), metered():
+            launch(_copy_kernel, (1,), (torch.randn(16), torch.empty(16), 16, 0, 1), (15,))
+
+    def test_a_meter_inside_a_meter(self) -> None:
+        with metered(), pytest.raises(RuntimeError, match=r"^a meter is at work already; use its list of launches$"):
+            metered().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "problem"),
+    [
+        ("import triton", "the meter needs Triton's interpreter; start Python with TRITON_INTERPRET=1"),
+        (
+            "import sys; sys.modules['triton'] = None",
+            "the meter needs Triton's interpreter, and Triton is not installed; pip install triton",
+        ),
+    ],
+)
+def test_without_an_interpreter(prepare: str, problem: str) -> None:
+    code = f"""
+{prepare}
+from fuselayers.ops.meter import metered
+try:
+    metered().__enter__()
+except RuntimeError as error:
+    print(error)
+"""
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=plain)
+    assert done.stdout.strip() == problem
