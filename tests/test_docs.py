@@ -194,7 +194,7 @@ def test_a_command_that_exists_is_left_alone(
     assert _check_command(shlex.split(command), monkeypatch, capsys) is None
 
 
-@pytest.mark.parametrize("floor", ["partition", "ops", "components", "configs"])
+@pytest.mark.parametrize("floor", ["partition", "ops", "components", "configs", "testing"])
 def test_every_public_name_is_in_the_reference(floor: str) -> None:
     page = (ROOT / "docs" / "api" / f"{floor}.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE))

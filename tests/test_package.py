@@ -21,7 +21,7 @@ import fuselayers
 
 ROOT = Path(__file__).parents[1]
 # What is lower in the list knows nothing of what is above it; the package's own __init__ and __main__ stand on top.
-FLOORS = ("partition", "ops", "components", "configs", "cli")
+FLOORS = ("partition", "ops", "components", "configs", "cli", "testing")
 # Import names that differ from the name of the package that brings them.
 PACKAGE_OF = {"hydra": "hydra-core", "yaml": "PyYAML"}
 
@@ -82,6 +82,18 @@ def _circle(package: Path) -> list[str]:
 
 def test_imports_run_one_way() -> None:
     assert _upward_imports(ROOT / "fuselayers") == []
+
+
+def test_the_contract_knows_ops_and_partition_only_and_nobody_imports_it() -> None:
+    modules = _modules(ROOT / "fuselayers")
+    pairs = {
+        (name.split(".")[1] if "." in name else name, target.split(".")[1])
+        for name, path in modules.items()
+        for _, target in _imports(name, path, modules)
+        if target in modules and "." in target
+    }
+    assert {target for floor, target in pairs if floor == "testing"} == {"partition", "ops", "names", "testing"}
+    assert {floor for floor, target in pairs if target == "testing"} == {"testing"}
 
 
 def test_imports_make_no_circle() -> None:

@@ -1,0 +1,360 @@
+"""checks -- the contract of a fused function, one check per clause.
+
+Each takes an op, its reference in plain torch, the op's tensors, and options for both, and raises AssertionError where
+the op breaks the clause, NotApplicable where there is nothing to check. Under pytest and unittest that is a skip. An op
+that draws random numbers is given its seed: two calls must be one function.
+"""
+
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
+
+from ..ops.launch import INTERPRETED
+from ..ops.meter import KernelFault, metered
+from ..partition import BackendUnavailableError, fuse
+from ..partition.torch_private import torch_compile
+from .comparison import (
+    Op,
+    as_tuple,
+    assert_as_good_as,
+    backward,
+    cast,
+    compare,
+    forward,
+    incoming_for,
+    results,
+    samples,
+)
+
+__all__ = [
+    "NotApplicable",
+    "check_autocast",
+    "check_compiled",
+    "check_cuda_graph",
+    "check_double_backward",
+    "check_dynamic",
+    "check_fused",
+    "check_gradients_of_reference",
+    "check_kernels",
+    "check_mixed_dtypes",
+    "check_not_finite",
+    "check_poisoned",
+    "check_registration",
+    "check_single_gradients",
+    "check_transforms",
+    "poisoned_memory",
+]
+
+
+# A second derivative and a batched call are rounded at other places than the reference: whether they are right is asked
+# here, not how precise they are.
+_LOOSE: Final = 8.0
+
+
+class NotApplicable(unittest.SkipTest):
+    """There is nothing to check here, and why."""
+
+
+def check_single_gradients(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """One input alone may need a gradient, whichever it is."""
+    for place, value in enumerate(inputs):
+        if value.is_floating_point():
+            assert_as_good_as(op, reference, inputs, wanted=[place], **options)
+
+
+def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """Op, reference and traced form agree about the dtypes of results, whichever input is of another dtype.
+
+    The other dtype is float32, or bfloat16 where the inputs are float32.
+    """
+    own = inputs[0].dtype
+    other = torch.bfloat16 if own == torch.float32 else torch.float32
+    fused = fuse(op, backend="eager", fallback=(), fullgraph=True, static_argnames=_static(options))
+    for most, one in ((other, own), (own, other)):
+        for place, odd in enumerate(inputs):
+            if odd.is_floating_point():
+                mixed = cast(inputs, most)
+                mixed[place] = odd.to(one)
+                assert_as_good_as(op, reference, mixed, **options)
+                assert_as_good_as(fused, reference, mixed, **options)
+
+
+def check_autocast(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """Autocast changes nothing, or what it changes in the reference: dtypes and precision of what has a matmul."""
+
+    def under_autocast(fn: Op) -> Op:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast(inputs[0].device.type, dtype=torch.bfloat16):
+                return fn(*args, **kwargs)
+
+        return call
+
+    try:
+        assert_as_good_as(under_autocast(op), reference, inputs, **options)
+    except AssertionError:
+        assert_as_good_as(under_autocast(op), under_autocast(reference), inputs, **options)
+
+
+def check_poisoned(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """The op reads no memory that it has not written."""
+
+    def on_poison(*args: Any, **kwargs: Any) -> Any:
+        with poisoned_memory():
+            return op(*args, **kwargs)
+
+    assert_as_good_as(on_poison, reference, inputs, **options)
+    with poisoned_memory():  # backward too
+        assert_as_good_as(op, reference, inputs, **options)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Have `torch.empty` and its kin return NaN, and the largest integer, instead of what was there.
+
+    >>> with poisoned_memory():
+    ...     torch.empty(2)
+    tensor([nan, nan])
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+
+
+def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """NaN and both infinities in the first floating input come out where the reference lets them; gradients likewise.
+
+    The reference in float64 may be followed too: torch's vectorised gelu makes NaN of inf on a CPU, its scalar one inf.
+    """
+    for value in (torch.nan, torch.inf, -torch.inf):
+        spoilt = [one.clone(memory_format=torch.contiguous_format) for one in inputs]
+        next(one for one in spoilt if one.is_floating_point()).view(-1)[:1] = value
+        plain = results(reference, spoilt, **options)
+        exact = results(reference, cast(spoilt, torch.float64), **options)
+        for name, got in results(op, spoilt, **options).items():
+            # What kind of number a gradient is not depends on how it is computed.
+            kinds = (torch.isfinite,) if name.startswith("d") else (torch.isnan, torch.isposinf, torch.isneginf)
+            for kind in kinds:
+                differs = (kind(got) != kind(plain[name])) & (kind(got) != kind(exact[name]))
+                place = differs.nonzero()[:1].flatten().tolist()
+                message = f"{name} for {value} in the first input, at {place}: {kind.__name__} differs"
+                assert not differs.any(), message
+
+
+def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> str | None:
+    """A second derivative is right, or an error; never a wrong number. Return the error, if it is one."""
+
+    def second(fn: Op, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        def gradients(*leaves: Tensor, **options: Any) -> tuple[Tensor, ...]:
+            outputs = as_tuple(fn(*leaves, **options))
+            loss = torch.stack([out.square().sum() for out in outputs]).sum()
+            wanted = [leaf for leaf in leaves if leaf.requires_grad]
+            return torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
+
+        leaves, found = forward(gradients, inputs, **options)
+        reached = [
+            (one, incoming) for one, incoming in zip(found, incoming_for(found), strict=True) if one.requires_grad
+        ]
+        # Not `torch.autograd.grad`: it does not run what a function left to say that it has no second derivative.
+        torch.autograd.backward([one for one, _ in reached], [incoming for _, incoming in reached])
+        zeros = {place: torch.zeros_like(leaf) for place, leaf in leaves.items()}
+        seconds = {place: zeros[place] if leaf.grad is None else leaf.grad for place, leaf in leaves.items()}
+        # Named as gradients, all of them: sums of many results.
+        first = {f"d{place}": value.detach() for place, value in zip(leaves, found, strict=True)}
+        return first | {f"dd{place}": value for place, value in seconds.items()}
+
+    exact, plain = second(reference, cast(inputs, torch.float64)), second(reference, inputs)
+    try:
+        got = second(op, inputs)
+    except Exception as error:
+        return _said(error)
+    compare(got, plain, exact, inputs, slack=_LOOSE)
+    return None
+
+
+def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> str | None:
+    """`torch.vmap` and `torch.func.vjp` give the reference's numbers, or an error; return the error, if it is one."""
+
+    def mapped(*batches: Tensor) -> Any:
+        return torch.vmap(lambda *args: op(*args, **options))(*batches)
+
+    def one_by_one(*batches: Tensor) -> Any:
+        found = [as_tuple(reference(*args, **options)) for args in zip(*batches, strict=True)]
+        return tuple(torch.stack(same) for same in zip(*found, strict=True))
+
+    def by_func(fn: Op, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        call = partial(fn, **options)
+        outputs, pull = torch.func.vjp(lambda *args: as_tuple(call(*args)), *inputs)[:2]
+        gradients = pull(tuple(incoming_for(outputs)))
+        named = {f"y{place}": out for place, out in enumerate(outputs)}
+        return named | {f"d{place}": gradient for place, gradient in enumerate(gradients)}
+
+    if not all(value.is_floating_point() for value in inputs):
+        raise NotApplicable("has inputs that are not floating")
+    stacked = [torch.stack([value, -value, value / 2]) for value in inputs]
+    doubles = cast(inputs, torch.float64)
+    exact = results(one_by_one, cast(stacked, torch.float64)), by_func(reference, doubles)
+    plain = results(one_by_one, stacked), by_func(reference, inputs)
+    runs = ("torch.vmap", partial(results, mapped, stacked)), ("torch.func.vjp", partial(by_func, op, inputs))
+    said = []
+    for place, (name, run) in enumerate(runs):
+        try:
+            got = run()
+        except Exception as error:
+            said.append(f"{name} {_said(error)}")
+        else:
+            compare(got, plain[place], exact[place], inputs, where=f"{name}: ", slack=_LOOSE)
+    return "; ".join(said) or None
+
+
+def check_compiled(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """`torch.compile` with `fullgraph=True` traces the op, forward and backward, in one graph."""
+    # A limit of its own: every call of this line is the same code to Dynamo, which would give up at the eighth.
+    compiled = torch_compile(
+        lambda *args: op(*args, **options), recompile_limit=1 << 16, backend="aot_eager", fullgraph=True
+    )
+    assert_as_good_as(compiled, lambda *args: reference(*args, **options), inputs)
+
+
+def check_fused(op: Op, reference: Op, inputs: Sequence[Tensor], *, backend: str, **options: Any) -> None:
+    """Fused in one graph, the op gives the reference's numbers, for the same seed the same mask."""
+    try:
+        fused = fuse(op, backend=backend, fallback=(), fullgraph=True, static_argnames=_static(options))
+    except BackendUnavailableError as error:
+        raise NotApplicable(str(error)) from error
+    assert_as_good_as(fused, reference, inputs, **options)
+    assert fused.served_by == (backend,), f"wanted backend {backend}, got {fused.served_by}"
+
+
+def check_dynamic(
+    op: Op,
+    reference: Op,
+    inputs: Sequence[Tensor] | Callable[[tuple[int, int]], Sequence[Tensor]],
+    **options: Any,
+) -> None:
+    """Compiled for sizes that change, the op is not compiled again for further ones.
+
+    Dynamo makes a graph of its own for a size of one, and dropout's mask one for the widths that are multiples of its
+    eight lanes, so two calls go ahead.
+
+    Args:
+        op, reference, options: as everywhere.
+        inputs: tensors, all of whose sizes above one are multiplied; or what makes them for [rows, columns].
+    """
+    if callable(inputs):
+        families = [inputs(shape) for shape in ((3, 21), (2, 16), (7, 129), (5, 40))]
+    else:
+        families = [_enlarged(inputs, factor) for factor in (1, 2, 3, 5)]
+    try:
+        for family in families:
+            results(reference, family, **options)
+    except Exception as error:
+        raise NotApplicable(f"the reference takes no other sizes: {_said(error)}") from error
+    fused = fuse(lambda *args: op(*args, **options), backend="eager", fallback=(), fullgraph=True, dynamic=True)
+
+    def call(*args: Any, **_: Any) -> Any:
+        return fused(*args)
+
+    for family in families[:2]:
+        assert_as_good_as(call, reference, family, **options)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for family in families[2:]:
+            assert_as_good_as(call, reference, family, **options)
+
+
+def _enlarged(inputs: Sequence[Tensor], factor: int) -> list[Tensor]:
+    shapes = [[size * factor if size > 1 else size for size in value.shape] for value in inputs]
+    made = samples(*shapes, device=inputs[0].device)
+    return [
+        new.to(value.dtype)
+        if value.is_floating_point()
+        else value.repeat([larger // max(size, 1) for larger, size in zip(new.shape, value.shape, strict=True)])
+        for new, value in zip(made, inputs, strict=True)
+    ]
+
+
+def check_gradients_of_reference(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """The reference's gradients are those of its values: `torch.autograd.gradcheck`, which needs float64."""
+    if inputs[0].dtype != torch.float64:
+        raise NotApplicable("needs float64")
+    doubles = [value.detach().requires_grad_(value.is_floating_point()) for value in cast(inputs, torch.float64)]
+    try:
+        torch.autograd.gradcheck(lambda *args: reference(*args, **options), doubles)
+    except GradcheckError as error:
+        raise AssertionError(_said(error)) from error
+
+
+def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """What is registered with torch as an op keeps torch's rules: `torch.library.opcheck`."""
+    ops_of_torch = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), torch.library.CustomOpDef  # type: ignore[attr-defined]
+    if not isinstance(op, ops_of_torch):
+        raise NotApplicable("is no torch.ops op")
+    try:
+        torch.library.opcheck(op, tuple(value.clone().requires_grad_() for value in inputs), options)
+    except Exception as error:
+        raise AssertionError(_said(error)) from error
+
+
+def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """Triton kernels touch only elements of their arguments, and store once to each; see `fuselayers.ops.meter`."""
+    if not INTERPRETED:
+        raise NotApplicable("kernels are metered in Triton's interpreter; start Python with TRITON_INTERPRET=1")
+    try:
+        with metered() as launches:
+            results(op, inputs, **options)
+    except KernelFault as error:
+        raise AssertionError(str(error)) from error
+    if not launches:
+        raise NotApplicable("launches no Triton kernel")
+
+
+def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """Forward and backward can be captured in a CUDA graph, and the replay computes with the numbers it then finds."""
+    if inputs[0].device.type != "cuda":
+        raise NotApplicable("needs inputs on a CUDA GPU")
+    static = [value.clone() for value in inputs]
+    incoming = incoming_for(forward(op, static, **options)[1])
+
+    def step() -> dict[str, Tensor]:
+        leaves, outputs = forward(op, static, **options)
+        return backward(leaves, outputs, incoming)
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    other = [-value if value.is_floating_point() else value for value in inputs]
+    with torch.no_grad():
+        for place, value in zip(static, other, strict=True):
+            place.copy_(value)
+    graph.replay()
+    exact = results(reference, cast(other, torch.float64), **options)
+    compare(captured, results(reference, other, **options), exact, inputs)
+
+
+def _static(options: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name, value in options.items() if not isinstance(value, Tensor))
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"raises {type(error).__name__}: {lines[0] if lines else ''}"

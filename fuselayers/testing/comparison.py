@@ -1,0 +1,176 @@
+"""comparison -- values and gradients of two forms of one function, held to a float64 reference.
+
+How wrong may a fused form be? As wrong as plain torch, twice over: `reference` runs in the dtype under test and in
+float64, which shows what that dtype costs, and the form's error may be at most SLACK times that, element by element,
+beside the last bit of a result.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "DTYPES",
+    "SLACK",
+    "Op",
+    "as_tuple",
+    "assert_as_good_as",
+    "backward",
+    "cast",
+    "compare",
+    "forward",
+    "incoming_for",
+    "results",
+    "samples",
+]
+
+SLACK: Final = 2.0
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+Op = Callable[..., Any]
+
+
+def samples(
+    *shapes: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """Return random tensors of the given shapes, the same ones every time.
+
+    They are multiples of 1/32 within +-4, which every floating dtype holds exactly, so that all are given the same.
+
+    >>> [tuple(one.shape) for one in samples((2, 3), (3,))]
+    [(2, 3), (3,)]
+    """
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randint(-128, 129, tuple(shape), generator=generator) / 32).to(device, dtype) for shape in shapes]
+
+
+def cast(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the inputs with the floating ones in `dtype`."""
+    return [value.to(dtype) if value.is_floating_point() else value for value in inputs]
+
+
+def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
+    """Return what an op returned as a tuple of tensors."""
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+def forward(
+    fn: Op, inputs: Sequence[Tensor], *, wanted: Sequence[int] = (), **options: Any
+) -> tuple[dict[int, Tensor], tuple[Tensor, ...]]:
+    """Call `fn` and return its leaves and its outputs.
+
+    The inputs are used as they lie in memory. Leaves are those at `wanted`, or else all floating ones, by place.
+    """
+    places = wanted or [place for place, value in enumerate(inputs) if value.is_floating_point()]
+    given = [value.detach() for value in inputs]
+    leaves = {place: given[place].requires_grad_() for place in places}
+    return leaves, as_tuple(fn(*given, **options))
+
+
+def incoming_for(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return random incoming gradients, multiples of 1/8 within +-1, the same ones every time."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(-8, 9, out.shape, generator=generator).div(8).to(out) for out in outputs]
+
+
+def backward(
+    leaves: dict[int, Tensor], outputs: Sequence[Tensor], incoming: Sequence[Tensor], *, again: bool = False
+) -> dict[str, Tensor]:
+    """Return outputs as y0, y1, ... and gradients as d0, d1, ... by their input's place; zero where none arrives.
+
+    Args:
+        leaves, outputs: from `forward`.
+        incoming: a gradient for each output.
+        again: whether another backward will follow.
+    """
+    named = {f"y{place}": out.detach() for place, out in enumerate(outputs)}
+    reached = [place for place, out in enumerate(outputs) if out.requires_grad]
+    if not reached:
+        return named | {f"d{place}": torch.zeros_like(leaf) for place, leaf in leaves.items()}
+    found = torch.autograd.grad(
+        [outputs[place] for place in reached],
+        list(leaves.values()),
+        [incoming[place] for place in reached],
+        retain_graph=again,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return named | {f"d{place}": gradient for place, gradient in zip(leaves, found, strict=True)}
+
+
+def results(fn: Op, inputs: Sequence[Tensor], *, wanted: Sequence[int] = (), **options: Any) -> dict[str, Tensor]:
+    """Return outputs and gradients of `fn`, as `backward` names them, for fixed random incoming gradients."""
+    leaves, outputs = forward(fn, inputs, wanted=wanted, **options)
+    return backward(leaves, outputs, incoming_for(outputs))
+
+
+def assert_as_good_as(
+    form: Op, reference: Op, inputs: Sequence[Tensor], *, wanted: Sequence[int] = (), **options: Any
+) -> None:
+    """Raise unless `form` errs at most SLACK times as much as the reference, both against the reference in float64.
+
+    Args:
+        form: takes the inputs and the options; returns a tensor or several.
+        reference: the same function in plain torch.
+        inputs: of any dtypes; what is not floating has no gradient.
+        wanted: places of the inputs that need a gradient; all floating ones if empty.
+        options: for both.
+
+    Raises:
+        AssertionError: values, gradients, their dtypes or their shapes differ; it says which, and by how much.
+
+    >>> assert_as_good_as(lambda x: x * torch.sigmoid(x), torch.nn.functional.silu, samples((3, 5)))
+    >>> assert_as_good_as(lambda x: x * x.sigmoid().round(decimals=3), torch.nn.functional.silu, samples((3, 5)))
+    Traceback (most recent call last):
+        ...
+    AssertionError: y0: error 0.00..., allowed ...
+    """
+    exact = results(reference, cast(inputs, torch.float64), wanted=wanted, **options)
+    plain = results(reference, inputs, wanted=wanted, **options)
+    compare(results(form, inputs, wanted=wanted, **options), plain, exact, inputs)
+
+
+def compare(
+    got: dict[str, Tensor],
+    plain: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    inputs: Sequence[Tensor],
+    *,
+    where: str = "",
+    slack: float = SLACK,
+) -> None:
+    """Raise unless `got` errs at most `slack` times as much as `plain` does, both against `exact`, value by value.
+
+    To that come what the reference's roundings cost on the way, on average; the last bit of a result, in the inputs'
+    coarsest dtype; and what the order of a sum makes of numbers of the order of one, in float32 at least.
+
+    Args:
+        got, plain, exact: results of a form, of the reference, and of the reference in float64.
+        inputs: what the first two were given.
+        where: what to say before the name of what differs.
+        slack: above SLACK all that is allowed grows with it.
+    """
+    coarse = max(torch.finfo(value.dtype).eps for value in inputs if value.is_floating_point())
+    fine = min(coarse, torch.finfo(torch.float32).eps)
+    assert got.keys() == exact.keys(), f"{where}wanted {', '.join(exact)}, got {', '.join(got)}"
+    for name, value in got.items():
+        expected = plain[name]
+        assert value.dtype == expected.dtype, f"{where}{name}: wanted {expected.dtype}, got {value.dtype}"
+        assert value.shape == expected.shape, f"{where}{name}: wanted {[*expected.shape]}, got {[*value.shape]}"
+        if not value.numel():
+            continue
+        error = (value.double() - exact[name]).abs()
+        own = (expected.double() - exact[name]).abs()
+        # What is more than a last rounding comes from roundings on the way, which fall on other elements elsewhere.
+        on_the_way = (own - coarse / 2 * exact[name].abs()).clamp(min=0).mean()
+        allowed = SLACK * (own + on_the_way)
+        # A result is rounded once more at most, by half a unit; a gradient is a sum of such results, on another way.
+        rounded_often = exact[name].abs() + 4 * exact[name].abs().mean() if name.startswith("d") else 0
+        allowed += coarse / 2 * (exact[name].abs() + rounded_often)
+        allowed += 8 * fine * (1 + exact[name].abs().max())
+        allowed *= slack / SLACK
+        worst = int((error - allowed).argmax())
+        message = f"{where}{name}: error {error.flatten()[worst]:.3g}, allowed {allowed.flatten()[worst]:.3g}"
+        assert bool((error <= allowed).all()), message

@@ -1,0 +1,127 @@
+"""layouts -- seven ways in which a tensor may lie in memory, and a function that must not care."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .comparison import Op, backward, cast, compare, forward, incoming_for
+
+__all__ = ["LAYOUTS", "check_layouts"]
+
+Layout = Callable[[Tensor], Tensor]
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x.contiguous()
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.mT.contiguous().mT if x.dim() > 1 else x
+
+
+def _sliced_rows(x: Tensor) -> Tensor:
+    return torch.stack([x, torch.full_like(x, torch.nan)], dim=-2)[..., 0, :] if x.dim() > 1 else x
+
+
+def _sliced_columns(x: Tensor) -> Tensor:
+    return torch.stack([torch.full_like(x, torch.nan), x], dim=-1)[..., 1]
+
+
+def _expanded(x: Tensor) -> Tensor:
+    return x[:1].expand_as(x) if x.dim() else x
+
+
+def _chunked(x: Tensor) -> Tensor:
+    return torch.cat([torch.full_like(x, torch.nan), x], dim=-1).chunk(2, dim=-1)[1] if x.dim() else x
+
+
+def _zero_sized(x: Tensor) -> Tensor:
+    return x[:0] if x.dim() > 1 else x
+
+
+LAYOUTS: Final[dict[str, Layout]] = {
+    "contiguous": _contiguous,
+    "transposed": _transposed,
+    "sliced rows": _sliced_rows,
+    "sliced columns": _sliced_columns,
+    "expanded": _expanded,
+    "chunked": _chunked,
+    "0-sized": _zero_sized,
+}
+"""Each takes a tensor [..., N] and returns one that lies otherwise, with NaN where it leaves room. Two change values:
+"expanded" has the first row, or the first element, everywhere, and "0-sized" no row at all."""
+
+_FULL: Final = tuple(name for name in LAYOUTS if name != "0-sized")
+
+
+def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
+    """The op does not care how its inputs and its incoming gradients lie: every layout with every other.
+
+    With the first input in one layout the second one is in the next, and so on, so that no two inputs share their
+    strides; incoming gradients likewise. A 0-sized gradient comes only from 0-sized inputs: the tensors with as many
+    dimensions and rows as the first are emptied, and this is left out where the reference takes no such inputs.
+
+    Raises:
+        AssertionError: naming the layouts.
+    """
+    truths: dict[tuple[Any, ...], Any] = {}
+    for first in range(len(_FULL)):
+        names = _in_turn(first, inputs)
+        laid_out = [
+            LAYOUTS[name](one) if one.is_floating_point() else one for name, one in zip(names, inputs, strict=True)
+        ]
+        for at, (got, gradient_names) in enumerate(_every_gradient(op, laid_out, options)):
+            # Layouts that leave the values alone have one truth.
+            key = *(name == "expanded" for name in names), -1, *(name == "expanded" for name in gradient_names)
+            if key not in truths:
+                truths[key] = _truth(reference, laid_out, gradient_names, options)
+            plain, exact = truths[key]
+            compare(got, plain, exact, inputs, where=f"{names[0]} input, {_FULL[at]} gradient: ")
+    _check_zero_sized(op, reference, inputs, options)
+
+
+def _in_turn(first: int, tensors: Sequence[Tensor]) -> list[str]:
+    return [_FULL[(first + place) % len(_FULL)] for place in range(len(tensors))]
+
+
+def _every_gradient(
+    op: Op, inputs: Sequence[Tensor], options: dict[str, Any]
+) -> list[tuple[dict[str, Tensor], list[str]]]:
+    leaves, outputs = forward(op, inputs, **options)
+    found = []
+    for first in range(len(_FULL)):
+        names = _in_turn(first, outputs)
+        incoming = [LAYOUTS[name](one) for name, one in zip(names, incoming_for(outputs), strict=True)]
+        found.append((backward(leaves, outputs, incoming, again=True), names))
+    return found
+
+
+def _truth(
+    reference: Op, inputs: Sequence[Tensor], gradient_names: Sequence[str], options: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Results of the reference on the same values, contiguous: in the inputs' dtypes, and in float64."""
+
+    def one(values: Sequence[Tensor]) -> dict[str, Tensor]:
+        leaves, outputs = forward(reference, [value.contiguous() for value in values], **options)
+        incoming = [LAYOUTS[name](one) for name, one in zip(gradient_names, incoming_for(outputs), strict=True)]
+        return backward(leaves, outputs, [gradient.contiguous() for gradient in incoming])
+
+    return one(inputs), one(cast(inputs, torch.float64))
+
+
+def _check_zero_sized(op: Op, reference: Op, inputs: Sequence[Tensor], options: dict[str, Any]) -> None:
+    rows = inputs[0].shape[:1]
+    if inputs[0].dim() < 2:
+        return
+    empty = [
+        _zero_sized(value) if value.dim() == inputs[0].dim() and value.shape[:1] == rows else value for value in inputs
+    ]
+    try:
+        outputs = forward(reference, empty, **options)[1]
+    except Exception:
+        return
+    plain, exact = _truth(reference, empty, ["contiguous"] * len(outputs), options)
+    for at, (got, _) in enumerate(_every_gradient(op, empty, options)):
+        compare(got, plain, exact, inputs, where=f"0-sized input, {_FULL[at]} gradient: ")

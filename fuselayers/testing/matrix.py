@@ -1,0 +1,234 @@
+"""matrix -- the whole contract, held against a function or a module of any library, as a table."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..names import no_such
+from .checks import (
+    NotApplicable,
+    check_autocast,
+    check_compiled,
+    check_cuda_graph,
+    check_double_backward,
+    check_dynamic,
+    check_fused,
+    check_gradients_of_reference,
+    check_kernels,
+    check_mixed_dtypes,
+    check_not_finite,
+    check_poisoned,
+    check_registration,
+    check_single_gradients,
+    check_transforms,
+)
+from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
+from .layouts import check_layouts
+from .report import Cell, Report
+
+__all__ = ["CHECKS", "check", "check_module"]
+
+CHECKS: Final[dict[str, Callable[..., str | None]]] = {
+    "values and gradients": assert_as_good_as,
+    "gradcheck of the reference": check_gradients_of_reference,
+    "layouts": check_layouts,
+    "single gradients": check_single_gradients,
+    "mixed dtypes": check_mixed_dtypes,
+    "autocast": check_autocast,
+    "NaN and infinity": check_not_finite,
+    "unwritten memory": check_poisoned,
+    "double backward": check_double_backward,
+    "torch.func": check_transforms,
+    "torch.compile": check_compiled,
+    "dynamic sizes": check_dynamic,
+    "opcheck": check_registration,
+    "CUDA graph": check_cuda_graph,
+    "kernels": check_kernels,
+}
+"""Every check by its name in the report; "fused, <backend>" comes for each of the backends."""
+
+_BACKENDS: Final = ("eager", "inductor")
+
+
+def check(
+    op: Op,
+    reference: Op,
+    inputs: Sequence[Tensor] | Sequence[Sequence[int]],
+    *,
+    options: Mapping[str, Any] | None = None,
+    checks: Collection[str] | None = None,
+    backends: Sequence[str] = _BACKENDS,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> Report:
+    """Hold a function to the contract that every op of this library keeps.
+
+    Args:
+        op: takes the inputs, and the options by name; returns a tensor or several.
+        reference: the same function in plain torch; what it refuses is not asked of the op.
+        inputs: the tensors, or their shapes, for random ones on the CPU. Small ones will do; give different dimensions
+            different sizes. What is not floating has no gradient and keeps its dtype.
+        options: for both. An op that draws random numbers needs its seed here.
+        checks: names of CHECKS, and "fused, <backend>"; all if None.
+        backends: the backends of `fuselayers.fuse` that are to compile the op. "inductor" takes seconds for a dtype.
+        dtypes: of the floating inputs; a column each.
+
+    Raises:
+        ValueError: no inputs, or a name of no check.
+
+    >>> report = check(torch.nn.functional.silu, lambda x: x * x.sigmoid(), [(6, 9)], backends=["eager"])
+    >>> report.raise_on_failure()
+    >>> def forgets_a_factor(x):
+    ...     return x * x.detach().sigmoid()
+    >>> print(check(forgets_a_factor, lambda x: x * x.sigmoid(), [(6, 9)], checks=["values and gradients"]))
+    forgets_a_factor: 4 of 4 checks failed
+    <BLANKLINE>
+                          float32   bfloat16  float16   float64
+    values and gradients  FAIL      FAIL      FAIL      FAIL
+    <BLANKLINE>
+    FAIL  values and gradients (bfloat16): d0: error 0.19..., allowed ...
+    FAIL  values and gradients (float16): d0: error 0.19..., allowed ...
+    FAIL  values and gradients (float32): d0: error 0.19..., allowed ...
+    FAIL  values and gradients (float64): d0: error 0.19..., allowed ...
+    """
+    return _matrix(_name(op), op, reference, _tensors(inputs), None, options or {}, checks, backends, dtypes)
+
+
+def check_module(
+    module: nn.Module,
+    reference: nn.Module | Op,
+    inputs: Sequence[Tensor] | Sequence[Sequence[int]],
+    *,
+    checks: Collection[str] | None = None,
+    backends: Sequence[str] = _BACKENDS,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> Report:
+    """Hold the forward of a module, of this library or another, to the same contract, parameters included.
+
+    The parameters are inputs like the others: each has its layouts, its dtype and its gradient. They are the module's
+    own, moved by up to 1/4, since weights of one and biases of zero hide mistakes. The module runs in the mode that it
+    is in, train or eval, and is left as it is; one that draws random numbers cannot be compared.
+
+    Args:
+        module: takes the inputs.
+        reference: a module whose parameters have the same names, or a function in plain torch that takes the inputs,
+            and the module's parameters by name.
+        inputs: as in `check`. Where sizes are dynamic, it is the first.
+        checks, backends, dtypes: as in `check`.
+
+    Raises:
+        ValueError: the reference's parameters have other names; else as `check`.
+
+    >>> def layer_norm(x, weight, bias):
+    ...     centred = x - x.mean(-1, keepdim=True)
+    ...     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+    >>> check_module(torch.nn.LayerNorm(9), layer_norm, [(6, 9)], checks=["layouts"]).failures
+    []
+    """
+    tensors = _tensors(inputs)
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+    if isinstance(reference, nn.Module):
+        others = [name for name, _ in reference.named_parameters()]
+        if sorted(others) != sorted(parameters):
+            raise ValueError(
+                f"the reference's parameters must have the module's names {', '.join(parameters)}, got "
+                f"{', '.join(others)}; or pass a function of the inputs and of them by name"
+            )
+    moved = samples(*(value.shape for value in parameters.values()), device=tensors[0].device)
+    values = [value + step / 16 for value, step in zip(parameters.values(), moved, strict=True)]
+    count, names = len(tensors), list(parameters)
+
+    def call_of(form: nn.Module | Op) -> Op:
+        def call(*args: Tensor) -> Any:
+            named = dict(zip(names, args[count:], strict=True))
+            if not isinstance(form, nn.Module):
+                return form(*args[:count], **named)
+            dtype = next(value.dtype for value in args if value.is_floating_point())
+            # Copies: what a call writes into a buffer is gone with it.
+            buffers = {
+                name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
+                for name, value in form.named_buffers()
+            }
+            return functional_call(form, {**named, **buffers}, args[:count])
+
+        return call
+
+    def rows_of(shape: tuple[int, int]) -> list[Tensor]:
+        first = tensors[0].shape[:1]
+        batch = [value[torch.arange(shape[0]) % len(value)] if value.shape[:1] == first else value for value in tensors]
+        return [*batch, *values]
+
+    op, truth = call_of(module), call_of(reference)
+    subject = type(module).__name__
+    return _matrix(subject, op, truth, [*tensors, *values], rows_of, {}, checks, backends, dtypes)
+
+
+def _matrix(
+    subject: str,
+    op: Op,
+    reference: Op,
+    inputs: Sequence[Tensor],
+    inputs_of: Callable[[tuple[int, int]], list[Tensor]] | None,
+    options: Mapping[str, Any],
+    wanted: Collection[str] | None,
+    backends: Sequence[str],
+    dtypes: Sequence[torch.dtype],
+) -> Report:
+    runs = CHECKS | {f"fused, {backend}": partial(check_fused, backend=backend) for backend in backends}
+    for name in wanted or ():
+        if name not in runs:
+            raise ValueError(no_such("check", name, runs))
+    cells = []
+    for name, run in runs.items():
+        for dtype in dtypes if wanted is None or name in wanted else ():
+            given: Any = cast(inputs, dtype)
+            if name == "dynamic sizes" and inputs_of is not None:
+                given = partial(_in_dtype, inputs_of, dtype)
+            cells.append(_cell(name, dtype, partial(run, op, _or_not_applicable(reference), given, **options)))
+    return Report(subject, cells)
+
+
+def _cell(name: str, dtype: torch.dtype, run: Callable[[], str | None]) -> Cell:
+    column = str(dtype).removeprefix("torch.")
+    try:
+        return Cell(name, column, "pass", run() or "")
+    except NotApplicable as reason:
+        return Cell(name, column, "n/a", str(reason))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        said = lines[0] if isinstance(error, AssertionError) else f"raises {type(error).__name__}: {lines[0]}"
+        return Cell(name, column, "fail", said)
+
+
+def _or_not_applicable(reference: Op) -> Op:
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return reference(*args, **options)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise NotApplicable(f"the reference raises {type(error).__name__}: {lines[0]}") from error
+
+    return call
+
+
+def _in_dtype(
+    inputs_of: Callable[[tuple[int, int]], list[Tensor]], dtype: torch.dtype, shape: tuple[int, int]
+) -> list[Tensor]:
+    return cast(inputs_of(shape), dtype)
+
+
+def _tensors(inputs: Sequence[Tensor] | Sequence[Sequence[int]]) -> list[Tensor]:
+    if not inputs:
+        raise ValueError("inputs must be tensors or shapes, got none")
+    made = [one if isinstance(one, Tensor) else samples(one)[0] for one in inputs]
+    shapes = [one.shape if isinstance(one, Tensor) else one for one in inputs]
+    fresh = samples(*shapes, device=made[0].device)
+    return [one if isinstance(one, Tensor) else new for one, new in zip(inputs, fresh, strict=True)]
+
+
+def _name(op: Op) -> str:
+    inner = op.func if isinstance(op, partial) else op
+    return str(getattr(inner, "__name__", type(inner).__name__))

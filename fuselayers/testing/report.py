@@ -1,0 +1,79 @@
+"""report -- what `check` found: one cell for each check and dtype, and how to print them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Cell", "Report"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One check in one dtype.
+
+    Attributes:
+        check: its name in the report.
+        dtype: "float32".
+        outcome: what came of it.
+        reason: why it failed or does not apply; of a pass, what is to be known beside it.
+    """
+
+    check: str
+    dtype: str
+    outcome: Literal["pass", "fail", "n/a"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The contract of one function. `print` shows it as a table, with the reasons below.
+
+    Attributes:
+        subject: what was checked.
+        cells: check by check, dtype by dtype.
+    """
+
+    subject: str
+    cells: Sequence[Cell]
+
+    @property
+    def failures(self) -> list[Cell]:
+        """The cells that failed."""
+        return [cell for cell in self.cells if cell.outcome == "fail"]
+
+    def raise_on_failure(self) -> None:
+        """Do nothing if nothing failed.
+
+        Raises:
+            AssertionError: a check failed; the text is the whole report.
+        """
+        if self.failures:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        dtypes = list(dict.fromkeys(cell.dtype for cell in self.cells))
+        checks = list(dict.fromkeys(cell.check for cell in self.cells))
+        outcomes = {(cell.check, cell.dtype): cell.outcome for cell in self.cells}
+        width = max(map(len, checks), default=0)
+        head = [f"{self.subject}: {len(self.failures)} of {len(self.cells)} checks failed", ""]
+        table = ["  ".join([" " * width, *(f"{dtype:8}" for dtype in dtypes)])]
+        table += [
+            "  ".join([f"{check:{width}}", *(f"{_shown(outcomes[check, dtype]):8}" for dtype in dtypes)])
+            for check in checks
+        ]
+        return "\n".join([*head, *(line.rstrip() for line in table), *self._reasons()])
+
+    def _reasons(self) -> list[str]:
+        # One line for all dtypes of a check that have one reason.
+        dtypes: dict[tuple[str, str, str], list[str]] = {}
+        for cell in self.cells:
+            if cell.reason:
+                dtypes.setdefault((_shown(cell.outcome), cell.check, cell.reason), []).append(cell.dtype)
+        lines = [
+            f"{outcome:4}  {check} ({', '.join(found)}): {reason}" for (outcome, check, reason), found in dtypes.items()
+        ]
+        return ["", *sorted(lines)] if lines else []
+
+
+def _shown(outcome: str) -> str:
+    return "FAIL" if outcome == "fail" else outcome

@@ -1,0 +1,275 @@
+"""The checks themselves: faults that they must not let through."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers import testing
+from fuselayers.ops.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.triton_language import tl
+from fuselayers.partition import BackendUnavailableError
+from fuselayers.testing import NotApplicable, samples
+
+IS_CUDA = torch.cuda.is_available()
+
+
+def triple(x: Tensor, y: Tensor) -> Tensor:
+    return x * 3 + y
+
+
+class _NeedsBothGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return triple(x, y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        return dy * (3 if all(ctx.needs_input_grad) else 4), dy
+
+
+def reads_unwritten_memory(x: Tensor, y: Tensor) -> Tensor:
+    return triple(x, y) + torch.empty_like(x).isnan()
+
+
+def keeps_the_first_dtype(x: Tensor, y: Tensor) -> Tensor:
+    return triple(x, y).to(x.dtype)
+
+
+def is_autocast(x: Tensor, y: Tensor) -> Tensor:
+    return triple((x / 3) @ torch.eye(x.shape[-1], dtype=x.dtype) * 3, y)
+
+
+def hides_nan(x: Tensor, y: Tensor) -> Tensor:
+    return triple(x, y).nan_to_num(posinf=torch.inf, neginf=-torch.inf)
+
+
+def turns_infinity(x: Tensor, y: Tensor) -> Tensor:
+    out = triple(x, y)
+    return torch.where(out.isinf(), out.abs(), out)
+
+
+def breaks_the_graph(x: Tensor, y: Tensor) -> Tensor:
+    return triple(x, y) if x.sum() > 1e9 else triple(x, y) + 0
+
+
+def by_the_batch(x: Tensor, y: Tensor) -> Tensor:
+    return triple(x, y) + float(torch._C._functorch.is_batchedtensor(x))
+
+
+def when_fused(x: Tensor, y: Tensor) -> Tensor:
+    return triple(x, y) + float(torch.compiler.is_compiling())
+
+
+@pytest.mark.parametrize(
+    ("check", "faulty", "problem"),
+    [
+        (testing.check_single_gradients, _NeedsBothGradients.apply, "d0: error"),
+        (testing.check_poisoned, reads_unwritten_memory, "y0: error 1, allowed"),
+        (testing.check_mixed_dtypes, keeps_the_first_dtype, "y0: wanted torch.float32, got torch.bfloat16"),
+        (testing.check_autocast, is_autocast, "y0: wanted torch.float32, got torch.bfloat16|y0: error"),
+        (testing.check_not_finite, hides_nan, r"y0 for nan in the first input, at \[0, 0\]: isnan differs"),
+        (testing.check_not_finite, turns_infinity, r"y0 for -inf in the first input, at \[0, 0\]: isposinf differs"),
+        (testing.check_transforms, by_the_batch, "torch.vmap: y0: error 1, allowed"),
+        (testing.check_compiled, when_fused, "y0: error 1, allowed"),
+    ],
+)
+def test_faults_are_seen(check: Callable[..., Any], faulty: Callable[..., Tensor], problem: str) -> None:
+    inputs = samples((6, 9), (6, 9))
+    assert check(triple, triple, inputs) is None
+    with pytest.raises(AssertionError, match=f"^({problem})"):
+        check(faulty, triple, inputs)
+
+
+def test_autocast_may_do_what_it_does_to_the_reference() -> None:
+    testing.check_autocast(lambda x, w: x @ w, torch.matmul, samples((6, 9), (9, 7)))
+
+
+def test_a_graph_break_is_seen() -> None:
+    inputs = samples((6, 9), (6, 9))
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        testing.check_compiled(breaks_the_graph, triple, inputs)
+
+
+def test_more_compilations_than_dynamos_limit() -> None:
+    for size in range(1, 12):
+        testing.check_compiled(triple, triple, samples((2, 2 + size), (2, 2 + size)))
+
+
+class TestDoubleBackward:
+    def cube(self, backward: Callable[[Tensor, Tensor], Tensor], *, once: bool = False) -> Callable[[Tensor], Tensor]:
+        class Cube(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                ctx.save_for_backward(x)
+                return x**3
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor) -> Tensor:
+                return backward(dy, ctx.saved_tensors[0])
+
+        if once:
+            Cube.backward = staticmethod(torch.autograd.function.once_differentiable(Cube.backward))  # type: ignore
+        return Cube.apply  # type: ignore[no-any-return]
+
+    def check(self, form: Callable[[Tensor], Tensor]) -> str | None:
+        return testing.check_double_backward(form, lambda x: x**3, samples((3, 5)))
+
+    def test_right(self) -> None:
+        assert self.check(self.cube(lambda dy, x: dy * 3 * x**2)) is None
+
+    def test_an_error_is_right_too_and_told(self) -> None:
+        said = self.check(self.cube(lambda dy, x: dy * 3 * x**2, once=True))
+        assert said == (
+            "raises RuntimeError: trying to differentiate twice a function that was marked with @once_differentiable"
+        )
+
+    def test_wrong_without_a_word(self) -> None:
+        with pytest.raises(AssertionError, match=r"^dd0: error"):
+            self.check(self.cube(lambda dy, x: dy * 3 * x.detach() ** 2))
+
+    def test_cut_off_without_a_word(self) -> None:
+        with pytest.raises(AssertionError, match=r"^dd0: error"):
+            self.check(self.cube(lambda dy, x: (dy * 3 * x**2).detach()))
+
+
+class TestTransforms:
+    def test_an_error_is_right_too_and_told(self) -> None:
+        def refuses(x: Tensor) -> Tensor:
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                raise RuntimeError("not inside a transform")
+            return x * 3
+
+        said = testing.check_transforms(refuses, lambda x: x * 3, samples((3, 5)))
+        wanted = "raises RuntimeError: not inside a transform"
+        assert said == f"torch.vmap {wanted}; torch.func.vjp {wanted}"
+
+    def test_what_is_not_floating(self) -> None:
+        with pytest.raises(NotApplicable, match=r"^has inputs that are not floating$"):
+            testing.check_transforms(torch.nn.functional.embedding, torch.nn.functional.embedding, [torch.arange(3)])
+
+
+class TestDynamic:
+    @staticmethod
+    def wants_one_size(x: Tensor, y: Tensor) -> Tensor:
+        return triple(x, y) * (x.shape[-1] / int(x.shape[-1]) if x.shape[-1] not in (129, 27) else 1)
+
+    def test_a_graph_for_every_size_is_seen(self) -> None:
+        def inputs_of(shape: tuple[int, int]) -> list[Tensor]:
+            return samples(shape, shape)
+
+        testing.check_dynamic(triple, triple, inputs_of)
+        testing.check_dynamic(triple, triple, inputs_of((6, 9)))
+        for inputs in (inputs_of, inputs_of((6, 9))):
+            with pytest.raises(RuntimeError, match="fail_on_recompile"):
+                testing.check_dynamic(self.wants_one_size, triple, inputs)
+
+    def test_sizes_that_the_reference_does_not_take(self) -> None:
+        def reference(x: Tensor) -> Tensor:
+            return x.view(6, 9) * 1
+
+        with pytest.raises(NotApplicable, match=r"^the reference takes no other sizes: raises RuntimeError: shape"):
+            testing.check_dynamic(reference, reference, samples((6, 9)))
+
+
+def test_gradcheck_of_a_wrong_reference() -> None:
+    inputs = samples((3, 5), (3, 5), dtype=torch.float64)
+    testing.check_gradients_of_reference(triple, triple, inputs)
+    with pytest.raises(AssertionError, match=r"^raises GradcheckError: Jacobian mismatch for output 0"):
+        testing.check_gradients_of_reference(triple, lambda x, y: x.detach() * x + y, inputs)
+    with pytest.raises(NotApplicable, match=r"^needs float64$"):
+        testing.check_gradients_of_reference(triple, triple, samples((3, 5), (3, 5)))
+
+
+def test_an_op_without_a_fake_is_seen() -> None:
+    @torch.library.custom_op("fuselayers_tests::no_fake", mutates_args=())
+    def no_fake(x: Tensor) -> Tensor:
+        return x * 3
+
+    testing.check_registration(torch.ops.aten.mul.Tensor, torch.mul, samples((3, 5), (3, 5)))
+    with pytest.raises(AssertionError, match=r"^raises OpCheckError: opcheck"):
+        testing.check_registration(no_fake, lambda x: x * 3, samples((3, 5)))
+    with pytest.raises(NotApplicable, match=r"^is no torch.ops op$"):
+        testing.check_registration(triple, triple, samples((3, 5), (3, 5)))
+
+
+def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(*_: Any, **__: Any) -> None:
+        raise BackendUnavailableError("backend 'inductor' needs a C++ compiler")
+
+    inputs = samples((3, 5), (3, 5))
+    testing.check_fused(triple, triple, inputs, backend="eager")
+    monkeypatch.setattr("fuselayers.testing.checks.fuse", unavailable)
+    with pytest.raises(NotApplicable, match=r"^backend 'inductor' needs a C\+\+ compiler$"):
+        testing.check_fused(triple, triple, inputs, backend="inductor")
+
+
+@pytest.mark.skipif(IS_CUDA, reason="there is a GPU here")
+def test_cuda_graphs_need_a_gpu() -> None:
+    with pytest.raises(NotApplicable, match=r"^needs inputs on a CUDA GPU$"):
+        testing.check_cuda_graph(triple, triple, samples((3, 5), (3, 5)))
+
+
+@pytest.mark.skipif(not IS_CUDA, reason="needs a CUDA GPU")
+def test_a_number_that_is_read_while_a_graph_is_captured_is_seen() -> None:
+    inputs = samples((3, 5), (3, 5), device="cuda")
+    testing.check_cuda_graph(triple, triple, inputs)
+    with pytest.raises(torch.AcceleratorError, match="captur"):
+        testing.check_cuda_graph(lambda x, y: triple(x, y) * (1 if x.sum().item() else 2), triple, inputs)
+
+
+def test_poisoned_memory_ends() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    with testing.poisoned_memory():
+        assert torch.empty(3).isnan().all()
+        assert torch.empty(3, dtype=torch.int16).eq(32767).all()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@kernel
+def _shifted_kernel(x_ptr, y_ptr, first, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.arange(0, BLOCK)
+    tl.store(y_ptr + place, tl.load(x_ptr + first + place))
+
+
+class _Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, first: int) -> Tensor:
+        y = torch.empty_like(x)
+        launch(_shifted_kernel, (1,), (x, y, first), (16,))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="is about Triton's interpreter")
+@pytest.mark.kernels
+def test_a_kernel_that_reads_past_its_end_is_seen() -> None:
+    inputs = samples((16,))
+    testing.check_kernels(lambda x: _Shifted.apply(x, 0), lambda x: x * 1, inputs)
+    with pytest.raises(AssertionError, match=r"^_shifted_kernel loads x_ptr \[16\] at element 16 of its memory"):
+        testing.check_kernels(lambda x: _Shifted.apply(x, 1), lambda x: x * 1, inputs)
+    with pytest.raises(NotApplicable, match=r"^launches no Triton kernel$"):
+        testing.check_kernels(triple, triple, samples((3, 5), (3, 5)))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is about what is missing")
+def test_kernels_are_metered_in_the_interpreter() -> None:
+    with pytest.raises(
+        NotApplicable, match=r"^kernels are metered in Triton's interpreter; start Python with TRITON_I"
+    ):
+        testing.check_kernels(triple, triple, samples((3, 5), (3, 5)))
+
+
+def test_it_needs_no_test_framework_and_nobody_imports_it() -> None:
+    code = (
+        "import sys, fuselayers; assert 'fuselayers.testing' not in sys.modules; "
+        "import fuselayers.testing; assert 'pytest' not in sys.modules and '_pytest' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

@@ -1,0 +1,161 @@
+"""The matrix over functions and layers of others: what is right passes, what is wrong fails in its cell."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers import ops
+from fuselayers.ops.dropout import dropout_reference
+from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
+from fuselayers.testing import CHECKS, Report, check, check_module
+
+EAGER: dict[str, Any] = {"backends": ["eager"]}
+
+
+def failed(report: Report) -> set[tuple[str, str]]:
+    return {(cell.check, cell.dtype) for cell in report.failures}
+
+
+def test_an_op_of_ours() -> None:
+    def op(x: Tensor, residual: Tensor, weight: Tensor, **options: float) -> tuple[Tensor, Tensor]:
+        return ops.residual_rms_norm(x, residual, weight=weight, **options)
+
+    def reference(x: Tensor, residual: Tensor, weight: Tensor, **options: float) -> tuple[Tensor, Tensor]:
+        return residual_rms_norm_reference(x, residual, weight=weight, **options)
+
+    report = check(op, reference, [(6, 9), (6, 9), (9,)], options={"eps": 1e-2}, **EAGER)
+    report.raise_on_failure()
+    assert {cell.check for cell in report.cells} == {*CHECKS, "fused, eager"}
+    assert len(report.cells) == 4 * (len(CHECKS) + 1)
+    assert {cell.check for cell in report.cells if cell.outcome == "n/a" and cell.dtype == "float64"} <= {
+        "opcheck",
+        "CUDA graph",
+        "kernels",
+    }
+
+
+def test_an_op_with_a_seed_and_tensors_of_ones_own() -> None:
+    options = {"p": 0.3, "seed": torch.tensor(5)}
+    report = check(
+        ops.dropout, dropout_reference, [torch.randn(6, 9)], options=options, dtypes=[torch.float32], **EAGER
+    )
+    report.raise_on_failure()
+
+
+def test_one_check_alone_and_the_functions_name() -> None:
+    report = check(partial(torch.mul, other=2), lambda x: x * 2, [(3, 5)], checks=["layouts"], dtypes=[torch.float16])
+    assert str(report).startswith("mul: 0 of 1 checks failed\n")
+
+
+def test_an_unknown_check_and_no_inputs() -> None:
+    with pytest.raises(ValueError, match=r"^no check 'layout'; did you mean 'layouts'\? there are: CUDA graph, "):
+        check(torch.sin, torch.sin, [(3, 5)], checks=["layout"])
+    with pytest.raises(ValueError, match=r"^inputs must be tensors or shapes, got none$"):
+        check(torch.sin, torch.sin, [])
+
+
+def test_what_the_reference_refuses_is_not_asked() -> None:
+    def only_double(x: Tensor) -> Tensor:
+        if x.dtype != torch.float64:
+            raise TypeError("only double")
+        return x * 2
+
+    report = check(only_double, only_double, [(3, 5)], checks=["values and gradients"])
+    assert [cell.outcome for cell in report.cells] == ["n/a", "n/a", "n/a", "pass"]
+    assert report.cells[0].reason == "the reference raises TypeError: only double"
+    refusing = check(only_double, lambda x: x * 2, [(3, 5)], checks=["values and gradients"], dtypes=[torch.float32])
+    assert refusing.failures[0].reason == "raises TypeError: only double"
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+
+def test_a_layer_of_torch() -> None:
+    module = nn.LayerNorm(9)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    report = check_module(module, layer_norm, [(6, 9)], **EAGER)
+    # torch's own refuses float32 beside bfloat16 one way round, and gives x's dtype back the other.
+    assert {name for name, _ in failed(report)} == {"mixed dtypes"}
+    assert str(report).startswith("LayerNorm: ")
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_layer_against_a_layer_with_buffers_and_integers() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(11, 6)
+            self.norm = nn.BatchNorm1d(6, affine=False)
+            self.out = nn.Linear(6, 7)
+
+        def forward(self, token: Tensor) -> Tensor:
+            y: Tensor = self.out(self.norm(self.table(token)))
+            return y
+
+    tokens = torch.tensor([0, 4, 10, 4, 7])
+    report = check_module(Head(), Head(), [tokens], dtypes=[torch.float32], **EAGER)
+    report.raise_on_failure()
+
+
+def test_parameters_of_other_names() -> None:
+    with pytest.raises(ValueError, match=r"^the reference's parameters must have the module's names weight, bias, got"):
+        check_module(nn.LayerNorm(9), nn.RMSNorm(9), [(6, 9)])
+
+
+class _NormOfContiguous(torch.autograd.Function):
+    """RMS norm whose backward takes x for contiguous, as a kernel does that is handed no strides."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return rms_norm(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        x, weight = ctx.saved_tensors
+        with torch.enable_grad():
+            read = torch.as_strided(x.detach(), x.shape, (x.shape[-1], 1)).requires_grad_()
+            weight = weight.detach().requires_grad_()
+            return torch.autograd.grad(rms_norm(read, weight), (read, weight), dy)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight).to(x.dtype)
+
+
+class Norm(nn.Module):
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.form = form
+        self.weight = nn.Parameter(torch.ones(129))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(x, self.weight)
+
+
+def in_its_own_dtype(x: Tensor, weight: Tensor) -> Tensor:
+    total = torch.zeros_like(x[..., :1])
+    for value in x.split(1, dim=-1):
+        total = total + value.square()
+    return x * (total / x.shape[-1] + 1e-5).rsqrt() * weight
+
+
+NAMES = ["values and gradients", "layouts", "single gradients"]
+
+
+def test_a_wrong_gradient_of_what_is_not_contiguous() -> None:
+    report = check_module(Norm(_NormOfContiguous.apply), rms_norm, [(6, 129)], checks=NAMES)
+    assert {name for name, _ in failed(report)} == {"layouts"}
+    assert all("input, contiguous gradient: d0: error" in cell.reason for cell in report.failures)
+
+
+def test_a_norm_that_adds_up_in_bfloat16() -> None:
+    report = check_module(Norm(in_its_own_dtype), rms_norm, [(6, 129)], checks=NAMES)
+    assert failed(report) == {(name, dtype) for name in NAMES for dtype in ("bfloat16", "float16")}
+    check_module(Norm(rms_norm), rms_norm, [(6, 129)], checks=NAMES).raise_on_failure()
