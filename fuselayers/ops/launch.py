@@ -39,7 +39,13 @@ def kernel(fn: Callable[..., Any]) -> Any:
 
 
 def launch(
-    function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], constants: tuple[Any, ...], *, num_warps: int = 4
+    function: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    *,
+    num_warps: int = 4,
+    num_stages: int | None = None,
 ) -> None:
     """Run a kernel on the device of its tensors.
 
@@ -49,6 +55,7 @@ def launch(
         arguments: its run-time arguments in order: tensors, None for a tensor that is not there, numbers.
         constants: its constants in order, which come after them.
         num_warps: per program.
+        num_stages: how many steps of a matmul's loop are on their way at a time; None leaves it to Triton.
     """
     if INTERPRETED:
         mend_interpreter()
@@ -57,9 +64,9 @@ def launch(
     device = next(one.device for one in arguments if isinstance(one, Tensor))
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            _launch(function, grid, arguments, constants, num_warps, device.index)
+            _launch(function, grid, arguments, constants, num_warps, num_stages, device.index)
     else:
-        _launch(function, grid, arguments, constants, num_warps, device.index)
+        _launch(function, grid, arguments, constants, num_warps, num_stages, device.index)
 
 
 def _launch(
@@ -68,6 +75,7 @@ def _launch(
     arguments: tuple[Any, ...],
     constants: tuple[Any, ...],
     num_warps: int,
+    num_stages: int | None,
     device_index: int,
 ) -> None:
     # What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor.
@@ -77,10 +85,11 @@ def _launch(
         else one is None or (one.__class__ is int and one > _LARGEST_INT32)
         for one in arguments
     ]
-    key = (id(function), device_index, num_warps, constants, *kinds)
+    key = (id(function), device_index, num_warps, num_stages, constants, *kinds)
     compiled = _compiled.get(key)
     if compiled is None:
-        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
+        stages = {} if num_stages is None else {"num_stages": num_stages}
+        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
     else:
         compiled[grid if len(grid) == 3 else (*grid, 1, 1)[:3]](*arguments, *constants)
 
