@@ -12,6 +12,7 @@ from .choice import patience as patience
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
+from .linear_activation import linear_activation as linear_activation
 from .normalise import NormStyle as NormStyle
 from .normalise import check_style as check_style
 from .philox import check_probability as check_probability

@@ -1,0 +1,359 @@
+"""linear_activation -- y = act(x W^T + b): a linear layer with its activation in the matmul's epilogue.
+
+    x        [..., K]   any float dtype; R rows of it
+    weight   [N, K]     of x's dtype, as in nn.Linear
+    bias     [N]        optional, of x's dtype
+    y, z     [..., N]   of x's dtype; z = x W^T + b
+
+    forward    y       = act(z)
+    backward   dz      = dy * act'(z)
+               dx      = dz W
+               dweight = dz^T x
+               dbias   = dz summed over every dimension but the last
+
+Saved for backward: x, the weight, and z; y in place of z where it has the same slope (relu, leaky_relu), and neither
+for the identity. The formula run op by op keeps what its activation keeps.
+
+Floor, in elements: R K + N K + R N forward, and R N more where z is kept, for 2 R N K operations: what the kernel moves
+but for tiles of x and of the weight that the caches have lost. cuBLAS and an activation's kernel after it move 2 R N
+more (R N where z is kept). Backward, 3 R N for dz and dbias beside the two matmuls (2 for the identity).
+
+The kernel's y comes from the float32 sums and its slope from z in the result's dtype: y is rounded once where plain
+torch rounds twice, and the gradients are as exact as torch's.
+
+Autocast does to it what it does to F.linear: all three tensors in its dtype, and the result too.
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .activations import activate, activate_tile, check_activation
+from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
+from .forms import define, needs_grad, second_order, takes_kernels
+from .launch import kernel, launch, num_processors
+from .rows import cdiv, next_power_of_2, vector_of
+from .shapes import check_floating, check_rows
+from .triton_language import tl
+
+__all__ = ["linear_activation", "linear_activation_reference"]
+
+# Activations whose result has the slope that the pre-activation has.
+_SLOPE_OF_RESULT: Final = frozenset({"relu", "leaky_relu"})
+
+# (rows, columns, inner, warps, stages) of a tile: where such tiles keep all processors busy; where they do not; and for
+# sizes that are no multiples of 8, whose loads and stores are one element each and would spill a larger tile. At most
+# 96 KiB of shared memory: sm_86 and sm_120 have 99. Compiled for sm_80, sm_90, sm_100 and gfx942, none of them spills.
+_TILES: Final = {
+    "16 bits": ((128, 128, 64, 8, 3), (64, 64, 64, 4, 3), (128, 64, 32, 8, 3)),
+    "tf32": ((128, 128, 32, 8, 3), (64, 64, 32, 4, 3), (64, 64, 32, 4, 3)),
+    "ieee": ((128, 128, 16, 8, 3), (64, 64, 16, 8, 3), (64, 64, 16, 8, 3)),
+}
+_SMALLEST: Final = 16  # what tl.dot takes
+# Tiles of a column that follow each other before the next column's: their rows of x stay in the second-level cache.
+_GROUP: Final = 8
+
+
+def linear_activation(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None, backend: str = "auto"
+) -> Tensor:
+    """Return activation(x @ weight.T + bias).
+
+    Args:
+        x: [..., K], any float dtype.
+        weight: [N, K].
+        bias: [N], or None for no bias.
+        activation: a name in ACTIVATIONS, or None for the identity.
+        backend: "auto", which leaves the matmul to cuBLAS, "eager" for the formula, or "triton" for the matmul with an
+            epilogue, inside a compiled function too.
+
+    Raises:
+        ValueError: x has no dimension, weight or bias do not fit it, or the activation or the backend is unknown.
+        TypeError: a tensor is not floating or, outside autocast, not of x's dtype; or the activation is no name.
+        RuntimeError: "triton" was asked for and cannot take the call.
+
+    >>> import torch
+    >>> linear_activation(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 1.0], [1.0, -1.0]]), activation="relu")
+    tensor([3., 0.])
+    """
+    _check_tensors(x, weight, bias)
+    check_activation(activation)
+    if not takes_kernels(backend, x, weight, bias):
+        return _formula(x, weight, bias, activation)
+    # Note: [who multiplies] The one place that chooses. An epilogue of our own saves two trips of y to memory, and
+    # cuBLAS is a better matmul than ours; which of the two weighs more has not been measured on a GPU. So "auto" takes
+    # what cannot be slower than F.linear and an activation.
+    if backend == "auto":
+        return _beside_cublas(x, weight, bias, activation)
+    dtype = _autocast_dtype(x)
+    if dtype is not None:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if needs_grad(x, weight, bias):
+        y: Tensor = _Kernels.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
+        return y
+    y, _ = _forward(x, weight, bias, activation, False)
+    return y
+
+
+def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    check_rows("x", x)
+    check_floating("weight", weight)
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        raise ValueError(f"weight must be [N, {x.shape[-1]}] to fit x {list(x.shape)}, got {list(weight.shape)}")
+    others = {"weight": weight}
+    if bias is not None:
+        check_floating("bias", bias)
+        if bias.shape != weight.shape[:1]:
+            wanted = list(weight.shape[:1])
+            raise ValueError(f"bias must be {wanted} to fit weight {list(weight.shape)}, got {list(bias.shape)}")
+        others["bias"] = bias
+    for name, other in others.items():
+        if other.device != x.device:
+            raise ValueError(f"{name} must be on x's device {x.device}, got {other.device}; move it with .to(x.device)")
+        if other.dtype != x.dtype and _autocast_dtype(x) is None:
+            raise TypeError(
+                f"{name} must have x's dtype {x.dtype}, got {other.dtype}; convert it, or call under torch.autocast"
+            )
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    device = x.device.type
+    # Meta has no autocast, and asking for it raises. torch.amp.is_autocast_available cannot be traced in torch 2.11.
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    return activate(F.linear(x, weight, bias), activation)
+
+
+def linear_activation_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None
+) -> Tensor:
+    """What the op means, in plain torch."""
+    return activate(F.linear(x, weight, bias), activation)
+
+
+def _beside_cublas(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """cuBLAS adds the bias to its sums before they are rounded; the activation is one kernel after it.
+
+    The activation is not left to cuBLASLt, which `torch._addmm_activation` does: its relu makes 0 of NaN
+    (https://forums.developer.nvidia.com/t/329783), its gelu is the tanh form, and how exact is not said, neither keeps
+    z, and where K is 0 torch leaves the activation out.
+    """
+    if activation is None:
+        return F.linear(x, weight, bias)
+    # As rows: torch adds the bias afterwards to an x of more dimensions that does not lie as rows do.
+    z = F.linear(_rows_of(x), weight, None if bias is None else bias.detach())
+    z = z.view(*x.shape[:-1], weight.shape[0])
+    if needs_grad(z, bias):
+        y: Tensor = _Activation.apply(z, bias, activation)  # type: ignore[no-untyped-call]
+        return y
+    return bias_activation_dropout(z, activation=activation)
+
+
+class _Activation(torch.autograd.Function):
+    """act(z) for a z that has the bias in it. The bias is here for its gradient: dz is at hand in backward, so that its
+    sum costs no trip to memory, which it does in the backward of F.linear."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        y = bias_activation_dropout(z, activation=activation)
+        ctx.save_for_backward(y if activation in _SLOPE_OF_RESULT else z, bias)
+        ctx.activation = activation
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        z, bias = ctx.saved_tensors
+        wants_z, wants_bias = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():
+
+            def formula(z: Tensor, bias: Tensor | None) -> Tensor:
+                # Its value is in z already, its derivative is not.
+                return activate(z if bias is None else z + (bias - bias.detach()).to(z.dtype), ctx.activation)
+
+            return (*second_order(formula, (z, bias), (dy,), (wants_z, wants_bias)), None)
+        dz, dbias = gradients_of_dropped(
+            dy, z, None, None, ctx.activation, 0.0, dy.dtype, bias.dtype if wants_bias else None
+        )
+        return dz if wants_z else None, dbias if wants_bias else None, None
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+        keeps_z = activation is not None and activation not in _SLOPE_OF_RESULT
+        y: Tensor
+        y, z = _forward(x, weight, bias, activation, keeps_z)
+        ctx.save_for_backward(x, weight, bias, z if keeps_z else y if activation is not None else None)
+        ctx.activation = activation
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, z = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+
+            def formula(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return _formula(x, weight, bias, ctx.activation)
+
+            return (*second_order(formula, (x, weight, bias), (dy,), ctx.needs_input_grad[:3]), None)
+        dz, dbias = dy, None
+        if ctx.activation is not None:
+            bias_dtype = bias.dtype if wants_bias else None
+            dz, dbias = gradients_of_dropped(dy, z, None, None, ctx.activation, 0.0, dy.dtype, bias_dtype)
+        elif wants_bias:
+            dbias = _rows_of(dy).sum(0)
+        dx = dz.matmul(weight) if wants_x else None
+        dweight = _rows_of(dz).mT.matmul(_rows_of(x)) if wants_weight else None
+        return dx, dweight, dbias if wants_bias else None, None
+
+
+def _rows_of(x: Tensor) -> Tensor:
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def _run_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, keeps_z: bool
+) -> tuple[Tensor, Tensor]:
+    y, z = _like_results(x, weight, bias, activation, keeps_z)
+    if not y.numel():
+        return y, z
+    x_RK, y_RN = _side_by_side(_rows_of(x)), _rows_of(y)
+    # Both layouts of a weight are read as they lie: nn.Linear's, and the transpose of a [K, N] one.
+    transposed = weight.stride(0) == 1 and weight.stride(1) != 1
+    if transposed:
+        vectors = vector_of(x_RK), vector_of(weight.mT, y_RN)
+        weight_stride = weight.stride(1) // vectors[1]
+    else:
+        weight = _side_by_side(weight)
+        vectors = vector_of(x_RK, weight), vector_of(y_RN)
+        weight_stride = weight.stride(0) // vectors[0]
+    sizes = x_RK.shape[0], weight.shape[0], x_RK.shape[1]
+    precision = _precision(x.dtype)
+    rows, columns, inner, warps, stages = _tile(sizes, precision, odd=1 in vectors, processors=num_processors(x.device))
+    launch(
+        _forward_kernel,
+        (cdiv(sizes[0], rows) * cdiv(sizes[1], columns),),
+        (
+            *(x_RK, weight, None if bias is None else bias.contiguous(), y_RN, z if keeps_z else None),
+            *(sizes[0], sizes[1] // vectors[1], sizes[2] // vectors[0]),
+            *(x_RK.stride(0) // vectors[0], weight_stride),
+        ),
+        (
+            *(activation, y.dtype == torch.float32, "tf32" if precision == "tf32" else "ieee"),
+            *(transposed, *vectors, rows, columns, inner, _GROUP),
+        ),
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return y, z
+
+
+def _side_by_side(matrix: Tensor) -> Tensor:
+    """The matrix with the elements of a row side by side. Unlike `as_rows` it takes rows without elements."""
+    return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Which of _TILES a dtype takes; float32 is rounded to tf32 where torch is allowed to do so."""
+    if dtype != torch.float32:
+        return "16 bits"
+    # Of torch's three names for it the one that can be asked whichever was set. On AMD few GPUs have it.
+    allowed = torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.version.hip is None
+    return "tf32" if allowed else "ieee"
+
+
+def _tile(sizes: tuple[int, int, int], precision: str, *, odd: bool, processors: int) -> tuple[int, int, int, int, int]:
+    """The tile out of _TILES for sizes R, N, K, no larger than they are."""
+    large, small, unaligned = _TILES[precision]
+    busy = cdiv(sizes[0], large[0]) * cdiv(sizes[1], large[1]) >= processors
+    *block, warps, stages = unaligned if odd else large if busy else small
+    rows, columns, inner = (
+        min(most, max(next_power_of_2(size), _SMALLEST)) for most, size in zip(block, sizes, strict=True)
+    )
+    # A processor of AMD has 64 KiB, and a stage there is one more in the registers.
+    return rows, columns, inner, warps, stages if torch.version.hip is None else 2
+
+
+def _like_results(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, keeps_z: bool
+) -> tuple[Tensor, Tensor]:
+    y = torch.empty(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device)
+    return y, torch.empty_like(y) if keeps_z else x.new_empty(0)
+
+
+@kernel
+def _forward_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    y_ptr,
+    z_ptr,
+    num_rows,
+    num_columns,
+    num_inner,
+    x_stride,
+    weight_stride,
+    ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    VECTOR_INNER: tl.constexpr,
+    VECTOR_COLUMNS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    width, depth = num_columns * VECTOR_COLUMNS, num_inner * VECTOR_INNER
+    row_tiles, column_tiles = tl.cdiv(num_rows, BLOCK_ROWS), tl.cdiv(width, BLOCK_COLUMNS)
+    group = tl.program_id(0) // (GROUP * column_tiles)
+    place = tl.program_id(0) % (GROUP * column_tiles)
+    height = tl.minimum(row_tiles - group * GROUP, GROUP)
+    rows = (group * GROUP + place % height) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = place // height * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    inner = tl.arange(0, BLOCK_INNER)
+    in_row = columns < width
+    # Beyond the last row of x and of the weight the last one is read again: what it gives is not stored, and the loop
+    # has no mask but that of its last step.
+    row = tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None]
+    x_at = x_ptr + row * (x_stride * VECTOR_INNER) + inner[None, :]
+    if TRANSPOSED:
+        weight_step = weight_stride * VECTOR_COLUMNS
+        weight_at = weight_ptr + inner.to(tl.int64)[:, None] * weight_step + columns[None, :]
+    else:
+        weight_step = 1
+        column = tl.minimum(columns, width - 1).to(tl.int64)[None, :]
+        weight_at = weight_ptr + column * (weight_stride * VECTOR_INNER) + inner[:, None]
+    z = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for start in tl.range(0, depth, BLOCK_INNER):
+        live = inner < depth - start
+        x = tl.load(x_at, mask=live[None, :], other=0.0)
+        if TRANSPOSED:
+            weight = tl.load(weight_at, mask=live[:, None] & in_row[None, :], other=0.0)
+        else:
+            weight = tl.load(weight_at, mask=live[:, None], other=0.0)
+        z = tl.dot(x, weight, z, input_precision=PRECISION)
+        x_at += BLOCK_INNER
+        weight_at += BLOCK_INNER * weight_step
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    out = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    live_out = (rows < num_rows)[:, None] & in_row[None, :]
+    if z_ptr is not None:
+        tl.store(z_ptr + out, z.to(z_ptr.dtype.element_ty), mask=live_out)
+    y = activate_tile(z, ACTIVATION, EXACT)
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=live_out)
+
+
+_forward = define(
+    "linear_activation(Tensor x, Tensor weight, Tensor? bias, str? activation, bool keeps_z) -> (Tensor, Tensor)",
+    _run_forward,
+    _like_results,
+)

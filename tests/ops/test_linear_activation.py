@@ -1,0 +1,406 @@
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.ops import ACTIVATIONS, linear_activation
+from fuselayers.ops import launch as launch_module
+from fuselayers.ops.forms import takes_kernels
+from fuselayers.ops.linear_activation import _TILES, _precision, _tile, linear_activation_reference
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops import truth
+from tests.ops.contract import (
+    DEVICE,
+    DTYPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
+    check_layouts,
+    check_poisoned,
+    check_single_gradients,
+    tensors,
+)
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# x, and N: sizes of one, odd ones, more than one tile in each direction, and none at all in each.
+SIZES = [
+    *[((1,), 1), ((7,), 3), ((3, 5), 7), ((2, 3, 129), 129), ((1, 1025), 40), ((129, 7), 9), ((130, 72), 200)],
+    *[((6, 1), 5), ((0, 4), 3), ((2, 0, 4), 3), ((5, 0), 4), ((0,), 4), ((3, 4), 0)],
+]
+CHECKS = (check_layouts, check_single_gradients, check_poisoned)
+on_kernels = pytest.mark.kernels
+kernels = partial(linear_activation, backend="triton")
+every_size = pytest.mark.parametrize(("shape", "width"), SIZES, ids=str)
+every_activation = pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
+
+
+def inputs_of(
+    shape: tuple[int, ...], width: int, dtype: torch.dtype = torch.float32, *, bias: bool = True
+) -> list[Tensor]:
+    """x, weight and bias; the weight is small enough for sums of the order of one."""
+    x, weight, vector = tensors(shape, (width, shape[-1]), (width,), dtype=dtype)
+    return [x, weight / 8, vector] if bias else [x, weight / 8]
+
+
+def asked_for_gradients(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_size
+def test_matches_reference(shape: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
+    inputs = inputs_of(shape, width, dtype)
+    assert_as_good_as(linear_activation, linear_activation_reference, inputs, activation="gelu")
+
+
+@on_kernels
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@every_size
+def test_kernel_matches_reference(shape: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
+    for bias in (True, False):
+        inputs = inputs_of(shape, width, dtype, bias=bias)
+        assert_as_good_as(kernels, linear_activation_reference, inputs, activation="gelu")
+
+
+@on_kernels
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@every_activation
+def test_every_activation_of_the_kernel(activation: str | None, dtype: torch.dtype) -> None:
+    inputs = inputs_of((9, 24), 40, dtype)
+    assert_as_good_as(kernels, linear_activation_reference, inputs, activation=activation)
+
+
+@on_kernels
+def test_more_row_tiles_than_one_group_has() -> None:
+    # Ten row tiles of 128 in groups of eight and two, times two column tiles.
+    inputs = inputs_of((1160, 8), 136)
+    assert_as_good_as(kernels, linear_activation_reference, inputs, activation="silu")
+
+
+@every_activation
+def test_is_its_formula(activation: str | None) -> None:
+    x, weight, bias = inputs_of((3, 6), 5, torch.float64)
+    z = torch.tensor([[sum(a * b for a, b in zip(row, w, strict=True)) for w in weight.tolist()] for row in x.tolist()])
+    expected = z.double() + bias if activation is None else truth.activated(activation, z.double() + bias)
+    torch.testing.assert_close(linear_activation(x, weight, bias, activation=activation), expected)
+
+
+def test_gradcheck_of_the_reference() -> None:
+    inputs = [value.requires_grad_() for value in inputs_of((3, 4), 5, torch.float64)]
+    assert torch.autograd.gradcheck(partial(linear_activation_reference, activation="gelu"), inputs)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract(check: Callable[..., None]) -> None:
+    check(linear_activation, linear_activation_reference, inputs_of((6, 9), 16), activation="gelu")
+
+
+@on_kernels
+@pytest.mark.parametrize("activation", ["gelu", "relu", None])
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract_of_the_kernel(check: Callable[..., None], activation: str | None) -> None:
+    check(kernels, linear_activation_reference, inputs_of((6, 16), 24), activation=activation)
+    check(kernels, linear_activation_reference, inputs_of((6, 9), 7), activation=activation)
+
+
+@on_kernels
+def test_a_transposed_weight_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = inputs_of((5, 24), 16, bias=False)
+    weight = weight.mT.contiguous().mT
+    launched: list[tuple[Any, ...]] = []
+
+    def launch(function: Any, grid: Any, arguments: tuple[Any, ...], constants: Any, **options: Any) -> None:
+        launched.append(arguments)
+        launch_module.launch(function, grid, arguments, constants, **options)
+
+    monkeypatch.setitem(linear_activation.__globals__, "launch", launch)
+    got = kernels(x, weight)
+    torch.testing.assert_close(got, x @ weight.mT)
+    assert launched[0][1].data_ptr() == weight.data_ptr()
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_fused(backend: str) -> None:
+    inputs = inputs_of((6, 20), 12)
+    check_fused(linear_activation, linear_activation_reference, inputs, backend=backend, activation="gelu")
+
+
+@on_kernels
+@pytest.mark.parametrize("activation", ["gelu", "relu", None])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_kernel_inside_a_compiled_function(backend: str, activation: str | None) -> None:
+    inputs = inputs_of((6, 20), 12)
+    check_fused(kernels, linear_activation_reference, inputs, backend=backend, activation=activation)
+
+
+def test_dynamic_shapes() -> None:
+    check_dynamic(
+        linear_activation,
+        linear_activation_reference,
+        lambda shape: inputs_of(shape, shape[1] + 3),
+        activation="gelu",
+    )
+
+
+@on_kernels
+def test_dynamic_shapes_of_the_kernel() -> None:
+    check_dynamic(kernels, linear_activation_reference, lambda shape: inputs_of(shape, shape[1] + 3), activation="gelu")
+
+
+@pytest.mark.parametrize(("activation", "kept"), [(None, 0), ("relu", 1), ("gelu", 1), ("silu", 1), ("smelu", 2)])
+def test_backward_keeps_x_and_what_the_activation_keeps(activation: str | None, kept: int) -> None:
+    x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
+    call = partial(linear_activation, activation=activation, backend="eager")
+    assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == x.nbytes + kept * 64 * 48 * 4
+
+
+@on_kernels
+@every_activation
+def test_the_kernel_keeps_x_and_the_pre_activation_at_most(activation: str | None) -> None:
+    x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
+    call = partial(kernels, activation=activation)
+    kept = 0 if activation is None else 64 * 48 * 4
+    assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == x.nbytes + kept
+
+
+@on_kernels
+@pytest.mark.parametrize(("activation", "is_kept"), [("relu", True), ("leaky_relu", True), ("gelu", False)])
+def test_what_the_kernel_keeps_is_its_result_where_that_says_the_slope(activation: str, is_kept: bool) -> None:
+    x, weight = asked_for_gradients((6, 8), (5, 8))
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = kernels(x, weight, activation=activation)
+    assert (y.data_ptr() in saved) == is_kept
+
+
+@on_kernels
+def test_nothing_is_kept_where_no_gradient_is_asked_for() -> None:
+    x, weight, bias = inputs_of((6, 8), 5)
+    y, z = torch.ops.fuselayers.linear_activation(x, weight, bias, "gelu", False)
+    assert z.numel() == 0
+    torch.testing.assert_close(y, F.gelu(F.linear(x, weight, bias)))
+    weight.requires_grad_()
+    with torch.no_grad():
+        assert not kernels(x, weight, bias, activation="gelu").requires_grad
+
+
+def check_second_derivative(form: Callable[..., Tensor], activation: str | None) -> None:
+    def second(form: Callable[..., Tensor]) -> list[Tensor]:
+        inputs = [value.requires_grad_() for value in inputs_of((3, 5), 4)]
+        loss = form(*inputs, activation=activation).square().sum()
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        return list(torch.autograd.grad(sum((one.square().sum() for one in first), start=first[0].sum()), inputs))
+
+    for got, expected in zip(second(form), second(linear_activation_reference), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@on_kernels
+@every_activation
+def test_a_second_derivative_is_the_formulas(activation: str | None) -> None:
+    check_second_derivative(kernels, activation)
+
+
+@on_kernels
+def test_opcheck() -> None:
+    op = torch.ops.fuselayers.linear_activation.default
+    x, weight, bias = inputs_of((2, 3, 8), 5)
+    torch.library.opcheck(op, (x, weight, bias, "gelu", True))
+    torch.library.opcheck(op, (x[0, 0], weight, None, None, False))
+    torch.library.opcheck(op, (x[:, :, :0], weight[:, :0], bias, "relu", False))
+
+
+def check_autocast(form: Callable[..., Tensor], activation: str | None) -> None:
+    inputs = [value.requires_grad_() for value in inputs_of((6, 16), 24)]
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        y = form(*inputs, activation=activation)
+        expected = linear_activation_reference(*inputs, activation=activation)
+        # As F.linear, and unlike a promotion, it takes two dtypes there.
+        mixed = form(inputs[0].bfloat16(), *inputs[1:], activation=activation)
+    assert y.dtype == mixed.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(mixed, y)
+    found = torch.autograd.grad(y, inputs, torch.ones_like(y))
+    wanted = torch.autograd.grad(expected, inputs, torch.ones_like(y))
+    for got, other in zip((y, *found), (expected, *wanted), strict=True):
+        assert got.dtype == other.dtype
+        torch.testing.assert_close(got, other, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("activation", ["gelu", None])
+def test_under_autocast_it_is_a_linear_layer(activation: str | None) -> None:
+    check_autocast(linear_activation, activation)
+    compiled = fuse(linear_activation, backend="eager", fallback=(), fullgraph=True, static_argnames=("activation",))
+    check_autocast(compiled, activation)
+
+
+@on_kernels
+@pytest.mark.parametrize("activation", ["gelu", None])
+def test_under_autocast_the_kernel_is_a_linear_layer(activation: str | None) -> None:
+    check_autocast(kernels, activation)
+    compiled = fuse(kernels, backend="eager", fallback=(), fullgraph=True, static_argnames=("activation",))
+    check_autocast(compiled, activation)
+
+
+@on_kernels
+class TestAuto:
+    """On a GPU the matmul is cuBLAS's."""
+
+    @pytest.fixture(autouse=True)
+    def _on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def never(*arguments: Any) -> Any:
+            raise AssertionError("the matmul of our own")
+
+        monkeypatch.setitem(linear_activation.__globals__, "takes_kernels", lambda backend, *tensors: True)
+        monkeypatch.setitem(linear_activation.__globals__, "_forward", never)
+
+    @pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+    @every_activation
+    def test_numbers(self, activation: str | None, dtype: torch.dtype) -> None:
+        for bias in (True, False):
+            inputs = inputs_of((2, 5, 24), 16, dtype, bias=bias)
+            assert_as_good_as(linear_activation, linear_activation_reference, inputs, activation=activation)
+
+    @every_size
+    def test_sizes(self, shape: tuple[int, ...], width: int) -> None:
+        assert_as_good_as(linear_activation, linear_activation_reference, inputs_of(shape, width), activation="relu")
+
+    @pytest.mark.parametrize("activation", ["gelu", "relu"])
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_contract(self, check: Callable[..., None], activation: str) -> None:
+        check(linear_activation, linear_activation_reference, inputs_of((6, 9), 16), activation=activation)
+
+    @every_activation
+    def test_a_second_derivative_is_the_formulas(self, activation: str | None) -> None:
+        check_second_derivative(linear_activation, activation)
+
+    def test_what_asks_for_no_gradient(self) -> None:
+        inputs = inputs_of((3, 4), 5)
+        got = linear_activation(*inputs, activation="gelu")
+        torch.testing.assert_close(got, linear_activation_reference(*inputs, activation="gelu"))
+        assert not got.requires_grad
+
+    def test_not_a_number_stays_one(self) -> None:
+        x, weight = torch.tensor([[torch.nan, 1.0]], device=DEVICE), torch.ones(2, 2, device=DEVICE)
+        assert linear_activation(x, weight, torch.ones(2, device=DEVICE), activation="relu").isnan().all()
+
+    @pytest.mark.parametrize("activation", ["gelu", None])
+    def test_under_autocast_it_is_a_linear_layer(self, activation: str | None) -> None:
+        check_autocast(linear_activation, activation)
+
+    @every_activation
+    def test_keeps_x_and_the_pre_activation_at_most(self, activation: str | None) -> None:
+        x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
+        call = partial(linear_activation, activation=activation)
+        kept = 0 if activation is None else 64 * 48 * 4
+        assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == x.nbytes + kept
+
+    def test_keeps_no_x_for_a_frozen_weight(self) -> None:
+        x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
+        weight.requires_grad_(False)
+        call = partial(linear_activation, activation="gelu")
+        assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == 64 * 48 * 4
+
+    def test_the_kernel_is_taken_where_it_is_asked_for(self) -> None:
+        with pytest.raises(AssertionError, match=r"^the matmul of our own$"):
+            linear_activation(*inputs_of((3, 4), 5), backend="triton")
+
+
+@on_kernels
+@every_activation
+def test_what_is_not_finite_goes_through_as_in_the_formula(activation: str | None) -> None:
+    # One by one: torch's vectorised gelu on the CPU gives NaN for inf, its scalar one inf.
+    for value in (torch.nan, torch.inf, -torch.inf, 1e30, -1e30):
+        for place in ((0, 0), (1, 2)):  # the other row stays as it is
+            found = []
+            for backend in ("eager", "triton"):
+                x = torch.ones(2, 3, device=DEVICE).index_put_(
+                    [torch.tensor(one) for one in place], torch.tensor(value)
+                )
+                x.requires_grad_()
+                weight = torch.ones(1, 3, device=DEVICE)
+                y = torch.cat([linear_activation(row, weight, activation=activation, backend=backend) for row in x])
+                (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+                whole = linear_activation(x.detach(), weight, activation=activation, backend=backend)
+                found.append((y, dx, whole if backend == "triton" else y[:, None]))
+            for got, expected in zip(found[1], found[0], strict=True):
+                assert torch.equal(got.isnan(), expected.isnan()), (value, place)
+                assert torch.equal(got.isinf(), expected.isinf()), (value, place)
+
+
+class TestTiles:
+    @pytest.mark.parametrize("precision", _TILES)
+    def test_fit_the_smallest_shared_memory(self, precision: str) -> None:
+        size = 2 if precision == "16 bits" else 4
+        for rows, columns, inner, _, stages in _TILES[precision]:
+            assert (rows + columns) * inner * size * stages <= 96 * 1024
+            assert (rows + columns) * inner * size <= 64 * 1024  # AMD's, in its one stage
+
+    def test_are_chosen_by_size(self) -> None:
+        pick = partial(_tile, precision="16 bits", processors=132)
+        assert pick((8192, 4096, 4096), odd=False) == (128, 128, 64, 8, 3)
+        assert pick((512, 1024, 1024), odd=False) == (64, 64, 64, 4, 3)  # 32 large tiles would leave 100 of 132 idle
+        assert pick((8192, 4096, 4097), odd=True) == (128, 64, 32, 8, 3)
+        assert pick((1, 4096, 8), odd=False) == (16, 64, 16, 4, 3)
+        assert pick((40, 5, 0), odd=True) == (64, 16, 16, 8, 3)
+
+    def test_on_amd(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        assert _tile((8192, 4096, 4096), "16 bits", odd=False, processors=304)[-1] == 2
+
+    def test_tf32_where_torch_may_round_to_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert _precision(torch.bfloat16) == _precision(torch.float16) == "16 bits"
+        assert _precision(torch.float32) == "ieee"
+        torch.set_float32_matmul_precision("high")
+        try:
+            assert _precision(torch.float32) == "tf32"
+            monkeypatch.setattr(torch.version, "hip", "7.0")
+            assert _precision(torch.float32) == "ieee"
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+
+def test_without_a_gpu_auto_is_the_formula() -> None:
+    x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
+    assert not takes_kernels("auto", x, weight, bias)
+    assert torch.equal(linear_activation(x, weight, bias, activation="silu"), F.silu(F.linear(x, weight, bias)))
+    assert torch.equal(linear_activation(x, weight), F.linear(x, weight))
+
+
+def test_errors() -> None:
+    x, weight = torch.ones(2, 3), torch.ones(4, 3)
+    with pytest.raises(ValueError, match=r"^weight must be \[N, 3\] to fit x \[2, 3\], got \[3, 4\]$"):
+        linear_activation(x, weight.mT)
+    with pytest.raises(ValueError, match=r"^weight must be \[N, 3\] to fit x \[2, 3\], got \[3\]$"):
+        linear_activation(x, weight[0])
+    with pytest.raises(ValueError, match=r"^bias must be \[4\] to fit weight \[4, 3\], got \[3\]$"):
+        linear_activation(x, weight, torch.ones(3))
+    with pytest.raises(ValueError, match=r"^weight must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
+        linear_activation(x, weight.to("meta"))
+    with pytest.raises(ValueError, match=r"^bias must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
+        linear_activation(x, weight, torch.ones(4, device="meta"))
+    text = r"must have x's dtype torch.float32, got torch.bfloat16; convert it, or call under torch.autocast$"
+    with pytest.raises(TypeError, match=rf"^weight {text}"):
+        linear_activation(x, weight.bfloat16())
+    with pytest.raises(TypeError, match=rf"^bias {text}"):
+        linear_activation(x, weight, torch.ones(4, dtype=torch.bfloat16))
+    with pytest.raises(TypeError, match=r"^weight must have x's dtype torch.float32, got torch.bfloat16; convert it"):
+        linear_activation(x.to("meta"), weight.to("meta", torch.bfloat16))  # where there is no autocast
+    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got torch.int64; convert it"):
+        linear_activation(x, weight.long())
+    with pytest.raises(TypeError, match=r"^bias must be a floating-point tensor, got torch.int64; convert it"):
+        linear_activation(x, weight, torch.ones(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        linear_activation(torch.tensor(3.0), weight)
+    with pytest.raises(ValueError, match=r"^no activation 'gleu'; did you mean 'gelu'\?"):
+        linear_activation(x, weight, activation="gleu")
+    with pytest.raises(ValueError, match=r"^no backend 'cublas'; there are: auto, eager, triton$"):
+        linear_activation(x, weight, backend="cublas")
