@@ -47,7 +47,7 @@ _SLOPE_OF_RESULT: Final = frozenset({"relu", "leaky_relu"})
 # sizes that are no multiples of 8, whose loads and stores are one element each and would spill a larger tile. At most
 # 96 KiB of shared memory: sm_86 and sm_120 have 99. Compiled for sm_80, sm_90, sm_100 and gfx942, none of them spills.
 _TILES: Final = {
-    "16 bits": ((128, 128, 64, 8, 3), (64, 64, 64, 4, 3), (128, 64, 32, 8, 3)),
+    "16 bits": ((128, 128, 64, 8, 3), (64, 64, 64, 4, 3), (64, 64, 32, 4, 3)),
     "tf32": ((128, 128, 32, 8, 3), (64, 64, 32, 4, 3), (64, 64, 32, 4, 3)),
     "ieee": ((128, 128, 16, 8, 3), (64, 64, 16, 8, 3), (64, 64, 16, 8, 3)),
 }
