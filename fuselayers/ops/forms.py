@@ -93,18 +93,22 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
     """Return whether a call on these tensors goes to the op's kernels. Used by ops that have no compiled form.
 
     Args:
-        backend: one of BACKENDS; "inductor" takes the formula.
+        backend: one of BACKENDS.
         tensors: all of the call's floating tensors, the first of which says the device.
         obstacle: as for `run`.
 
     Raises:
         ValueError: no such backend.
-        BackendUnavailableError: "triton" where it cannot run.
+        BackendUnavailableError: "triton" where it cannot run, and "inductor" outside of a compiled function.
         RuntimeError: "triton" inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
             kernels do not know.
     """
-    if backend in ("eager", "inductor"):
+    if backend == "eager" or (backend == "inductor" and torch.compiler.is_compiling()):
         return False
+    if backend == "inductor":
+        raise BackendUnavailableError(
+            "backend 'inductor' cannot run here: this op has no compiled form; fuse(op, backend='inductor') compiles it"
+        )
     if backend not in BACKENDS:
         raise ValueError(no_such("backend", backend, BACKENDS))
     given = [tensor for tensor in tensors if tensor is not None]

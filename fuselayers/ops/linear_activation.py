@@ -178,7 +178,7 @@ class _Activation(torch.autograd.Function):
 
             return (*second_order(formula, (z, bias), (dy,), (wants_z, wants_bias)), None)
         dz, dbias = gradients_of_dropped(
-            dy, z, None, None, ctx.activation, 0.0, dy.dtype, bias.dtype if wants_bias else None
+            dy, z, None, None, None, 0, ctx.activation, 0.0, dy.dtype, bias.dtype if wants_bias else None
         )
         return dz if wants_z else None, dbias if wants_bias else None, None
 
@@ -206,7 +206,7 @@ class _Kernels(torch.autograd.Function):
         dz, dbias = dy, None
         if ctx.activation is not None:
             bias_dtype = bias.dtype if wants_bias else None
-            dz, dbias = gradients_of_dropped(dy, z, None, None, ctx.activation, 0.0, dy.dtype, bias_dtype)
+            dz, dbias = gradients_of_dropped(dy, z, None, None, None, 0, ctx.activation, 0.0, dy.dtype, bias_dtype)
         elif wants_bias:
             dbias = _rows_of(dy).sum(0)
         dx = dz.matmul(weight) if wants_x else None
