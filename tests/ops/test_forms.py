@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -6,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import ops
+from fuselayers.ops.compiled import why_not_compiled
 from fuselayers.ops.forms import second_order, takes_kernels
 from fuselayers.ops.launch import INTERPRETED, why_no_kernels
 from fuselayers.ops.meter import Launch
@@ -248,3 +250,50 @@ def test_second_order_of_what_is_not_asked_for() -> None:
     assert dy is None
     assert dx is not None
     torch.testing.assert_close(torch.autograd.grad(dx.sum(), y)[0], 2 * x)
+
+
+class TestSwitching:
+    """One training run in several forms: the masks are the same, so the losses are those of a run in one form."""
+
+    @staticmethod
+    def losses(forms: Sequence[Any]) -> list[float]:
+        """The losses of a small post-norm feedforward with dropout, each step in the form at its place."""
+        torch.manual_seed(3)
+        width, inner = 24, 64
+        shapes = [(inner, width), (inner,), (width, inner), (width,), (width,), (width,)]
+        weights = [(torch.randn(shape) / 8).to(DEVICE).requires_grad_() for shape in shapes]
+        x, target = torch.randn(16, width).to(DEVICE), torch.randn(16, width).to(DEVICE)
+        losses = []
+        for form in forms:
+            loss = (form(x, *weights) - target).square().mean()
+            losses.append(loss.item())
+            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.data -= 0.3 * gradient
+        return losses
+
+    @staticmethod
+    def block(x: Tensor, *weights: Tensor, backend: str) -> Tensor:
+        up, up_bias, down, down_bias, scale, shift = weights
+        hidden = ops.bias_activation_dropout(x @ up.T, up_bias, activation="gelu", p=0.2, backend=backend)
+        return ops.bias_dropout_residual_layer_norm(
+            hidden @ down.T, x, weight=scale, norm_bias=shift, bias=down_bias, p=0.3, backend=backend
+        )
+
+    def run_with_a_switch(self, other: Any) -> None:
+        formula = partial(self.block, backend="eager")
+        expected = self.losses([formula] * 8)
+        assert len(set(expected)) == 8
+        assert self.losses([formula] * 4 + [other] * 4) == pytest.approx(expected, rel=1e-5)
+        assert self.losses([other, formula] * 4) == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_into_a_fused_function(self, backend: str) -> None:
+        self.run_with_a_switch(fuse(partial(self.block, backend="auto"), backend=backend, fallback=()))
+
+    @pytest.mark.skipif(why_not_compiled(DEVICE) is not None, reason="ops have no compiled form here")
+    def test_into_the_compiled_form(self) -> None:
+        self.run_with_a_switch(partial(self.block, backend="inductor"))
+
+    @on_kernels
+    def test_into_the_kernels(self) -> None:
+        self.run_with_a_switch(partial(self.block, backend="triton"))

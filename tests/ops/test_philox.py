@@ -1,11 +1,14 @@
 import pytest
 import torch
 
-from fuselayers.ops import draw_seed, keep_mask, keep_scale
-from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_packed, _lanes, philox_4x32
+from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale
+from fuselayers.ops.launch import kernel, launch
+from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_packed, _lanes, keep_threshold, keep_tile, philox_4x32
+from fuselayers.ops.rows import cdiv
+from fuselayers.ops.triton_language import tl
 from fuselayers.partition import fuse
 from tests.ops import truth
-from tests.ops.contract import seed_of
+from tests.ops.contract import DEVICE, seed_of
 
 # From the reference implementation's known-answer file (Random123, kat_vectors): counter, key, result.
 KNOWN_ANSWERS = [
@@ -105,6 +108,70 @@ def test_rows_columns_and_seeds_are_independent() -> None:
         assert (mask * mask.roll(lag, 1)).mean(0).abs().max() < bound
     for other in (keep_mask(seed_of() + 1, (2048, 2048), p=0.5), keep_mask(seed_of(), (2048, 2048), p=0.5, offset=1)):
         assert abs((mask * (other.double() * 2 - 1)).mean().item()) < 5.5 / 2048
+
+
+def test_masks_of_successive_draws_are_independent() -> None:
+    torch.manual_seed(11)
+    masks = torch.stack([keep_mask(draw_seed(), (128, 512), p=0.5).flatten() for _ in range(64)]).float() * 2 - 1
+    correlation = masks @ masks.T / masks.shape[1]
+    apart = correlation[~torch.eye(64, dtype=torch.bool)]
+    assert torch.equal(correlation.diagonal(), torch.ones(64))
+    assert apart.abs().max() < 5.5 / masks.shape[1] ** 0.5
+    assert abs(apart.square().mean() * masks.shape[1] - 1) < 0.2  # and not too independent either
+
+
+@pytest.mark.parametrize("shape", [(1 << 14, 64), (64, 1 << 14), (1 << 10, 1000)])
+def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
+    """The autocorrelation over all elements, at every distance from one to half of them."""
+    signs = keep_mask(seed_of(), shape, p=0.5).flatten().double() * 2 - 1
+    spectrum = torch.fft.rfft(signs)
+    correlation = torch.fft.irfft(spectrum * spectrum.conj(), n=signs.numel()) / signs.numel()
+    assert correlation[0] == pytest.approx(1)
+    assert correlation[1 : signs.numel() // 2].abs().max() < 6.5 / signs.numel() ** 0.5
+
+
+def test_lanes_take_every_value_equally_often() -> None:
+    lanes = _lanes(seed_of(), torch.arange(1024), torch.tensor(0), 128, torch.tensor(0))
+    for lane in lanes:
+        for part in (lane >> 8, lane & 255):
+            counts = torch.bincount(part.flatten(), minlength=256).double()
+            expected = part.numel() / 256
+            chi_square = ((counts - expected) ** 2 / expected).sum()
+            assert 255 - 5 * (2 * 255) ** 0.5 < chi_square < 255 + 5 * (2 * 255) ** 0.5
+
+
+@kernel
+def _mask_kernel(  # type: ignore[no-untyped-def]
+    seed_ptr, mask_ptr, num_rows, num_columns, threshold, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    keep = keep_tile(seed_ptr, None, 0, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+    live = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    tl.store(mask_ptr + rows[:, None] * num_columns + columns[None, :], keep, mask=live)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("block", [(1, 8), (2, 16), (8, 8), (1, 64), (4, 32), (16, 128)])
+def test_kernels_have_the_same_mask_whatever_their_blocks(block: tuple[int, int]) -> None:
+    shape = (9, 61)
+    for number in (5, -1):
+        seed = seed_of() if number == 5 else torch.full_like(seed_of(), number)
+        mask = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        grid = (cdiv(shape[0], block[0]), cdiv(shape[1], block[1]))
+        launch(_mask_kernel, grid, (seed, mask, *shape, keep_threshold(0.3)), block)
+        assert torch.equal(mask.bool(), keep_mask(seed, shape, p=0.3))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_kernels_have_the_same_mask_in_every_dtype_and_layout(dtype: torch.dtype) -> None:
+    x = torch.ones(6, 48, dtype=dtype, device=DEVICE)
+    expected = keep_mask(seed_of(), x.shape, p=0.3)
+    apart = torch.ones(6, 96, dtype=dtype, device=DEVICE)[:, 16:64]
+    for one in (x, apart, x.mT.contiguous().mT):
+        assert torch.equal(dropout(one, 0.3, seed=seed_of(), backend="triton") != 0, expected)
 
 
 def test_scale_makes_the_mean_exact() -> None:
