@@ -9,10 +9,12 @@ from .bias_dropout_residual import bias_dropout_residual as bias_dropout_residua
 from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm as bias_dropout_residual_layer_norm
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
 from .choice import patience as patience
+from .cross_entropy import cross_entropy as cross_entropy
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
 from .linear_activation import linear_activation as linear_activation
+from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from .normalise import NormStyle as NormStyle
 from .normalise import check_style as check_style
 from .philox import check_probability as check_probability

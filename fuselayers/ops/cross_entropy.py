@@ -1,0 +1,451 @@
+"""cross_entropy -- the loss of a row: -log softmax(logits)[target], smoothed, with a z-loss, then reduced.
+
+    logits   [..., V]   any float dtype; V classes
+    target   [...]      int64, in [0, V) or ignore_index
+    lse      [R]        float32; R rows
+    a, z                label_smoothing, z_loss
+
+    forward    lse    = log(sum_j exp(logits_j))
+               loss   = lse - (1 - a) * logits_target - a * mean_j(logits_j) + z * lse^2
+    backward   dlogits_j = dloss * (exp(logits_j - lse) * (1 + 2 * z * lse) - (1 - a) * [j = target] - a / V)
+
+The loss of a row whose target is ignore_index is 0, and so is its gradient. "mean" divides by the number of the other
+rows, on the device: nothing waits for a GPU. All of it is computed in float32 at least and rounded once.
+
+Saved for backward: by the kernels logits, target and lse (for "mean" the number of rows too), never a softmax, and
+backward writes dlogits without touching them. The formula run op by op keeps log_softmax(logits), in float32 at least;
+with a z-loss the logits too. A compiler keeps what it finds best.
+
+Floor, in elements of logits: 1 forward (read logits), 2 backward (read logits, write dlogits). The kernels move that,
+and skip rows that are ignored. Rows are gone through in pieces of 4096 with a running maximum, so V may be anything;
+short rows share a program.
+
+Note: [targets out of range] The formula on the CPU raises an IndexError, as torch does. The kernels cannot without
+waiting for the GPU: there the loss and the gradient of such a row are NaN, and no memory beside the row is read.
+
+Label smoothing: Szegedy et al., "Rethinking the Inception architecture", 2015. z-loss: Chowdhery et al., "PaLM", 2022,
+section 5. The running maximum: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+import math
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..names import no_such
+from .forms import define, needs_grad, second_order, takes_kernels
+from .launch import kernel, launch
+from .rows import as_rows, cdiv, next_power_of_2, tile, vector_of
+from .shapes import check_rows
+from .triton_language import tl
+
+__all__ = [
+    "check_loss_options",
+    "check_target",
+    "count_for",
+    "cross_entropy",
+    "cross_entropy_reference",
+    "gradients_by_kernel",
+    "loss_dtype",
+    "losses_by_formula",
+    "losses_by_kernel",
+    "reduced",
+]
+
+_REDUCTIONS: Final = ("mean", "sum", "none")
+_PIECE: Final = 4096
+_TILE: Final = 2048
+_ELEMENTS_OF_A_WARP: Final = 512
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+    backend: str = "auto",
+) -> Tensor:
+    """Return the cross entropy of logits with class indices.
+
+    It is in the logits' dtype; under autocast in float32 at least, as with `torch.nn.functional.cross_entropy`.
+
+    Args:
+        logits: [..., V], any float dtype. The classes are last, where torch's own function has them second.
+        target: [...], int64: classes in [0, V), or ignore_index.
+        ignore_index: rows with this target count for nothing.
+        label_smoothing: between 0 and 1, the share of the target that is spread evenly over all classes.
+        z_loss: times logsumexp(logits)^2 is added to a row's loss, which keeps the logits from drifting; 1e-4 in PaLM.
+        reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
+        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+
+    Raises:
+        ValueError: logits have no dimension or no class, target does not fit them, label_smoothing or z_loss is out of
+            range, or the reduction or the backend is unknown.
+        TypeError: logits are not floating, target is not int64, or an option is no number.
+        IndexError: a target is out of range; the kernels give NaN instead.
+        RuntimeError: "triton" was asked for and cannot take the call.
+
+    >>> import torch
+    >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
+    tensor(0.6931)
+    """
+    check_rows("logits", logits)
+    if not logits.shape[-1]:
+        raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
+    check_target(target, "logits", logits)
+    check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
+    dtype = loss_dtype(logits.dtype, logits.device)
+    options = ignore_index, float(label_smoothing), float(z_loss), reduction, dtype
+    if takes_kernels(backend, logits):
+        if needs_grad(logits):
+            by_kernels: Tensor = _Kernels.apply(logits, target, *options)  # type: ignore[no-untyped-call]
+            return by_kernels
+        return _by_kernels(logits, target, *options)[0]
+    return _formula(logits, target, *options)
+
+
+def check_target(target: Tensor, name: str, rows: Tensor) -> None:
+    """Raise unless `target` holds a class index for each row of `rows`, [..., N]. Used by both losses."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be an int64 tensor, got {type(target).__name__}")
+    if target.dtype != torch.int64:
+        advice = "class probabilities are not taken" if target.is_floating_point() else "convert it with .long()"
+        raise TypeError(f"target must hold class indices in int64, got {target.dtype}; {advice}")
+    if target.shape != rows.shape[:-1]:
+        wanted = list(rows.shape[:-1])
+        raise ValueError(f"target must be {wanted} to fit {name} {list(rows.shape)}, got {list(target.shape)}")
+    if target.device != rows.device:
+        advice = f"move it with .to({name}.device)"
+        raise ValueError(f"target must be on {name}'s device {rows.device}, got {target.device}; {advice}")
+
+
+def check_loss_options(ignore_index: int, label_smoothing: float, z_loss: float, reduction: str) -> None:
+    """Raise unless the options are numbers within their ranges, and the reduction is known. Used by both losses."""
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+    for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss)):
+        if isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a number, got a tensor; pass {name}.item()")
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must satisfy 0 <= label_smoothing <= 1, got {label_smoothing}")
+    if not 0 <= z_loss < math.inf:
+        raise ValueError(f"z_loss must be finite and not negative, got {z_loss}")
+    if reduction not in _REDUCTIONS:
+        raise ValueError(no_such("reduction", reduction, _REDUCTIONS))
+
+
+def loss_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of the loss of logits of a dtype. Used by both losses."""
+    # Under autocast torch gives losses in float32: in float16 a loss that a GradScaler has scaled would be infinite.
+    return torch.promote_types(dtype, torch.float32) if torch.is_autocast_enabled(device.type) else dtype
+
+
+def reduced(losses: Tensor, count: Tensor | None, reduction: str, dtype: torch.dtype) -> Tensor:
+    """Return the loss of rows' losses; `count` is the number of rows for "mean". Used by both losses."""
+    if reduction != "none":
+        losses = losses.sum()
+    loss = losses if count is None else losses / count
+    return loss if loss.dtype == dtype else loss.to(dtype)  # see dropout: [no cast that does nothing]
+
+
+def count_for(reduction: str, target: Tensor, ignore_index: int) -> Tensor | None:
+    """Return by what a reduction divides: for "mean" the number of rows that are not ignored. Used by both losses."""
+    return (target != ignore_index).sum() if reduction == "mean" else None
+
+
+def _formula(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    logits_RV, target_R = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
+    losses, _ = losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
+    return reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
+
+
+def losses_by_formula(
+    logits_RV: Tensor, target_R: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of rows, and the logarithms of their probabilities, in float32 at least. Used by both losses.
+
+    Raises:
+        IndexError: a target is out of range, on the CPU.
+    """
+    wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+    log_probabilities_RV = F.log_softmax(wide_RV, -1)
+    losses_R = F.nll_loss(log_probabilities_RV, target_R, ignore_index=ignore_index, reduction="none")
+    ignored_R = target_R == ignore_index
+    if label_smoothing:
+        even_R = -log_probabilities_RV.mean(-1).masked_fill(ignored_R, 0.0)
+        losses_R = (1 - label_smoothing) * losses_R + label_smoothing * even_R
+    if z_loss:
+        losses_R = losses_R + z_loss * wide_RV.logsumexp(-1).masked_fill(ignored_R, 0.0).square()
+    return losses_R, log_probabilities_RV
+
+
+def cross_entropy_reference(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """What the op means, written out: no class is looked up, the target is a row of probabilities."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    lse = wide.logsumexp(-1, keepdim=True)
+    used = target != ignore_index
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    wanted = (classes == target[..., None]).to(wide) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+    losses = torch.where(used, (wanted * (lse - wide)).sum(-1) + z_loss * lse[..., 0].square(), 0.0)
+    if reduction != "none":
+        losses = losses.sum()
+    return (losses / used.sum() if reduction == "mean" else losses).to(logits.dtype)
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
+        loss, lse, count = _by_kernels(logits, target, *options)
+        ctx.save_for_backward(logits, target, lse, count)
+        ctx.options = options
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        logits, target, lse, count = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def formula(logits: Tensor) -> Tensor:
+                return _formula(logits, target, *ctx.options)
+
+            (dlogits,) = second_order(formula, (logits,), (dloss,), (True,))
+        else:
+            dlogits = gradients_by_kernel(dloss, count, logits, target, lse, *ctx.options[:3])
+        return dlogits, None, *(None for _ in ctx.options)
+
+
+def _by_kernels(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    losses, lse = losses_by_kernel(
+        *(logits, target, ignore_index, label_smoothing, z_loss, dtype if reduction == "none" else torch.float32)
+    )
+    count = count_for(reduction, target, ignore_index)
+    return losses if reduction == "none" else reduced(losses, count, reduction, dtype), lse, count
+
+
+def _run_losses(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    losses, lse = _like_losses(logits, target, ignore_index, label_smoothing, z_loss, dtype)
+    if not target.numel():
+        return losses, lse
+    logits_RV, target_R = as_rows(logits), target.reshape(-1)
+    num_rows, width = logits_RV.shape
+    vector = vector_of(logits_RV)
+    block_columns = min(next_power_of_2(max(width, 8)), _PIECE)
+    block_rows = max(1, min(_TILE // block_columns, next_power_of_2(num_rows)))
+    launch(
+        _losses_kernel,
+        (cdiv(num_rows, block_rows),),
+        (
+            *(logits_RV, target_R, losses, lse, num_rows, width // vector),
+            *(logits_RV.stride(0) // vector, target_R.stride(0), ignore_index, label_smoothing, z_loss),
+        ),
+        (label_smoothing > 0, vector, block_rows, block_columns),
+        num_warps=max(4, block_rows * block_columns // _ELEMENTS_OF_A_WARP),
+    )
+    return losses, lse
+
+
+def _like_losses(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
+    return losses, torch.empty(target.numel(), dtype=torch.float32, device=logits.device)
+
+
+def _run_gradients(
+    dloss: Tensor,
+    count: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    dlogits = _like_gradients(dloss, count, logits, target, lse, ignore_index, label_smoothing, z_loss)
+    if not target.numel():
+        return dlogits
+    logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
+    dlogits_RV = dlogits.view(logits_RV.shape)
+    num_rows, width = logits_RV.shape
+    vector = vector_of(logits_RV, dlogits_RV)
+    block_rows, block_columns = tile(logits_RV)
+    launch(
+        _gradients_kernel,
+        (cdiv(num_rows, block_rows), cdiv(width, block_columns)),
+        (
+            *(dloss_R, count, logits_RV, target_R, lse, dlogits_RV, num_rows, width // vector),
+            # One incoming number serves all rows.
+            *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_RV.stride(0) // vector, target_R.stride(0)),
+            *(ignore_index, label_smoothing, z_loss),
+        ),
+        (vector, block_rows, block_columns),
+        num_warps=4 if vector > 1 else 8,  # an address for each element takes registers
+    )
+    return dlogits
+
+
+def _like_gradients(
+    dloss: Tensor,
+    count: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+
+
+@kernel
+def _losses_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr,
+    target_ptr,
+    losses_ptr,
+    lse_ptr,
+    num_rows,
+    num_columns,
+    logits_stride,
+    target_stride,
+    ignore_index,
+    label_smoothing,
+    z_loss,
+    SMOOTH: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    in_column = rows < num_rows
+    row = rows.to(tl.int64)
+    width = num_columns * VECTOR
+    target = tl.load(target_ptr + row * target_stride, mask=in_column, other=0)
+    used = in_column & (target != ignore_index)
+    logits_row = logits_ptr + row * (logits_stride * VECTOR)
+    largest = tl.full((BLOCK_ROWS, 1), float("-inf"), tl.float32)
+    shift = tl.zeros((BLOCK_ROWS, 1), tl.float32)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    plain = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in tl.range(0, width, BLOCK_COLUMNS):
+        columns = first + tl.arange(0, BLOCK_COLUMNS)
+        live = used[:, None] & (columns < width)[None, :]
+        x = tl.load(logits_row[:, None] + columns[None, :], mask=live, other=float("-inf")).to(tl.float32)
+        new = tl.maximum(largest, tl.max(x, 1)[:, None])
+        # Where all classes so far are -inf there is nothing to take off: -inf less -inf is no number.
+        shift = tl.where(new == float("-inf"), 0.0, new)
+        total = total * tl.exp(largest - shift) + tl.exp(x - shift)
+        largest = new
+        if SMOOTH:
+            plain += tl.where(live, x, 0.0)
+    shift = tl.sum(shift, 1)  # of one column: [BLOCK_ROWS]
+    log_total = tl.log(tl.where(used, tl.sum(total, 1), 1.0))
+    lse = shift + log_total
+    in_range = used & (target >= 0) & (target < width)
+    logit = tl.load(logits_row + target, mask=in_range, other=float("nan")).to(tl.float32)
+    # Not from lse: where one class stands out, its logit less the largest is exact, and the loss is next to nothing.
+    loss = log_total + (1 - label_smoothing) * (shift - logit) + z_loss * lse * lse
+    if SMOOTH:
+        loss += label_smoothing * (shift - tl.sum(plain, 1) / width)
+    tl.store(lse_ptr + row, lse, mask=in_column)
+    tl.store(losses_ptr + row, tl.where(used, loss, 0.0).to(losses_ptr.dtype.element_ty), mask=in_column)
+
+
+@kernel
+def _gradients_kernel(  # type: ignore[no-untyped-def]
+    dloss_ptr,
+    count_ptr,
+    logits_ptr,
+    target_ptr,
+    lse_ptr,
+    dlogits_ptr,
+    num_rows,
+    num_columns,
+    dloss_stride,
+    logits_stride,
+    target_stride,
+    ignore_index,
+    label_smoothing,
+    z_loss,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    in_column = rows < num_rows
+    row = rows.to(tl.int64)
+    width = num_columns * VECTOR
+    target = tl.load(target_ptr + row * target_stride, mask=in_column, other=0)
+    used = in_column & (target != ignore_index)
+    lse = tl.load(lse_ptr + row, mask=in_column, other=0.0)
+    scale = tl.load(dloss_ptr + row * dloss_stride, mask=in_column, other=0.0).to(tl.float32)
+    if count_ptr is not None:
+        scale /= tl.load(count_ptr).to(tl.float32)
+    scale = tl.where((target >= 0) & (target < width), scale, float("nan"))
+    of_probability = scale * (1 + 2 * z_loss * lse)
+    of_target = scale * (1 - label_smoothing)
+    of_all = scale * (label_smoothing / width)
+    in_row = (columns < width)[None, :]
+    logits_row = (logits_ptr + row * (logits_stride * VECTOR))[:, None]
+    x = tl.load(logits_row + columns[None, :], mask=used[:, None] & in_row, other=0.0).to(tl.float32)
+    dlogits = tl.exp(x - lse[:, None]) * of_probability[:, None] - of_all[:, None]
+    dlogits -= tl.where(columns[None, :] == target[:, None], of_target[:, None], 0.0)
+    dlogits = tl.where(used[:, None], dlogits, 0.0).to(dlogits_ptr.dtype.element_ty)
+    tl.store(dlogits_ptr + row[:, None] * width + columns[None, :], dlogits, mask=in_column[:, None] & in_row)
+
+
+losses_by_kernel = define(
+    "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
+    "ScalarType dtype) -> (Tensor, Tensor)",
+    _run_losses,
+    _like_losses,
+)
+gradients_by_kernel = define(
+    "cross_entropy_backward(Tensor dloss, Tensor? count, Tensor logits, Tensor target, Tensor lse, int ignore_index, "
+    "float label_smoothing, float z_loss) -> Tensor",
+    _run_gradients,
+    _like_gradients,
+)

@@ -1,0 +1,334 @@
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.ops import cross_entropy
+from fuselayers.ops.cross_entropy import cross_entropy_reference
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops.contract import (
+    DEVICE,
+    DTYPES,
+    SHAPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
+    check_layouts,
+    check_mixed_dtypes,
+    check_poisoned,
+    tensors,
+)
+
+on_kernels = pytest.mark.kernels
+forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
+
+
+def target_of(logits: Tensor) -> Tensor:
+    """Classes all over the range, every fifth row ignored."""
+    place = torch.arange(math.prod(logits.shape[:-1]), device=logits.device)
+    return torch.where(place % 5 == 1, -100, place * 7 % logits.shape[-1]).reshape(logits.shape[:-1])
+
+
+# The target of a test is made of the logits' shape: the contract asks every input it knows of for a gradient.
+def op(logits: Tensor, **options: Any) -> Tensor:
+    return cross_entropy(logits, target_of(logits), **options)
+
+
+def reference(logits: Tensor, **options: Any) -> Tensor:
+    return cross_entropy_reference(logits, target_of(logits), **options)
+
+
+def of_torch(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+    loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1), **options)
+    return loss.reshape(target.shape) if options.get("reduction") == "none" else loss
+
+
+def gradient(loss: Tensor, logits: Tensor) -> Tensor:
+    return torch.autograd.grad(loss, logits, torch.arange(loss.numel(), device=DEVICE).reshape(loss.shape).to(loss))[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, FULL], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
+    for reduction in ("sum", "none"):
+        assert_as_good_as(op, reference, tensors(shape, dtype=dtype), reduction=reduction, **options)
+
+
+@on_kernels
+@pytest.mark.parametrize("options", [{}, FULL], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_kernels_match_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
+    for reduction in ("sum", "none"):
+        inputs = tensors(shape, dtype=dtype)
+        assert_as_good_as(partial(op, backend="triton"), reference, inputs, reduction=reduction, **options)
+
+
+@forms
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_mean(dtype: torch.dtype, backend: str) -> None:
+    assert_as_good_as(partial(op, backend=backend), reference, tensors((2, 7, 33), dtype=dtype), **FULL)
+
+
+@forms
+@pytest.mark.parametrize("width", [1, 4096, 4097, 9001])
+def test_rows_of_any_length(width: int, backend: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_as_good_as(partial(op, backend=backend), reference, tensors((3, width), dtype=dtype), **FULL)
+
+
+@forms
+@pytest.mark.parametrize("check", [check_layouts, check_mixed_dtypes, check_poisoned])
+def test_contract(check: Any, backend: str) -> None:
+    check(partial(op, backend=backend), reference, tensors((2, 6, 9)), reduction="none", **FULL)
+
+
+@forms
+def test_dynamic_shapes(backend: str) -> None:
+    check_dynamic(partial(op, backend=backend), reference, lambda shape: tensors(shape), **FULL)
+
+
+@forms
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_fused(compiler: str, backend: str) -> None:
+    check_fused(partial(op, backend=backend), reference, tensors((6, 20)), backend=compiler, **FULL)
+
+
+@forms
+@reductions
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2, 1.0])
+def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) -> None:
+    logits = torch.randn(2, 6, 33, device=DEVICE, requires_grad=True)
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "reduction": reduction, "ignore_index": 14}
+    target = target_of(logits).clamp(min=0)
+    assert (target == 14).any()
+    got = cross_entropy(logits, target, backend=backend, **options)
+    expected = of_torch(logits, target, **options)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(gradient(got, logits), gradient(expected, logits))
+
+
+@forms
+def test_the_z_loss_is_the_square_of_logsumexp(backend: str) -> None:
+    logits = torch.randn(6, 33, device=DEVICE)
+    target = target_of(logits)
+    extra = cross_entropy(logits, target, z_loss=0.3, reduction="none", backend=backend)
+    extra -= cross_entropy(logits, target, reduction="none", backend=backend)
+    expected = 0.3 * logits.logsumexp(-1).square() * (target != -100)
+    torch.testing.assert_close(extra, expected, rtol=1e-5, atol=1e-5)
+
+
+@forms
+def test_rows_that_are_all_ignored(backend: str) -> None:
+    logits = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    target = torch.full((3,), -100, device=DEVICE)
+    for options in ({}, FULL):
+        mean = cross_entropy(logits, target, backend=backend, **options)
+        total = cross_entropy(logits, target, reduction="sum", backend=backend, **options)
+        assert mean.isnan()
+        assert total == 0
+        for loss in (mean, total):
+            assert torch.equal(gradient(loss, logits), torch.zeros_like(logits))
+
+
+@forms
+def test_no_rows(backend: str) -> None:
+    logits, target = torch.empty(0, 5, device=DEVICE), torch.empty(0, dtype=torch.int64, device=DEVICE)
+    assert cross_entropy(logits, target, backend=backend).isnan()
+    assert cross_entropy(logits, target, reduction="sum", backend=backend) == 0
+
+
+@forms
+def test_classes_that_are_ruled_out(backend: str) -> None:
+    # More of them than are gone through at a time: the first piece has no largest logit.
+    logits = torch.randn(3, 4200, device=DEVICE)
+    logits[0, :4100] = logits[1, 5:9] = -torch.inf
+    logits.requires_grad_()
+    target = torch.tensor([4150, 3, 3], device=DEVICE)
+    got, expected = cross_entropy(logits, target, backend=backend), of_torch(logits, target)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(gradient(got, logits), gradient(expected, logits))
+
+
+@forms
+@reductions
+def test_what_is_not_finite_is_not_hidden(reduction: str, backend: str) -> None:
+    for value in (torch.nan, torch.inf):
+        logits = torch.zeros(2, 5, device=DEVICE)
+        logits[0, 3] = value
+        got = cross_entropy(logits, torch.tensor([1, 1], device=DEVICE), reduction=reduction, backend=backend)
+        assert got.isnan().any(), value
+        if reduction == "none":
+            torch.testing.assert_close(got[1], torch.tensor(math.log(5), device=DEVICE))
+
+
+@on_kernels
+def test_kernels_do_not_look_at_rows_that_are_ignored() -> None:
+    logits = torch.zeros(2, 5, device=DEVICE)
+    logits[0] = torch.nan
+    logits.requires_grad_()
+    loss = cross_entropy(logits, torch.tensor([-100, 1], device=DEVICE), backend="triton", **FULL)
+    assert not loss.isnan()
+    assert torch.equal(gradient(loss, logits)[0], torch.zeros(5, device=DEVICE))
+
+
+@forms
+def test_one_class_far_above_the_others(backend: str) -> None:
+    logits = torch.tensor([[1e4, 1e4 - 12, 0.0]], device=DEVICE)
+    got = cross_entropy(logits, torch.tensor([0], device=DEVICE), backend=backend)
+    torch.testing.assert_close(got, torch.tensor(math.log1p(math.exp(-12)), device=DEVICE), rtol=1e-2, atol=0)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU asserts, and is of no use afterwards")
+@pytest.mark.parametrize("wrong", [5, -1])
+def test_a_target_out_of_range(wrong: int) -> None:
+    with pytest.raises(IndexError, match=rf"^Target {wrong} is out of bounds\.$"):
+        cross_entropy(torch.zeros(2, 5), torch.tensor([1, wrong]))
+
+
+@on_kernels
+@pytest.mark.parametrize("wrong", [5, 1 << 40, -1, -(1 << 40)])
+def test_a_target_out_of_range_for_kernels(wrong: int) -> None:
+    logits = torch.zeros(2, 5, device=DEVICE, requires_grad=True)
+    loss = cross_entropy(logits, torch.tensor([1, wrong], device=DEVICE), reduction="none", backend="triton")
+    dlogits = torch.autograd.grad(loss, logits, torch.ones_like(loss))[0]
+    assert loss.isnan().tolist() == [False, True]
+    assert dlogits.isnan().all(-1).tolist() == [False, True]
+    assert not dlogits[0].isnan().any()
+
+
+@forms
+def test_autocast_gives_losses_in_float32(backend: str) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        (logits,) = tensors((6, 9), dtype=dtype)
+        for reduction in ("mean", "none"):
+            expected = op(logits.float(), reduction=reduction, **FULL)
+            with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+                got = op(logits, reduction=reduction, backend=backend, **FULL)
+            torch.testing.assert_close(got, expected)
+            assert got.dtype == torch.float32
+
+
+def test_autocast_leaves_float64() -> None:
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert op(torch.zeros(2, 5, device=DEVICE, dtype=torch.float64)).dtype == torch.float64
+
+
+@on_kernels
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@reductions
+def test_kernels_keep_logits_target_and_lse(reduction: str, dtype: torch.dtype) -> None:
+    logits = torch.randn(64, 40, device=DEVICE, dtype=dtype, requires_grad=True)
+    kept = saved_bytes(partial(op, reduction=reduction, backend="triton"), logits)
+    assert kept == logits.nbytes + 64 * (8 + 4) + (8 if reduction == "mean" else 0)
+
+
+def test_formula_keeps_one_tensor_of_the_logits_size() -> None:
+    logits = torch.randn(64, 400, requires_grad=True)
+    target = target_of(logits)
+    assert logits.nbytes <= saved_bytes(cross_entropy, logits, target) <= logits.nbytes + 64 * 20
+
+
+@pytest.mark.parametrize("options", [{}, FULL], ids=str)
+def test_fused_backward_keeps_the_logits_and_numbers_per_row(options: dict[str, float]) -> None:
+    logits = torch.randn(64, 400, requires_grad=True)
+    fused = fuse(partial(cross_entropy, **options), backend="inductor", fallback=(), fullgraph=True)
+    kept = saved_bytes(fused, logits, target_of(logits), parameters=[logits])
+    assert kept <= 64 * 32
+
+
+@forms
+def test_backward_leaves_what_forward_saved(backend: str) -> None:
+    logits = torch.randn(6, 33, device=DEVICE, requires_grad=True)
+    before = logits.detach().clone()
+    loss = op(logits, backend=backend, **FULL)
+    first = torch.autograd.grad(loss, logits, retain_graph=True)[0]
+    assert torch.equal(logits, before)
+    assert torch.equal(torch.autograd.grad(loss, logits)[0], first)
+
+
+@forms
+def test_a_second_derivative(backend: str) -> None:
+    def second(form: Any) -> Tensor:
+        (logits,) = tensors((3, 5), dtype=torch.float32)
+        logits.requires_grad_()
+        first = torch.autograd.grad(form(logits, **FULL).square(), logits, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), logits)[0]
+
+    torch.testing.assert_close(second(partial(op, backend=backend)), second(reference), rtol=1e-4, atol=1e-5)
+
+
+def test_transforms() -> None:
+    logits = torch.randn(4, 9)
+    target = torch.tensor([1, 2, -100, 8])
+
+    def loss(row: Tensor, wanted: Tensor) -> Tensor:
+        return cross_entropy(row, wanted, reduction="sum", **FULL)
+
+    got = torch.vmap(torch.func.grad(loss))(logits, target)
+    leaf = logits.clone().requires_grad_()
+    expected = torch.autograd.grad(cross_entropy(leaf, target, reduction="sum", **FULL), leaf)[0]
+    torch.testing.assert_close(got, expected)
+
+
+@reductions
+def test_gradcheck_of_reference_and_formula(reduction: str) -> None:
+    (logits,) = tensors((6, 5), dtype=torch.float64)
+    logits.requires_grad_()
+    for form in (reference, op):
+        assert torch.autograd.gradcheck(partial(form, reduction=reduction, **FULL), logits)
+
+
+@on_kernels
+def test_opcheck() -> None:
+    logits = torch.randn(3, 5, device=DEVICE)
+    target = torch.tensor([1, -100, 4], device=DEVICE)
+    losses_op, gradients_op = torch.ops.fuselayers.cross_entropy, torch.ops.fuselayers.cross_entropy_backward
+    torch.library.opcheck(losses_op.default, (logits, target, -100, 0.1, 0.01, torch.float32))
+    _, lse = losses_op(logits, target, -100, 0.1, 0.01, torch.bfloat16)
+    count = torch.tensor(2, device=DEVICE)
+    for dloss, number in ((torch.ones(3, device=DEVICE), None), (torch.ones((), device=DEVICE), count)):
+        torch.library.opcheck(gradients_op.default, (dloss, number, logits, target, lse, -100, 0.1, 0.01))
+
+
+def test_errors() -> None:
+    logits, target = torch.zeros(3, 5), torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match=r"^logits must be \[..., N\], got a tensor without dimensions; give it one"):
+        cross_entropy(torch.tensor(1.0), target)
+    with pytest.raises(TypeError, match=r"^logits must be a floating-point tensor, got torch.int64; convert it"):
+        cross_entropy(target, target)
+    with pytest.raises(ValueError, match=r"^logits must have at least one class, got \[3, 0\]$"):
+        cross_entropy(torch.zeros(3, 0), target)
+    with pytest.raises(TypeError, match=r"^target must be an int64 tensor, got list$"):
+        cross_entropy(logits, [0, 1, 2])
+    with pytest.raises(TypeError, match=r"^target must hold class indices in int64, got torch.int32; convert it with"):
+        cross_entropy(logits, target.int())
+    with pytest.raises(TypeError, match=r"in int64, got torch.float32; class probabilities are not taken$"):
+        cross_entropy(logits, logits)
+    with pytest.raises(ValueError, match=r"^target must be \[3\] to fit logits \[3, 5\], got \[2\]$"):
+        cross_entropy(logits, target[:2])
+    with pytest.raises(ValueError, match=r"^target must be on logits's device cpu, got meta; move it with .to\(logits"):
+        cross_entropy(logits, target.to("meta"))
+    with pytest.raises(TypeError, match=r"^ignore_index must be an int, got float$"):
+        cross_entropy(logits, target, ignore_index=0.5)
+    with pytest.raises(TypeError, match=r"^label_smoothing must be a number, got a tensor; pass label_smoothing.item"):
+        cross_entropy(logits, target, label_smoothing=torch.tensor(0.1))
+    with pytest.raises(TypeError, match=r"^z_loss must be a number, got str$"):
+        cross_entropy(logits, target, z_loss="0.1")
+    for value in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match=rf"^label_smoothing must satisfy 0 <= label_smoothing <= 1, got {value}$"):
+            cross_entropy(logits, target, label_smoothing=value)
+    for value in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match=rf"^z_loss must be finite and not negative, got {value}$"):
+            cross_entropy(logits, target, z_loss=value)
+    with pytest.raises(ValueError, match=r"^no reduction 'maen'; did you mean 'mean'\? there are: mean, none, sum$"):
+        cross_entropy(logits, target, reduction="maen")
+    with pytest.raises(ValueError, match=r"^no backend 'tritn'; did you mean 'triton'\?"):
+        cross_entropy(logits, target, backend="tritn")

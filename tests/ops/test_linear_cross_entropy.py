@@ -1,0 +1,379 @@
+import importlib
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fuselayers.ops import cross_entropy, linear_cross_entropy
+from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference, rows_of_a_chunk
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops.contract import (
+    DEVICE,
+    DTYPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
+    check_layouts,
+    check_poisoned,
+    check_single_gradients,
+    tensors,
+)
+from tests.ops.test_cross_entropy import target_of
+
+FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
+on_kernels = pytest.mark.kernels
+forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+@pytest.fixture(autouse=True)
+def _few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the package the op stands before the module of its name.
+    monkeypatch.setattr(importlib.import_module("fuselayers.ops.linear_cross_entropy"), "_FEWEST_ROWS", 4)
+
+
+def target_for(x: Tensor, weight: Tensor) -> Tensor:
+    return target_of(x.new_empty(1).expand(*x.shape[:-1], weight.shape[0]))
+
+
+def op(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+    return linear_cross_entropy(x, weight, target_for(x, weight), bias=bias, **options)
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
+    return linear_cross_entropy_reference(x, weight, target_for(x, weight), bias=bias, **options)
+
+
+def inputs_of(*shape: int, classes: int = 33, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    x, weight, bias = tensors(shape, (classes, shape[-1]), (classes,), dtype=dtype)
+    # Small logits, so that no class stands for all: powers of two leave the values exact.
+    return [x, weight / 8, bias / 8]
+
+
+def gradients(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    incoming = torch.arange(1, loss.numel() + 1, device=DEVICE).reshape(loss.shape).to(loss)
+    return torch.autograd.grad(loss, inputs, incoming)
+
+
+def leaves_of(*shape: int, **options: Any) -> list[Tensor]:
+    return [one.requires_grad_() for one in inputs_of(*shape, **options)]
+
+
+@pytest.mark.parametrize("options", [{}, FULL], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5,), (1, 1), (2, 7, 5), (41, 3), (0, 4)], ids=str)
+def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
+    for reduction in ("sum", "none"):
+        assert_as_good_as(op, reference, inputs_of(*shape, dtype=dtype), reduction=reduction, **options)
+
+
+@on_kernels
+@pytest.mark.parametrize("options", [{}, FULL], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (2, 7, 5), (0, 4)], ids=str)
+def test_kernels_match_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
+    for reduction in ("sum", "none"):
+        inputs = inputs_of(*shape, dtype=dtype)
+        assert_as_good_as(partial(op, backend="triton"), reference, inputs, reduction=reduction, **options)
+
+
+@forms
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@pytest.mark.parametrize("classes", [1, 33, 5000])
+def test_mean(classes: int, dtype: torch.dtype, backend: str) -> None:
+    inputs = inputs_of(14, 5, classes=classes, dtype=dtype)
+    assert_as_good_as(partial(op, backend=backend), reference, inputs, **FULL)
+
+
+@forms
+@pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_poisoned])
+def test_contract(check: Any, backend: str) -> None:
+    check(partial(op, backend=backend), reference, inputs_of(2, 7, 5), reduction="none", **FULL)
+
+
+@forms
+def test_single_gradients_of_a_mean(backend: str) -> None:
+    check_single_gradients(partial(op, backend=backend), reference, inputs_of(2, 7, 5), **FULL)
+
+
+@forms
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_fused(compiler: str, reduction: str, backend: str) -> None:
+    form = partial(op, backend=backend)
+    check_fused(form, reference, inputs_of(9, 5), backend=compiler, reduction=reduction, **FULL)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_dynamic_shapes(reduction: str) -> None:
+    # As many chunks as there are is written into a graph, so all of these have one.
+    def inputs(shape: tuple[int, int]) -> list[Tensor]:
+        return inputs_of(*shape, classes=3)
+
+    check_dynamic(op, reference, inputs, reduction=reduction, **FULL)
+
+
+@forms
+@reductions
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) -> None:
+    leaves = x, weight, bias = leaves_of(14, 5)
+    target = target_for(x, weight)
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "reduction": reduction}
+    got = linear_cross_entropy(x, weight, target, bias=bias, backend=backend, **options)
+    expected = F.cross_entropy(F.linear(x, weight, bias), target, **options)
+    torch.testing.assert_close(got, expected)
+    for one, other in zip(gradients(got, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@forms
+@reductions
+def test_rows_that_are_all_ignored(reduction: str, backend: str) -> None:
+    leaves = x, weight, bias = leaves_of(14, 5)
+    target = torch.full((14,), -100, device=DEVICE)
+    loss = linear_cross_entropy(x, weight, target, bias=bias, reduction=reduction, backend=backend, **FULL)
+    assert loss.isnan().all() if reduction == "mean" else torch.equal(loss, torch.zeros_like(loss))
+    for found in gradients(loss, leaves):
+        assert torch.equal(found, torch.zeros_like(found))
+
+
+def test_without_gradients() -> None:
+    x, weight, bias = leaves_of(14, 5)
+    expected = op(x, weight, bias, **FULL)
+    with torch.no_grad():
+        got = op(x, weight, bias, **FULL)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU asserts, and is of no use afterwards")
+def test_a_target_out_of_range() -> None:
+    x, weight, _ = inputs_of(2, 5)
+    with pytest.raises(IndexError, match=r"^Target 33 is out of bounds\.$"):
+        linear_cross_entropy(x, weight, torch.tensor([1, 33]))
+
+
+@on_kernels
+def test_a_target_out_of_range_for_kernels() -> None:
+    x, weight, _ = inputs_of(2, 5)
+    target = torch.tensor([1, 33], device=DEVICE)
+    losses = linear_cross_entropy(x, weight, target, reduction="none", backend="triton")
+    assert losses.isnan().tolist() == [False, True]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records how many elements the largest tensor has that any op makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [one.numel() for one in tree_leaves(out) if isinstance(one, Tensor)]
+        self.elements = max([self.elements, *made])
+        return out
+
+
+R, D, V = 96, 8, 300
+CHUNK = 8 * V
+
+
+def test_how_many_rows_a_chunk_has() -> None:
+    assert rows_of_a_chunk(R, D, V) == 8
+    assert rows_of_a_chunk(1000, D, 100) == 80
+    assert rows_of_a_chunk(R, 1, V) == 4
+
+
+@forms
+@reductions
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_no_tensor_is_larger_than_the_logits_of_a_chunk(dtype: torch.dtype, reduction: str, backend: str) -> None:
+    x, weight, bias = leaves_of(R, D, classes=V, dtype=dtype)
+    target = target_for(x, weight)
+    with LargestTensor() as made:
+        loss = linear_cross_entropy(x, weight, target, bias=bias, reduction=reduction, backend=backend, **FULL)
+        gradients(loss, [x, weight, bias])
+    assert made.elements == CHUNK
+    with LargestTensor() as plain:
+        F.cross_entropy(F.linear(x, weight, bias), target, reduction=reduction)
+    assert plain.elements == R * V
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_nor_is_one_in_a_compiled_graph(reduction: str) -> None:
+    largest = []
+
+    def look(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        for node in graph_module.graph.nodes:
+            largest.extend(one.numel() for one in tree_leaves(node.meta.get("val")) if isinstance(one, Tensor))
+        return make_boxed_func(graph_module.forward)
+
+    leaves = leaves_of(R, D, classes=V)
+    compiled = torch.compile(partial(op, reduction=reduction), backend=aot_autograd(fw_compiler=look, bw_compiler=look))
+    gradients(compiled(*leaves), leaves)
+    assert max(largest) == CHUNK
+
+
+PLACES = {
+    "eager": lambda form: form,
+    "torch.compile": lambda form: torch.compile(form, backend="aot_eager_decomp_partition", fullgraph=True),
+    "fuse": lambda form: fuse(form, backend="eager", fallback=(), fullgraph=True),
+    "fuse, default": lambda form: fuse(form, backend="eager", partition="default", fallback=(), fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_mean_keeps_the_gradients(dtype: torch.dtype, place: Any) -> None:
+    leaves = leaves_of(R, D, classes=V, dtype=dtype)
+    assert saved_bytes(place(op), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    ("dtype", "reduction"), [(torch.float32, "none"), (torch.float16, "none"), (torch.float16, "mean")], ids=str
+)
+def test_else_it_keeps_its_inputs(dtype: torch.dtype, reduction: str, place: Any) -> None:
+    leaves = leaves_of(R, D, classes=V, dtype=dtype)
+    # The target, and for "mean" how many rows there are.
+    assert saved_bytes(place(partial(op, reduction=reduction)), *leaves, parameters=leaves) <= R * 8 + 8
+
+
+@on_kernels
+def test_kernels_keep_logsumexp_too() -> None:
+    leaves = leaves_of(R, D, classes=V)
+    form = partial(op, reduction="none", backend="triton")
+    assert saved_bytes(form, *leaves, parameters=leaves) == R * (8 + 4)
+    assert saved_bytes(partial(op, backend="triton"), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
+
+
+@forms
+def test_a_scaled_loss_in_float16_has_gradients(backend: str) -> None:
+    """A mean over many rows, differentiated as by a GradScaler: unscaled, much of dx would be 0 in float16."""
+    x, weight, _ = leaves_of(512, 4, classes=50, dtype=torch.float16)
+    x, weight = (one.detach().div(256).requires_grad_() for one in (x, weight))
+    target, scale = torch.arange(512, device=DEVICE) % 50, 2.0**12
+    loss = linear_cross_entropy(x, weight, target, backend=backend, reduction="mean")
+    dx = torch.autograd.grad(loss, x, torch.full_like(loss, scale))[0].double() / scale
+    wide = x.detach().double().requires_grad_()
+    exact = torch.autograd.grad(F.cross_entropy(wide @ weight.detach().double().T, target), wide)[0]
+    assert (exact.half().double() - exact).abs().mean() > exact.abs().mean() / 256
+    assert (dx - exact).abs().mean() < exact.abs().mean() / 256
+
+
+@forms
+def test_backward_may_be_called_twice(backend: str) -> None:
+    for reduction in ("mean", "none"):
+        leaves = leaves_of(14, 5)
+        loss = op(*leaves, reduction=reduction, backend=backend).sum()
+        first = torch.autograd.grad(loss, leaves, retain_graph=True)
+        for one, other in zip(first, torch.autograd.grad(2 * loss, leaves), strict=True):
+            torch.testing.assert_close(2 * one, other)
+
+
+@forms
+def test_autocast_is_that_of_linear(backend: str) -> None:
+    for reduction in ("mean", "none"):
+        leaves = x, weight, bias = leaves_of(14, 5)
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            got = op(x, weight, bias, reduction=reduction, backend=backend)
+            expected = cross_entropy(F.linear(x, weight, bias), target_for(x, weight), reduction=reduction)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected)
+        for one, other in zip(gradients(got, leaves), gradients(expected, leaves), strict=True):
+            assert one.dtype == torch.float32
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+
+
+def test_autocast_mixes_dtypes_and_leaves_float64() -> None:
+    x, weight, bias = inputs_of(14, 5)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        assert torch.equal(op(x.bfloat16(), weight, bias), op(x, weight.bfloat16(), bias))
+        exact = op(*(one.double() for one in (x, weight, bias)))
+    torch.testing.assert_close(exact, op(*(one.double() for one in (x, weight, bias))), rtol=1e-12, atol=0)
+
+
+@forms
+def test_a_second_derivative_is_refused(backend: str) -> None:
+    for reduction in ("mean", "none"):
+        leaves = leaves_of(14, 5)
+        loss = op(*leaves, reduction=reduction, backend=backend).sum()
+        with pytest.raises(RuntimeError, match=r"^linear_cross_entropy is differentiated once; for a backward under"):
+            torch.autograd.grad(loss, leaves, create_graph=True)
+
+
+def test_transforms() -> None:
+    x, weight, bias = inputs_of(14, 5)
+    target = target_for(x, weight)
+
+    def loss(row: Tensor, wanted: Tensor) -> Tensor:
+        return linear_cross_entropy(row, weight, wanted, bias=bias, reduction="sum", **FULL)
+
+    got = torch.vmap(torch.func.grad(loss))(x, target)
+    x.requires_grad_()
+    expected = torch.autograd.grad(op(x, weight, bias, reduction="sum", **FULL), x)[0]
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_subclass_and_a_parameter() -> None:
+    class Mine(Tensor):
+        pass
+
+    x, weight, bias = inputs_of(14, 5)
+    expected = op(x, weight, bias)
+    got = op(x, weight.as_subclass(Mine), bias)
+    assert isinstance(got, Mine)
+    torch.testing.assert_close(got.as_subclass(Tensor), expected)
+    torch.testing.assert_close(op(x, nn.Parameter(weight), bias), expected)
+
+
+@reductions
+def test_gradcheck(reduction: str) -> None:
+    leaves = leaves_of(7, 3, classes=9, dtype=torch.float64)
+    for form in (reference, op):
+        assert torch.autograd.gradcheck(partial(form, reduction=reduction, **FULL), leaves)
+
+
+@pytest.mark.parametrize("wanted", [[True, True, True], [True, False, False], [False, True, False]])
+def test_opcheck(wanted: list[bool]) -> None:
+    x, weight, bias = inputs_of(14, 5)
+    call = (torch.ones(14, device=DEVICE), x, weight, bias, target_for(x, weight), None, -100, 0.1, 0.01, False, wanted)
+    torch.library.opcheck(torch.ops.fuselayers.linear_cross_entropy_again.default, call)
+
+
+def test_errors() -> None:
+    x, weight, target = torch.zeros(3, 5), torch.zeros(7, 5), torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        linear_cross_entropy(torch.tensor(1.0), weight, target)
+    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got torch.int64; convert it"):
+        linear_cross_entropy(x, target, target)
+    for wrong in (torch.zeros(5, 7), torch.zeros(5)):
+        with pytest.raises(ValueError, match=r"^weight must be \[V, 5\] to fit x \[3, 5\], got \[5(, 7)?\]$"):
+            linear_cross_entropy(x, wrong, target)
+    with pytest.raises(ValueError, match=r"^weight must have at least one class, got \[0, 5\]$"):
+        linear_cross_entropy(x, weight[:0], target)
+    with pytest.raises(TypeError, match=r"^bias must be a floating-point tensor, got torch.int64; convert it"):
+        linear_cross_entropy(x, weight, target, bias=target)
+    with pytest.raises(ValueError, match=r"^bias must be \[7\] to fit weight \[7, 5\], got \[5\]$"):
+        linear_cross_entropy(x, weight, target, bias=torch.zeros(5))
+    with pytest.raises(ValueError, match=r"^weight must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
+        linear_cross_entropy(x, weight.to("meta"), target)
+    with pytest.raises(
+        ValueError, match=r"^bias must have x's dtype torch.float32, got torch.float64; convert one, or"
+    ):
+        linear_cross_entropy(x, weight, target, bias=torch.zeros(7).double())
+    with pytest.raises(ValueError, match=r"^target must be \[3\] to fit x \[3, 5\], got \[2\]$"):
+        linear_cross_entropy(x, weight, target[:2])
+    with pytest.raises(ValueError, match=r"^z_loss must be finite and not negative, got -1$"):
+        linear_cross_entropy(x, weight, target, z_loss=-1)
+    with pytest.raises(ValueError, match=r"^no reduction 'avg'; there are: mean, none, sum$"):
+        linear_cross_entropy(x, weight, target, reduction="avg")
+    with pytest.raises(ValueError, match=r"^no backend 'tritn'; did you mean 'triton'\?"):
+        linear_cross_entropy(x, weight, target, backend="tritn")
