@@ -322,7 +322,6 @@ def _run_gradients(
             *(ignore_index, label_smoothing, z_loss),
         ),
         (vector, block_rows, block_columns),
-        num_warps=4 if vector > 1 else 8,  # an address for each element takes registers
     )
     return dlogits
 
@@ -424,7 +423,9 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     scale = tl.load(dloss_ptr + row * dloss_stride, mask=in_column, other=0.0).to(tl.float32)
     if count_ptr is not None:
         scale /= tl.load(count_ptr).to(tl.float32)
-    scale = tl.where((target >= 0) & (target < width), scale, float("nan"))
+    in_range = (target >= 0) & (target < width)
+    scale = tl.where(in_range, scale, float("nan"))
+    place = tl.where(in_range, target, -1).to(tl.int32)[:, None]  # half the work of comparing in int64
     of_probability = scale * (1 + 2 * z_loss * lse)
     of_target = scale * (1 - label_smoothing)
     of_all = scale * (label_smoothing / width)
@@ -432,7 +433,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     logits_row = (logits_ptr + row * (logits_stride * VECTOR))[:, None]
     x = tl.load(logits_row + columns[None, :], mask=used[:, None] & in_row, other=0.0).to(tl.float32)
     dlogits = tl.exp(x - lse[:, None]) * of_probability[:, None] - of_all[:, None]
-    dlogits -= tl.where(columns[None, :] == target[:, None], of_target[:, None], 0.0)
+    dlogits -= tl.where(columns[None, :] == place, of_target[:, None], 0.0)
     dlogits = tl.where(used[:, None], dlogits, 0.0).to(dlogits_ptr.dtype.element_ty)
     tl.store(dlogits_ptr + row[:, None] * width + columns[None, :], dlogits, mask=in_column[:, None] & in_row)
 
