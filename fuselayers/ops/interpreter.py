@@ -56,6 +56,7 @@ def mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     libdevice.fast_dividef = lambda a, b: a / b
+    libdevice.fast_expf = lambda a: tl.exp(a)
     interpreter._patch_lang_tensor = _patch_lang_tensor
     builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
     builder.has_bfloat16 = True

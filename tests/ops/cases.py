@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuselayers import ops
@@ -17,6 +18,7 @@ from fuselayers.ops.layer_norm import layer_norm_reference
 from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
 from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
 from fuselayers.ops.rms_norm import rms_norm_reference
+from fuselayers.ops.softmax import softmax_reference
 from tests.ops.contract import seed_of
 
 Shape = tuple[int, ...]
@@ -86,6 +88,30 @@ def _norm_case(
 
     # A larger eps than usual: a row of one, or of equal values, has no variance to divide by.
     return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor)
+
+
+def mask_of(scores: Tensor) -> Tensor:
+    """A mask of scores' shape that hides one place in three, and every fourth row."""
+    places = torch.arange(scores.numel(), device=scores.device).view(scores.shape)
+    return (places % 3 != 1) & (places // max(scores.shape[-1], 1) % 4 != 3)
+
+
+def _softmax_case(**options: Any) -> Case:
+    options = {"masked": False, "causal": False, "scale": 1.0, **options}
+
+    def shapes(shape: Shape) -> list[Shape]:
+        # Causal scores stand upright. Lying, nearly all their gradients are 0, and so is the mean of them, which the
+        # contract measures an error by.
+        return [(*shape[:-2], shape[-1], *shape[-2:-1]) if options["causal"] else shape]
+
+    def with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(scores: Tensor, *, masked: bool, causal: bool, **rest: Any) -> Any:
+            mask = mask_of(scores) if masked else None
+            return fn(scores, mask, causal=causal and scores.dim() > 1, **rest)
+
+        return call
+
+    return Case(with_mask(ops.softmax), with_mask(softmax_reference), shapes, 1, options)
 
 
 DROPPING = {"p": 0.3, "seed": seed_of()}
@@ -209,4 +235,8 @@ CASES: dict[str, Case] = {
         {"activation": "silu"},
         floor=(1.5, 2.5),
     ),
+    "softmax": _softmax_case(),
+    "softmax, masked": _softmax_case(masked=True, scale=-0.75),
+    "softmax, causal": _softmax_case(causal=True, scale=0.75),
+    "softmax, masked and causal": _softmax_case(masked=True, causal=True),
 }

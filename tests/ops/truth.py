@@ -67,3 +67,12 @@ def layer_norm(s: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         variance = sum((value - mean) ** 2 for value in row) / len(row)
         rows.append([(value - mean) / math.sqrt(variance + eps) for value in row])
     return torch.tensor(rows, dtype=torch.float64) * weight.double() + bias.double()
+
+
+def softmax(scores: Tensor, sees: Tensor, scale: float) -> Tensor:
+    """Softmax of a [T, S] tensor over the places where `sees` is True, row by row; 0 elsewhere."""
+    rows = []
+    for row, seen in zip(scores.tolist(), sees.tolist(), strict=True):
+        weights = [math.exp(scale * value) if one else 0.0 for value, one in zip(row, seen, strict=True)]
+        rows.append([weight / (sum(weights) or 1.0) for weight in weights])
+    return torch.tensor(rows, dtype=torch.float64)

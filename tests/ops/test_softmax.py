@@ -1,0 +1,378 @@
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.ops import softmax
+from fuselayers.ops.softmax import _mask_levels, softmax_reference
+from fuselayers.partition import fuse, saved_bytes
+from tests.ops import truth
+from tests.ops.cases import CASES, Case, mask_of
+from tests.ops.contract import (
+    CHECKS,
+    DEVICE,
+    DTYPES,
+    SHAPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
+    poisoned_memory,
+    tensors,
+)
+
+Form = Callable[..., Tensor]
+SCORES = (2, 3, 5, 16)
+VARIANTS = {name: case for name, case in CASES.items() if name.startswith("softmax")}
+all_variants = pytest.mark.parametrize("case", VARIANTS.values(), ids=VARIANTS)
+on_kernels = pytest.mark.kernels
+
+
+def causal_mask(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool, device=DEVICE).tril()
+
+
+def laid_out(name: str) -> Tensor:
+    """A mask for SCORES, [B, H, T, S], by the name of how it lies; what is beside it in memory is its opposite."""
+    batch, heads, queries, keys = SCORES
+    full = mask_of(torch.empty(SCORES, device=DEVICE))
+    return {
+        "[]": full[0, 0, 0, 0],
+        "[S]": full[0, 0, 0],
+        "[T, S]": full[0, 0],
+        "[T, 1]": full[0, 0, :, :1],
+        "[H, 1, S]": full[0, :, :1],
+        "[B, 1, 1, S]": full[:, :1, :1],
+        "[B, 1, T, S]": full[:, :1],
+        "[B, H, T, S]": full,
+        "[B, H, T, 1]": full[..., 3:4],
+        "[1, H, T, S]": full[:1],
+        "transposed": full.mT.contiguous().mT,
+        "heads last": full.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
+        "every other key": torch.stack([full, ~full], dim=-1)[..., 0],
+        "every other row": torch.stack([full, ~full], dim=-2)[..., 0, :],
+        "padded rows": torch.cat([full, ~full], dim=-1)[..., :keys],
+        "odd padding": torch.cat([full, ~full[..., :3]], dim=-1)[..., :keys],
+        "out of line": torch.cat([~full[:1].flatten()[:3], full.flatten()])[3:].view(SCORES),
+        "expanded": full[:, :1, :, :1].expand(batch, heads, queries, keys),
+    }[name]
+
+
+LAYOUTS = (
+    *("[]", "[S]", "[T, S]", "[T, 1]", "[H, 1, S]", "[B, 1, 1, S]", "[B, 1, T, S]", "[B, H, T, S]", "[B, H, T, 1]"),
+    *("[1, H, T, S]", "transposed", "heads last", "every other key", "every other row", "padded rows", "odd padding"),
+    *("out of line", "expanded"),
+)
+
+
+KERNELS = [pytest.param(name, marks=pytest.mark.kernels) for name in ("rows in registers", "rows in pieces")]
+
+
+def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
+    if request.param == "rows in pieces":
+        monkeypatch.setattr(sys.modules["fuselayers.ops.softmax"], "tile_of_rows", lambda rows: (True, 1, 8, 1))
+    return partial(softmax, backend="eager" if request.param == "formula" else "triton")
+
+
+form = pytest.fixture(params=["formula", *KERNELS], name="form")(_form)
+kernels = pytest.fixture(params=KERNELS, name="kernels")(_form)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@all_variants
+def test_matches_reference(case: Case, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert_as_good_as(case.op, case.reference, tensors(*case.shapes(shape), dtype=dtype), **case.options)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@all_variants
+def test_contract(case: Case, check: Callable[..., None]) -> None:
+    check(case.op, case.reference, tensors(*case.shapes((6, 9))), **case.options)
+
+
+@all_variants
+def test_dynamic_shapes(case: Case) -> None:
+    check_dynamic(case.op, case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_fused(backend: str) -> None:
+    options = {"mask": laid_out("[B, 1, 1, S]"), "causal": True, "scale": 0.5}
+    check_fused(softmax, softmax_reference, tensors(SCORES), backend=backend, **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(9, 7), (7, 9), (5, 5)], ids=str)
+def test_is_its_formula(shape: tuple[int, int], causal: bool) -> None:
+    (scores,) = tensors(shape, dtype=torch.float64)
+    mask = mask_of(scores)
+    sees = mask & causal_mask(*shape) if causal else mask
+    assert not sees.any(-1).all()  # some row sees nothing
+    got = softmax(scores, mask, causal=causal, scale=-0.7)
+    torch.testing.assert_close(got.cpu(), truth.softmax(scores, sees, -0.7), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradient_of_the_reference_and_of_the_formula(causal: bool) -> None:
+    scores = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    mask = mask_of(scores)
+    for one in (softmax_reference, softmax):
+        call = partial(one, mask=mask, causal=causal, scale=0.3)
+        assert torch.autograd.gradcheck(call, scores)
+        assert torch.autograd.gradgradcheck(call, scores)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(4, 7), (7, 4), (5, 5)])
+def test_is_the_softmax_of_torchs_attention(form: Form, queries: int, keys: int) -> None:
+    q, k = torch.randn(2, queries, 8, device=DEVICE), torch.randn(2, keys, 8, device=DEVICE)
+    # Against the identity as values, attention returns its weights.
+    values = torch.eye(keys, device=DEVICE).expand(2, keys, keys)
+    scores = q @ k.mT
+    expected = F.scaled_dot_product_attention(q, k, values, is_causal=True, scale=0.6)
+    torch.testing.assert_close(form(scores, causal=True, scale=0.6), expected)
+    mask = mask_of(scores)
+    assert not mask.any(-1).all()  # some row sees nothing
+    expected = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=0.6)
+    torch.testing.assert_close(form(scores, mask, scale=0.6), expected)
+
+
+def test_a_row_with_nothing_to_see_is_0_and_its_gradient_too(form: Form) -> None:
+    (scores,) = tensors((4, 19))
+    mask = mask_of(scores)
+    scores[~mask] = torch.nan
+    scores.requires_grad_()
+    # Anomaly detection stops at a NaN on the way, even one that is thrown away after.
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = form(scores, mask)
+        (dscores,) = torch.autograd.grad(y.square().sum(), scores, create_graph=True)
+        (second,) = torch.autograd.grad(dscores.square().sum(), scores)
+    (first,) = torch.autograd.grad(form(scores, mask).square().sum(), scores)
+    assert not mask[3].any()
+    for one in (y, dscores, first, second):
+        assert torch.equal(one[~mask], torch.zeros_like(one[~mask]))
+        assert bool(one[mask].any())
+        assert not bool(one[mask].isnan().any())
+
+
+@pytest.mark.parametrize("hide", ["nothing", "a mask", "a mask and causality"])
+def test_what_is_not_finite_goes_through_as_in_torch(form: Form, hide: str) -> None:
+    inf, nan, large = math.inf, math.nan, torch.finfo(torch.float32).max
+    seen = torch.tensor(
+        [
+            *([nan, 1, 2], [inf, 1, 2], [inf, inf, 1], [inf, -inf, 1], [-inf, 1, 2], [-inf, -inf, -inf], [nan] * 3),
+            *([large, -large, 1], [-large, -large, -large], [1e30, 1e30, -inf], [nan, -inf, inf], [1, 2, 3]),
+        ],
+        device=DEVICE,
+    )
+    incoming = torch.tensor([1.0, -2.0, 0.5], device=DEVICE).expand_as(seen)
+    places, mask, causal = slice(None), None, hide == "a mask and causality"
+    scores, dy = seen.clone(), incoming
+    if hide != "nothing":
+        # The last of nine queries sees three keys of ten, which lie in two pieces of its row. The others are NaN.
+        places = torch.tensor([0, 3, 8], device=DEVICE)
+        mask = torch.zeros(10, dtype=torch.bool, device=DEVICE).index_fill(0, places, True)
+        scores, dy = (torch.full((len(seen), 9, 10), fill, device=DEVICE) for fill in (torch.nan, 3.0))
+        scores[:, :, places], dy[:, :, places] = seen[:, None], incoming[:, None]
+    scores.requires_grad_()
+    y = form(scores, mask, causal=causal)
+    (dscores,) = torch.autograd.grad(y, scores, dy)
+    expected = seen.requires_grad_().softmax(-1)
+    (gradient,) = torch.autograd.grad(expected, seen, incoming)
+    for got, wanted in ((y, expected), (dscores, gradient)):
+        last = got if mask is None else got[:, -1]
+        torch.testing.assert_close(last[:, places], wanted, equal_nan=True)
+        if mask is not None:
+            assert torch.equal(last[:, ~mask], torch.zeros_like(last[:, ~mask]))
+
+
+def test_scores_far_from_zero(form: Form) -> None:
+    scores = torch.tensor([[1e4, 1e4 - 1, -1e4], [-3e4, -3e4 + 2, -3e4]], device=DEVICE).repeat(1, 7)
+    torch.testing.assert_close(form(scores), scores.softmax(-1))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_mask_lies_in_memory_as_it_likes(layout: str, form: Form) -> None:
+    for causal in (False, True):
+        assert_as_good_as(form, softmax_reference, tensors(SCORES), mask=laid_out(layout), causal=causal, scale=0.5)
+
+
+@on_kernels
+def test_a_mask_of_more_levels_than_three() -> None:
+    shape = (2, 3, 2, 3, 2, 5)
+    mask = mask_of(torch.empty(shape, device=DEVICE))[:, :1, :, :1]
+    assert_as_good_as(partial(softmax, backend="triton"), softmax_reference, tensors(shape), mask=mask)
+    assert_as_good_as(partial(softmax, backend="triton"), softmax_reference, tensors(shape), mask=mask[..., :1])
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes", "strides", "column_stride"),
+    [
+        ((), (1, 30), (0, 0, 0), 0),
+        ((16,), (1, 30), (0, 0, 0), 1),
+        ((5, 16), (6, 5), (0, 0, 16), 1),
+        ((5, 1), (6, 5), (0, 0, 1), 0),
+        ((2, 1, 1, 16), (2, 15), (0, 16, 0), 1),
+        ((2, 1, 5, 16), (3, 5), (80, 0, 16), 1),
+        ((2, 3, 5, 16), (1, 30), (0, 0, 16), 1),
+        ((2, 3, 1, 16), (6, 5), (0, 16, 0), 1),
+    ],
+    ids=str,
+)
+def test_levels_of_a_mask(
+    size: tuple[int, ...], sizes: tuple[int, int], strides: tuple[int, int, int], column_stride: int
+) -> None:
+    mask = torch.ones(size, dtype=torch.bool)
+    same, *found = _mask_levels(mask, torch.Size(SCORES))
+    assert same is mask  # nothing is copied
+    assert found == [sizes, strides, column_stride]
+
+
+@on_kernels
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("width", [8192, 9001, 16384])
+def test_rows_of_any_length(width: int, masked: bool, causal: bool) -> None:
+    (scores,) = tensors((4, width))
+    mask = mask_of(scores) if masked else None
+    form = partial(softmax, backend="triton")
+    assert_as_good_as(form, softmax_reference, [scores], mask=mask, causal=causal, scale=0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@pytest.mark.parametrize("shape", [(2, 11, 24), (13, 24), (24, 13), (3, 5, 21)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_causal_scores_of_any_shape(shape: tuple[int, ...], dtype: torch.dtype, masked: bool, kernels: Form) -> None:
+    (scores,) = tensors(shape, dtype=dtype)
+    mask = mask_of(scores) if masked else None
+    with poisoned_memory():
+        y, dscores = found(kernels, scores, mask)
+    exact_y, exact = found(softmax_reference, scores.double(), mask)
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(y.double(), exact_y, rtol=unit, atol=4e-7)
+    torch.testing.assert_close(dscores.double(), exact, rtol=unit, atol=unit * float(exact.abs().max()))
+
+
+def found(form: Any, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    scores = scores.clone().requires_grad_()
+    y = form(scores, mask, causal=True, scale=0.75)
+    generator = torch.Generator().manual_seed(1)
+    (dscores,) = torch.autograd.grad(y, scores, torch.randn(y.shape, generator=generator).to(y))
+    return y.detach(), dscores
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_gradient_of_a_row_with_one_large_weight(dtype: torch.dtype, kernels: Form) -> None:
+    scores = torch.tensor([[8.0, *torch.linspace(-3, 3, 20).tolist()]], device=DEVICE).to(dtype)
+    dy = torch.linspace(100, 101, 21, device=DEVICE)[None].to(dtype)
+
+    def gradient(form: Any, scores: Tensor) -> Tensor:
+        leaf = scores.clone().requires_grad_()
+        return torch.autograd.grad(form(leaf), leaf, dy.to(leaf))[0].double()
+
+    exact = gradient(softmax_reference, scores.double())
+    torch.testing.assert_close(gradient(kernels, scores), exact, rtol=2e-2, atol=0.02 * float(exact.abs().max()))
+    leaf = scores.clone().requires_grad_()
+    (again,) = torch.autograd.grad(kernels(leaf), leaf, dy, create_graph=True)
+    torch.testing.assert_close(again.double(), exact, rtol=2e-2, atol=0.02 * float(exact.abs().max()))
+
+
+@on_kernels
+def test_kernels_keep_the_result_alone() -> None:
+    scores = torch.randn(4, 64, 128, device=DEVICE, requires_grad=True)
+    mask = mask_of(scores)
+    assert saved_bytes(partial(softmax, backend="triton"), scores, mask, causal=True) == scores.nbytes
+    half = scores.detach().bfloat16().requires_grad_()
+    assert saved_bytes(partial(softmax, backend="triton"), half, mask) == half.nbytes
+
+
+def test_the_formula_keeps_a_float32_result_and_what_is_hidden() -> None:
+    scores = torch.randn(4, 64, 128, requires_grad=True)
+    mask = torch.ones(64, 128, dtype=torch.bool)
+    assert saved_bytes(softmax, scores) == scores.nbytes
+    assert saved_bytes(softmax, scores, mask) == scores.nbytes + mask.nbytes
+    assert saved_bytes(softmax, scores.detach().bfloat16().requires_grad_(), mask) == scores.nbytes + mask.nbytes
+
+
+def test_fused_backward_keeps_one_tensor_and_the_mask() -> None:
+    scores = torch.randn(4, 64, 128, requires_grad=True)
+    mask = torch.ones(64, 128, dtype=torch.bool).tril()
+    fused = fuse(lambda scores, mask: softmax(scores, mask, scale=0.5), backend="inductor", fallback=())
+    assert saved_bytes(fused, scores, mask) <= scores.nbytes + mask.nbytes + 2 * 4 * 64 * 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_formula_serves_on_the_cpu_and_in_float64(dtype: torch.dtype) -> None:
+    device = DEVICE if dtype == torch.float64 else torch.device("cpu")
+    scores = torch.randn(3, 5, dtype=dtype, device=device, requires_grad=True)
+    y = softmax(scores, mask_of(scores), causal=True)
+    assert not goes_through_kernels(y)
+    torch.testing.assert_close(y, softmax_reference(scores, mask_of(scores), causal=True))
+
+
+@on_kernels
+def test_kernels_where_they_are_asked_for() -> None:
+    scores = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    assert goes_through_kernels(softmax(scores, backend="triton"))
+    with pytest.raises(RuntimeError, match=r"its kernels are for float32, bfloat16 and float16, got torch.float64"):
+        softmax(scores.double(), backend="triton")
+
+
+def goes_through_kernels(y: Tensor) -> bool:
+    nodes = [y.grad_fn]
+    for node in nodes:
+        nodes.extend(above for above, _ in node.next_functions if above is not None)
+    return "_KernelsBackward" in {type(node).__name__ for node in nodes}
+
+
+@on_kernels
+def test_opcheck() -> None:
+    of_torch = torch.ops.fuselayers
+    scores = torch.randn(3, 5, device=DEVICE)
+    y = scores.softmax(-1)
+    for arguments in ((scores, None, False, 1.0), (scores.mT, mask_of(scores)[:1, :3], True, -0.5)):
+        torch.library.opcheck(of_torch.softmax.default, arguments)
+    for causal in (False, True):
+        torch.library.opcheck(of_torch.softmax_backward.default, (scores, y, causal, 0.5))
+
+
+def test_a_batch_of_scores_and_masks_by_vmap() -> None:
+    (scores,) = tensors((4, 3, 5))
+    mask = mask_of(scores)
+    got = torch.vmap(partial(softmax, causal=True))(scores, mask)
+    torch.testing.assert_close(got, softmax(scores, mask, causal=True))
+
+
+def test_errors() -> None:
+    scores = torch.ones(2, 3)
+    with pytest.raises(TypeError, match=r"^scores must be a floating-point tensor, got torch.int64; convert it"):
+        softmax(scores.long())
+    with pytest.raises(ValueError, match=r"^scores must be \[..., N\], got a tensor without dimensions; give it one"):
+        softmax(torch.tensor(1.0))
+    with pytest.raises(TypeError, match=r"^mask must be a bool tensor or None, got list$"):
+        softmax(scores, [[True]])  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"^mask must be a bool tensor, True where a score takes part, got torch.float32"
+    ):
+        softmax(scores, torch.zeros(2, 3))
+    for shape, text in (((2,), r"\[2\]"), ((1, 2, 3), r"\[1, 2, 3\]"), ((3, 3), r"\[3, 3\]"), ((2, 0), r"\[2, 0\]")):
+        wanted = rf"^mask must be broadcastable to scores' shape \[2, 3\], got {text}$"
+        with pytest.raises(ValueError, match=wanted):
+            softmax(scores, torch.ones(shape, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"^mask must be on scores' device cpu, got meta; move it with .to\(sc"):
+        softmax(scores, torch.ones(2, 3, dtype=torch.bool, device="meta"))
+    with pytest.raises(ValueError, match=r"^causal scores must be \[..., T, S\], queries by keys, got \[3\]; leave"):
+        softmax(scores[0], causal=True)
+    for scale in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match=rf"^scale must be a finite number, got {scale}$"):
+            softmax(scores, scale=scale)
+    for given, name in ((None, "NoneType"), (torch.ones(()), "Tensor"), ("1", "str")):
+        with pytest.raises(TypeError, match=rf"^scale must be a finite number, got {name}; pass a float$"):
+            softmax(scores, scale=given)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^no backend 'tritn'; did you mean 'triton'\?"):
+        softmax(scores, backend="tritn")
