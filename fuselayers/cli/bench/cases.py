@@ -3,6 +3,7 @@
 Legend of the shapes: x is [..., D]; for `rotary` it is [B, T, D], split into H heads of C channels.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -20,6 +21,8 @@ __all__ = ["OPS", "OpCase", "Outputs", "Settings", "double", "dtype_name", "op_c
 Outputs = Tensor | tuple[Tensor, ...]
 
 _HEAD_DIM: Final = 64
+# Of a linear layer's width, for the hidden width of an MLP and for a vocabulary.
+_EXPANSION: Final = 4
 
 
 @dataclass(frozen=True)
@@ -290,19 +293,70 @@ def _rotary(settings: Settings) -> OpCase:
     )
 
 
+def _softmax(settings: Settings) -> OpCase:
+    return OpCase(
+        op=ops.softmax,
+        plain=lambda scores: F.softmax(scores, -1),
+        tensors={"scores": _normal(settings, 0)},
+        options={},
+        kept=1,
+    )
+
+
+def _cross_entropy(settings: Settings) -> OpCase:
+    return OpCase(
+        op=ops.cross_entropy,
+        plain=lambda logits, target: F.cross_entropy(logits.flatten(0, -2), target.flatten()),
+        tensors={"logits": _normal(settings, 0), "target": _targets(settings, settings.shape[-1])},
+        options={},
+        kept=1,
+    )
+
+
+def _linear_cross_entropy(settings: Settings) -> OpCase:
+    def plain(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(x, weight).flatten(0, -2), target.flatten())
+
+    return OpCase(
+        op=ops.linear_cross_entropy,
+        plain=plain,
+        tensors={
+            "x": _normal(settings, 0),
+            "weight": _matrix(settings, 1),
+            "target": _targets(settings, _EXPANSION * settings.shape[-1]),
+        },
+        options={},
+    )
+
+
+def _linear_activation(settings: Settings) -> OpCase:
+    function = ops.ACTIVATIONS[settings.activation]
+    bias = {"bias": _matrix(settings, 2)[:, 0].detach().clone().requires_grad_()} if settings.bias else {}
+    return OpCase(
+        op=ops.linear_activation,
+        plain=lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
+        tensors={"x": _normal(settings, 0), "weight": _matrix(settings, 1), **bias},
+        options={"activation": settings.activation},
+    )
+
+
 OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "activate": _activate,
     "bias_activation_dropout": _bias_activation_dropout,
     "bias_dropout_residual": _bias_dropout_residual,
     "bias_dropout_residual_layer_norm": _bias_dropout_residual_layer_norm,
     "bias_dropout_residual_rms_norm": _bias_dropout_residual_rms_norm,
+    "cross_entropy": _cross_entropy,
     "dropout": _dropout,
     "gated_activation": _gated_activation,
     "layer_norm": _layer_norm,
+    "linear_activation": _linear_activation,
+    "linear_cross_entropy": _linear_cross_entropy,
     "residual_layer_norm": _residual_layer_norm,
     "residual_rms_norm": _residual_rms_norm,
     "rms_norm": _rms_norm,
     "rotary": _rotary,
+    "softmax": _softmax,
 }
 
 
@@ -320,3 +374,16 @@ def _vector(settings: Settings, seed: int) -> Tensor:
 
 def _bias(settings: Settings, seed: int) -> dict[str, Tensor]:
     return {"bias": _vector(settings, seed)} if settings.bias else {}
+
+
+def _matrix(settings: Settings, seed: int) -> Tensor:
+    """A weight [4 D, D] under which what has a variance of one keeps it."""
+    width = settings.shape[-1]
+    matrix: Tensor = torch.randn(_EXPANSION * width, width, generator=torch.Generator().manual_seed(seed))
+    matrix = matrix / math.sqrt(width)
+    return matrix.to(settings.device, settings.dtype).requires_grad_()
+
+
+def _targets(settings: Settings, classes: int) -> Tensor:
+    target = torch.randint(classes, settings.shape[:-1], generator=torch.Generator().manual_seed(9))
+    return target.to(settings.device)

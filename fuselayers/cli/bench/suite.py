@@ -32,6 +32,8 @@ SHAPES: Final = (
     (8, 512, 1024),
     (8, 256, 512),
 )
+# Of x for an op with a matmul on a CPU: a larger one takes seconds for each call, whoever computes it.
+_CPU_MATMUL: Final = 8 * 256 * 512
 _CHECKED: Final = (2, 7, 192)
 _DROPOUT: Final = 0.1
 
@@ -125,6 +127,8 @@ def variants() -> list[Variant]:
         Variant("dropout", "", {"dropout": _DROPOUT}),
         *(Variant("gated_activation", activation, {"activation": activation}) for activation in ("silu", "gelu_tanh")),
         *(Variant(op) for op in ("layer_norm", "rms_norm", "residual_layer_norm", "residual_rms_norm", "rotary")),
+        *(Variant(op) for op in ("softmax", "cross_entropy", "linear_cross_entropy")),
+        *(Variant("linear_activation", activation, {"activation": activation}) for activation in ("gelu", "relu")),
     ]
 
 
@@ -166,6 +170,8 @@ def measure_suite(
             with patience(0):
                 right = _check(variant, settings, forms, suite)
                 for shape in shapes:
+                    if device.type == "cpu" and "linear" in variant.op and torch.Size(shape).numel() > _CPU_MATMUL:
+                        continue
                     if time.monotonic() > deadline:
                         suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
                         continue
