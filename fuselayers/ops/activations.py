@@ -93,15 +93,16 @@ def activate(z: Tensor, activation: str | None) -> Tensor:
 
 @tile_function
 def _normal_tile(z, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The standard normal distribution function of z, and exp(-z^2 / 2), which it and its derivative share."""
+    """The standard normal distribution function of z, and exp(-z^2 / 2), to which its derivative is proportional."""
     density = tl.exp2(z * z * -0.7213475204444817)
     if EXACT:
         return 0.5 + 0.5 * tl.erf(z * 0.7071067811865476), density
-    # Abramowitz, Stegun 1964, 7.1.26: 19 instructions an element against 38, wrong by 6e-7 at most, which 16 bits do
-    # not show.
-    t = libdevice.fast_dividef(1.0, tl.abs(z) * 0.23164188 + 1.0)
-    tail = ((((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796) * t * density
-    return tl.where(z < 0, tail, 1.0 - tail), density
+    # The logarithm of its odds is z times a smooth function of |z|, here a polynomial fitted to it: 11 instructions an
+    # element against 38, and infinities and NaN go the way they should. Wrong by 7e-6 of z at most, and where z < 0 by
+    # 6e-5 of the result down to -3: a tenth of the last bit of float16.
+    a = tl.abs(z)
+    slope = (((-0.0004185767169 * a + 0.005151251876) * a - 0.01364286931) * a - 0.08870266675) * a - 0.008350429591
+    return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(z * (slope * a - 2.300798056))), density
 
 
 @tile_function

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.ops import ACTIVATIONS, activate
+from fuselayers.ops import ACTIVATIONS, activate, bias_activation_dropout
 from tests.ops import truth
 
 POINTS = [-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0]
@@ -41,3 +41,29 @@ def test_what_is_no_name_is_refused() -> None:
         activate(torch.ones(1), ["relu"])
     with pytest.raises(TypeError, match=r"^z must be a floating-point tensor, got torch.int64; convert it"):
         activate(torch.arange(-3, 4), "star_relu")
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gelu_of_the_kernels(dtype: torch.dtype) -> None:
+    """What its polynomial is off by does not show in 16 bits. The slope has a root, where no figure is relative."""
+    z = torch.linspace(-8, 8, 4096).to(dtype).requires_grad_()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    y = bias_activation_dropout(z.to(device), activation="gelu", backend="triton")
+    (slope,) = torch.autograd.grad(y.sum(), z)
+    wide = z.detach().double().requires_grad_()
+    exact = activate(wide, "gelu")
+    (exact_slope,) = torch.autograd.grad(exact.sum(), wide)
+    half = torch.finfo(dtype).eps / 2
+    for got, expected, slack in ((y.cpu(), exact, 1e-7), (slope, exact_slope, 1e-5)):
+        error = (got.double() - expected).abs()
+        assert bool((error <= 1.02 * half * expected.abs() + slack).all()), error.max()
+
+
+@pytest.mark.kernels
+def test_gelu_of_the_kernels_at_the_ends() -> None:
+    z = torch.tensor([0.0, 1e4, -1e4, torch.inf, torch.nan, -torch.inf], dtype=torch.bfloat16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    y = bias_activation_dropout(z.to(device), activation="gelu", backend="triton").cpu()
+    # torch's own kernel for 32 bits makes NaN of infinity, that for 64 bits does not.
+    torch.testing.assert_close(y.double(), activate(z.double(), "gelu"), equal_nan=True, rtol=2**-8, atol=0)
