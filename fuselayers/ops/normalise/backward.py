@@ -136,6 +136,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     dweight = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     dnorm_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    # The sums need no mask: beside a row's end dy and weight are 0, so w is, and what is summed there is not stored;
+    # below the last row rstd is 0 too, so n and ds are.
     for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
         rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         in_column = rows < num_rows
@@ -147,7 +149,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         rstd = tl.load(rstd_ptr + rows, mask=in_column, other=0.0)[:, None]
         if not RMS:
             n -= tl.load(mean_ptr + rows, mask=in_column, other=0.0)[:, None]
-        n = tl.where(live, n * rstd, 0.0)
+        n *= rstd
         dweight += dy * n
         if NORM_BIAS:
             dnorm_bias += dy
@@ -165,7 +167,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
             ds *= tl.where(keep, scale, 0.0)
         if BIAS:
-            dbias += tl.where(live, ds, 0.0)
+            dbias += ds
         tl.store(dx_ptr + out, ds.to(dx_ptr.dtype.element_ty), mask=live)
     partial = partial_ptr + tl.program_id(0).to(tl.int64) * width * (1 + NORM_BIAS + BIAS) + columns
     tl.store(partial, tl.sum(dweight, 0), mask=in_row)
