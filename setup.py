@@ -56,7 +56,9 @@ setup(
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
     },
     packages=find_packages(include=["fuselayers", "fuselayers.*"]),
-    package_data={"fuselayers": ["py.typed", "configs/groups/*.yaml", "configs/groups/**/*.yaml"]},
+    package_data={
+        "fuselayers": ["py.typed", "cli/lint_kernels/*.json", "configs/groups/*.yaml", "configs/groups/**/*.yaml"]
+    },
     include_package_data=False,
     zip_safe=False,
     entry_points={"console_scripts": ["fuselayers = fuselayers.cli.main:main"]},

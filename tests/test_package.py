@@ -185,6 +185,7 @@ def test_the_wheel_holds_the_package_its_config_files_and_nothing_else(built: Pa
     files = {name for name in _wheel(built).namelist() if ".dist-info/" not in name}
     assert files == _package_files()
     assert "fuselayers/configs/groups/model/gpt_nano.yaml" in files
+    assert "fuselayers/cli/lint_kernels/figures.json" in files
     assert "fuselayers/py.typed" in files
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from .._version import __version__
 from ..names import no_such
 from ..partition import BackendUnavailableError, FallbackWarning
-from . import backends, bench, explain, train, tune
+from . import backends, bench, explain, lint_kernels, train, tune
 from . import list as list_command
 
 __all__ = ["main"]
@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process when None.
 
     Returns:
-        The exit code: 0 when all is well, 1 when a bench refused to time wrong numbers, 2 for bad input (with one line
+        The exit code: 0 when all is well, 1 when a bench refused to time wrong numbers or a
+        kernel has a fault, 2 for bad input (with one line
         on stderr that says what to change), 128 + the number of a signal that stopped a training.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
@@ -89,6 +90,7 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
         ("explain", explain),
         ("tune", tune),
         ("backends", backends),
+        ("lint-kernels", lint_kernels),
     ):
         subparser = subparsers.add_parser(
             name,

@@ -7,23 +7,37 @@ arguments and the kernel is called directly.
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..partition.torch_private import AsOnGPU
 from .interpreter import mend_interpreter
 from .triton_language import HAS_TRITON, triton
 
-__all__ = ["INTERPRETED", "kernel", "launch", "num_processors", "why_no_kernels"]
+__all__ = ["INTERPRETED", "Launch", "kernel", "launch", "num_processors", "recorded_launches", "why_no_kernels"]
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
 """True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
 
 _LARGEST_INT32: Final = (1 << 31) - 1
 _ALIGNMENT: Final = 16
+_PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
+_recorded: "list[Launch] | None" = None
+
+
+class Launch(NamedTuple):
+    """The arguments of one call of `launch`."""
+
+    function: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    num_warps: int
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
@@ -57,6 +71,9 @@ def launch(
         num_warps: per program.
         num_stages: how many steps of a matmul's loop are on their way at a time; None leaves it to Triton.
     """
+    if _recorded is not None:
+        _recorded.append(Launch(function, grid, arguments, constants, num_warps))
+        return
     if INTERPRETED:
         mend_interpreter()
         function[grid](*arguments, *constants)
@@ -97,6 +114,8 @@ def _launch(
 @functools.cache
 def num_processors(device: torch.device) -> int:
     """How many programs of a persistent kernel a device runs side by side; two where they are interpreted."""
+    if device.type == "meta":
+        return _PROCESSORS_OF_AN_H200
     if INTERPRETED:
         return 2
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -106,10 +125,25 @@ def why_no_kernels(device: torch.device) -> str | None:
     """Return None if Triton's kernels run on `device`, else what is missing."""
     if not HAS_TRITON:
         return "Triton is not installed; on Linux: pip install triton"
-    if INTERPRETED:
+    if INTERPRETED or (device.type == "meta" and _recorded is not None):
         return None
     if device.type != "cuda":
         return (
             f"Triton has no compiler for {device.type}; move the tensors to a GPU, or set TRITON_INTERPRET=1 to debug"
         )
     return None
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """Collect the launches of ops on meta tensors, as they would be on an H200, and make none of them.
+
+    The ops have to be asked for their kernels, with backend="triton". Used by `fuselayers lint-kernels`.
+    """
+    global _recorded
+    before, _recorded = _recorded, []
+    try:
+        with AsOnGPU("fuselayers"):
+            yield _recorded
+    finally:
+        _recorded = before

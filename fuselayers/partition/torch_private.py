@@ -46,12 +46,14 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 __all__ = [
     "WRITTEN_DOWN",
+    "AsOnGPU",
     "BackendCompilerFailed",
     "CheckpointPolicy",
     "CustomPartitionerFn",
@@ -351,3 +353,20 @@ def transforms_are_active() -> bool:
 def saved_tensors_hooks_are_active() -> bool:
     """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`. Used by the ops' choice."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, the ops of a namespace do with any tensors what they do with those of a GPU. Used by the ops, to see
+    on meta tensors which kernels they would launch."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.prefix = f"{namespace}::"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.name()
+        if name.startswith(self.prefix) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
+            return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **kwargs or {})
+        return func(*args, **kwargs or {})

@@ -34,7 +34,10 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["trian"], "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, list, train, tune"),
+        (
+            ["trian"],
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, lint-kernels, list, ",
+        ),
         (["backends", "--al"], "unrecognized arguments: --al; see fuselayers --help"),
         (["train", "feedforwrd=mlp"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
         (["train", "train.learning_rate=fast"], "train.learning_rate must be a number, got 'fast'"),

@@ -3,9 +3,12 @@ from typing import Any
 import pytest
 import torch
 
+from fuselayers import ops
 from fuselayers.ops import launch as launch_module
-from fuselayers.ops.launch import kernel, num_processors, why_no_kernels
-from fuselayers.ops.triton_language import tl
+from fuselayers.ops.launch import kernel, launch, num_processors, recorded_launches, why_no_kernels
+from fuselayers.ops.triton_language import HAS_TRITON, tl
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
 
 
 class Function:
@@ -123,3 +126,46 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_module, "HAS_TRITON", True)
     assert why_no_kernels(torch.device("cuda", 1)) is None
+
+
+@needs_triton
+def test_launches_are_recorded_instead_of_made() -> None:
+    x = torch.empty(64, 4096, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    with recorded_launches() as launches:
+        y = ops.bias_activation_dropout(x, activation="relu", p=0.1, seed=seed, backend="triton")
+        y.backward(torch.empty_like(y))
+    assert [one.function.__name__ for one in launches] == ["_forward_kernel", "_backward_kernel"]
+    forward = launches[0]
+    assert forward.grid == (32, 2)
+    assert [one.shape if isinstance(one, torch.Tensor) else one for one in forward.arguments] == [
+        *(x.shape, None, y.shape, seed.shape),
+        *(64, 512, 512, 6554, pytest.approx(65536 / (65536 - 6554))),
+    ]
+    assert forward.constants == ("relu", False, 8, 2, 2048)
+    assert forward.num_warps == 4
+    assert x.grad is not None
+    assert x.grad.shape == x.shape
+
+
+def test_recordings_may_be_nested_and_end() -> None:
+    function = Function()
+    with recorded_launches() as outer:
+        launch(function, (1,), (1,), ())
+        with recorded_launches() as inner:
+            launch(function, (2,), (), (8,), num_warps=2)
+        launch(function, (3,), (), ())
+    assert [one.grid for one in outer] == [(1,), (3,)]
+    assert inner == [(function, (2,), (), (8,), 2)]
+    assert function.runs == []
+
+
+@needs_triton
+def test_meta_tensors_have_kernels_while_launches_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "INTERPRETED", False)
+    meta = torch.device("meta")
+    assert "Triton has no compiler for meta" in str(why_no_kernels(meta))
+    with recorded_launches():
+        assert why_no_kernels(meta) is None
+        assert num_processors(meta) == 132  # an H200's
+    assert why_no_kernels(meta) is not None

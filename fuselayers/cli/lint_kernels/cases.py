@@ -1,0 +1,199 @@
+"""What `fuselayers lint-kernels` compiles: a call of each op, as a model makes it, forward and backward.
+
+Whoever adds an op with kernels adds it to `CASES`. The calls are made on meta tensors, which have no memory; the
+kernels that they would launch are compiled as they would be launched.
+
+The shapes are [16384, N], say 8 sequences of 2048 tokens.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...ops.launch import Launch, recorded_launches
+from .compile import ARCHS
+
+__all__ = ["CASES", "Case", "kind_of", "launches_of"]
+
+_ROWS: Final = 1 << 14
+_NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_EVERYWHERE: Final = tuple(ARCHS)
+_ON_THE_H200: Final = ("sm_90",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an op, and of its gradients.
+
+    Attributes:
+        op: its name in `fuselayers.ops`.
+        name: says what is special about the call.
+        width: N.
+        dtype: of all its floating tensors.
+        call: makes the call, of `width` and `dtype`, with the option backend="triton".
+        daily: the architectures that `make test` compiles it for; the slow tests and the command take all.
+    """
+
+    op: str
+    name: str
+    width: int
+    dtype: torch.dtype
+    call: Callable[["Case"], object]
+    daily: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Unlike any other case's."""
+        return f"{self.op} {self.name + ' ' if self.name else ''}{self.width} {_NAMES[self.dtype]}"
+
+    def tensor(self, *shape: int) -> Tensor:
+        """One that needs a gradient."""
+        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+    def rows(self, width: int | None = None) -> Tensor:
+        """[R, N]."""
+        return self.tensor(_ROWS, self.width if width is None else width)
+
+    def vector(self) -> Tensor:
+        """[N]."""
+        return self.tensor(self.width)
+
+
+def launches_of(case: Case) -> list[Launch]:
+    """The launches of a case's call and of its gradients, those of the same kernel for the same arguments once."""
+    with recorded_launches() as launches, torch.enable_grad():
+        result: Any = case.call(case)
+        results = result if isinstance(result, tuple) else (result,)
+        torch.autograd.backward(results, [torch.empty_like(one) for one in results])
+    return list({kind_of(launch): launch for launch in launches}.values())
+
+
+def kind_of(launch: Launch) -> tuple[Any, ...]:
+    """What a launch is compiled for; equal for launches that run the same code."""
+    arguments = (one.dtype if isinstance(one, Tensor) else type(one) for one in launch.arguments)
+    return launch.function, launch.constants, launch.num_warps, *arguments
+
+
+def _seed() -> Tensor:
+    return torch.empty((), dtype=torch.int64, device="meta")
+
+
+def _dropout(case: Case) -> Tensor:
+    return ops.dropout(case.rows(), 0.1, seed=_seed(), backend="triton")
+
+
+def _bias_activation_dropout(activation: str | None, *, bias: bool = True, p: float = 0.1) -> Callable[[Case], Tensor]:
+    def call(case: Case) -> Tensor:
+        return ops.bias_activation_dropout(
+            *(case.rows(), case.vector() if bias else None),
+            activation=activation,
+            p=p,
+            seed=_seed(),
+            backend="triton",
+        )
+
+    return call
+
+
+def _bias_dropout_residual(case: Case) -> Tensor:
+    return ops.bias_dropout_residual(
+        case.rows(), case.rows(), bias=case.vector(), p=0.1, seed=_seed(), backend="triton"
+    )
+
+
+def _gated_activation(activation: str, *, packed: bool = False) -> Callable[[Case], Tensor]:
+    def call(case: Case) -> Tensor:
+        gate, up = (case.rows(2 * case.width), None) if packed else (case.rows(), case.rows())
+        return ops.gated_activation(gate, up, activation=activation, backend="triton")
+
+    return call
+
+
+def _bias_dropout_residual_norm(op: Callable[..., Any], *, style: str, **biases: bool) -> Callable[[Case], object]:
+    def call(case: Case) -> object:
+        return op(
+            *(case.rows(), case.rows()),
+            weight=case.vector(),
+            bias=case.vector(),
+            **{name: case.vector() for name in biases},
+            p=0.1,
+            style=style,
+            seed=_seed(),
+            backend="triton",
+        )
+
+    return call
+
+
+def _residual_norm(op: Callable[..., Any]) -> Callable[[Case], object]:
+    return lambda case: op(case.rows(), case.rows(), weight=case.vector(), backend="triton")
+
+
+def _norm(op: Callable[..., Any]) -> Callable[[Case], object]:
+    return lambda case: op(case.rows(), weight=case.vector(), backend="triton")
+
+
+def _each(
+    op: str,
+    name: str,
+    call: Callable[[Case], object],
+    *widths: int,
+    dtypes: Iterable[torch.dtype] = (torch.bfloat16,),
+    daily: dict[int, tuple[str, ...]] | None = None,
+) -> Iterator[Case]:
+    """A case for every width and dtype; `daily` says by width what those in bfloat16 are compiled for every day."""
+    for width in widths:
+        for dtype in dtypes:
+            yield Case(op, name, width, dtype, call, (daily or {}).get(width, ()) if dtype == torch.bfloat16 else ())
+
+
+_WIDTHS: Final = (1024, 4096, 8192, 12288)
+_WIDE_TOO: Final = (torch.bfloat16, torch.float32)
+CASES: Final[tuple[Case, ...]] = (
+    *_each("dropout", "", _dropout, 4096, dtypes=_WIDE_TOO, daily={4096: _EVERYWHERE}),
+    *_each(
+        *("bias_activation_dropout", "gelu", _bias_activation_dropout("gelu"), 4096),
+        dtypes=_NAMES,
+        daily={4096: _EVERYWHERE},
+    ),
+    *(
+        case
+        for name in ops.ACTIVATIONS
+        if name != "gelu"
+        for case in _each("bias_activation_dropout", name, _bias_activation_dropout(name), 4096)
+    ),
+    *_each("bias_activation_dropout", "gelu, p=0", _bias_activation_dropout("gelu", p=0.0), 4096),
+    *_each("bias_activation_dropout", "gelu, no bias", _bias_activation_dropout("gelu", bias=False), 4096),
+    # The second width is a multiple of 8, and of no higher power of two.
+    *_each(
+        *("bias_dropout_residual", "", _bias_dropout_residual, 4096, 1000),
+        dtypes=_WIDE_TOO,
+        daily={1000: _EVERYWHERE},
+    ),
+    *_each("gated_activation", "silu", _gated_activation("silu"), 4096, dtypes=_WIDE_TOO, daily={4096: _EVERYWHERE}),
+    *_each("gated_activation", "silu, packed", _gated_activation("silu", packed=True), 4096),
+    *_each("gated_activation", "gelu", _gated_activation("gelu"), 4096),
+    *_each(
+        "bias_dropout_residual_layer_norm",
+        "prenorm",
+        _bias_dropout_residual_norm(ops.bias_dropout_residual_layer_norm, style="prenorm", norm_bias=True),
+        *_WIDTHS,
+        dtypes=_WIDE_TOO,
+        daily={1024: _ON_THE_H200, 4096: _EVERYWHERE, 8192: _EVERYWHERE, 12288: _ON_THE_H200},
+    ),
+    *_each(
+        "bias_dropout_residual_rms_norm",
+        "pre",
+        _bias_dropout_residual_norm(ops.bias_dropout_residual_rms_norm, style="pre"),
+        *(4096, 8192),
+    ),
+    *_each("residual_layer_norm", "", _residual_norm(ops.residual_layer_norm), 4096, 8192),
+    *_each("residual_rms_norm", "", _residual_norm(ops.residual_rms_norm), 4096, 8192),
+    *_each("layer_norm", "", _norm(ops.layer_norm), 4096, 8192),
+    *_each("rms_norm", "", _norm(ops.rms_norm), *_WIDTHS, daily={4096: _ON_THE_H200}),
+)
+"""Ordered by op; every kernel of `fuselayers.ops` is launched by one of them, which a test checks."""

@@ -1,0 +1,108 @@
+"""Compiles a kernel for a GPU that need not be here, with the compilers that come with Triton."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from ...ops.launch import INTERPRETED, Launch
+from ...ops.triton_language import HAS_TRITON, triton
+from ...partition import BackendUnavailableError
+from .assembly import Code, read_amdgcn, read_sass
+
+__all__ = ["ARCHS", "check_compilers", "compile_for", "compiler", "threads_of"]
+
+# As Triton names a GPU: its backend, the architecture, the threads of a warp.
+ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
+    "sm_80": ("cuda", 80, 32),  # A100
+    "sm_90": ("cuda", 90, 32),  # H100, H200
+    "sm_100": ("cuda", 100, 32),  # B200
+    "gfx942": ("hip", "gfx942", 64),  # MI300X
+}
+
+
+def check_compilers() -> None:
+    """Raise unless kernels can be compiled here.
+
+    Raises:
+        BackendUnavailableError: there is no Triton, or a tool of it is missing.
+        ValueError: Triton was told to interpret the kernels.
+    """
+    if not HAS_TRITON:
+        raise BackendUnavailableError("kernels are compiled with Triton, which is missing; pip install triton")
+    if INTERPRETED:
+        raise ValueError("kernels cannot be compiled where Triton interprets them; unset TRITON_INTERPRET")
+    for tool in ("ptxas", "ptxas_blackwell", "cuobjdump"):
+        try:
+            getattr(triton.knobs.nvidia, tool)
+        except RuntimeError as error:
+            raise BackendUnavailableError(
+                f"{error}; it comes with Triton's wheel on PyPI: pip install --force-reinstall triton"
+            ) from error
+
+
+def compiler() -> str:
+    """What figures depend on: the versions of Triton and of the assembler it brings.
+
+    >>> compiler()  # doctest: +SKIP
+    'Triton 3.7.1, ptxas 12.9'
+    """
+    return f"Triton {triton.__version__}, ptxas {triton.knobs.nvidia.ptxas.version}"
+
+
+def threads_of(launch: Launch, arch: str) -> int:
+    """The threads of one program."""
+    return launch.num_warps * ARCHS[arch][2]
+
+
+def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
+    """Compile the kernel of a launch as the launch would, and return it with its bytes of shared memory.
+
+    Triton keeps what it compiles in a folder; here that is a new one which is gone afterwards, so that nothing old is
+    looked at, and nothing is left behind.
+    """
+    with tempfile.TemporaryDirectory(prefix="fuselayers-lint-") as folder, _target(arch, cache=folder):
+        compiled = launch.function.warmup(
+            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=launch.num_warps
+        )
+        if "amdgcn" in compiled.asm:
+            return read_amdgcn(compiled.asm["amdgcn"]), compiled.metadata.shared
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        command = [triton.knobs.nvidia.cuobjdump.path, "-sass", "-res-usage", str(cubin)]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return read_sass(printed), compiled.metadata.shared
+
+
+class _Driver:
+    """Stands for a GPU that is not here, as far as Triton asks for one to compile."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_device(self) -> Any:
+        # Kernels remember by device what is compiled, and a number would be that of a GPU that is here.
+        return self.target
+
+    def get_current_stream(self, device: Any) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+
+@contextmanager
+def _target(arch: str, *, cache: str) -> Iterator[None]:
+    from triton.backends.compiler import GPUTarget
+
+    driver = triton.runtime.driver
+    before = driver._active  # asking for `active` would look for a GPU
+    driver.set_active(_Driver(GPUTarget(*ARCHS[arch])))
+    try:
+        with triton.knobs.cache.scope():
+            triton.knobs.cache.dir = cache
+            yield
+    finally:
+        driver._active = before

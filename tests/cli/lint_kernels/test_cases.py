@@ -1,0 +1,65 @@
+import pkgutil
+from collections.abc import Iterable
+from importlib import import_module
+
+import torch
+
+import fuselayers.ops
+from fuselayers.cli.lint_kernels.cases import CASES, Case, kind_of, launches_of
+from fuselayers.cli.lint_kernels.compile import ARCHS
+from tests.cli.lint_kernels.kernels import compiles
+
+
+def _kernels() -> set[str]:
+    names = set()
+    for module in pkgutil.walk_packages(fuselayers.ops.__path__, "fuselayers.ops."):
+        for name, value in vars(import_module(module.name)).items():
+            if name.endswith("_kernel") and getattr(value, "__module__", "") == module.name:
+                names.add(f"{module.name}.{name}")
+    return names
+
+
+def _launched(cases: Iterable[Case]) -> set[str]:
+    return {f"{one.function.module}.{one.function.__name__}" for case in cases for one in launches_of(case)}
+
+
+@compiles
+def test_every_kernel_is_launched_by_a_case() -> None:
+    assert "fuselayers.ops.normalise.backward._sums_split_kernel" in _kernels()
+    assert _kernels() - _launched(CASES) == set()
+
+
+@compiles
+def test_every_kernel_is_compiled_every_day() -> None:
+    assert _kernels() - _launched(case for case in CASES if case.daily) == set()
+
+
+def test_titles_and_architectures() -> None:
+    assert len({case.title for case in CASES}) == len(CASES)
+    assert {arch for case in CASES for arch in case.daily} == set(ARCHS)
+    assert CASES[0].title == "dropout 4096 bfloat16"
+
+
+def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
+    (case,) = (case for case in CASES if case.title == "bias_activation_dropout gelu 4096 bfloat16")
+    forward, backward = launches_of(case)
+    assert forward.grid == (8192, 2)  # 16384 rows in tiles of 2 x 2048
+    assert forward.constants == ("gelu", False, 8, 2, 2048)
+    assert [None if one is None else tuple(one.shape) for one in forward.arguments[:4]] == [
+        (16384, 4096),
+        (4096,),
+        (16384, 4096),
+        (),
+    ]
+    assert backward.grid == (264, 2)  # four programs for each of 132 processors
+    assert backward.arguments[5].shape == (264, 4096)
+
+
+def test_the_same_launch_is_compiled_once() -> None:
+    (case,) = (case for case in CASES if case.title == "dropout 4096 bfloat16")
+    assert len(launches_of(case)) == 1  # forward and backward
+    other = Case(case.op, "other", 2048, case.dtype, case.call)
+    wide = Case(case.op, "wide", 4096, torch.float32, case.call)
+    kinds = [kind_of(launches_of(one)[0]) for one in (case, other, wide)]
+    assert kinds[0] == kinds[1]
+    assert kinds[0] != kinds[2]

@@ -1,0 +1,125 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fuselayers.cli.lint_kernels import command, figures
+from fuselayers.cli.lint_kernels import compile as compile_module
+from fuselayers.cli.lint_kernels.cases import CASES, Case
+from fuselayers.cli.lint_kernels.command import lint
+from fuselayers.cli.lint_kernels.compile import ARCHS, compiler
+from fuselayers.cli.lint_kernels.figures import Figures, faults, read_figures
+from fuselayers.cli.main import main
+from tests.cli.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compiles
+
+
+@compiles
+@pytest.mark.parametrize("arch", ARCHS)
+def test_kernels_have_no_faults(arch: str) -> None:
+    rows = list(lint((case for case in CASES if arch in case.daily), archs=[arch]))
+    assert len(rows) >= 9
+    assert faults(rows, read_figures(), compiler=compiler()) == []
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_kernel_of_any_case_has_a_fault() -> None:
+    assert faults(lint(CASES, archs=tuple(ARCHS)), read_figures(), compiler=compiler()) == []
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("case", "arch", "fault"),
+    [
+        (GOOD, "sm_90", None),
+        (GOOD, "gfx942", None),
+        (SPILLING, "sm_90", "instructions move registers to memory or back"),
+        (NARROW, "sm_90", "accesses of less than 128 bits to tensors"),
+        (NARROW, "gfx942", "accesses of less than 128 bits to tensors"),
+        (SLOW, "sm_90", "instructions per element, the budget is 27.6"),
+    ],
+    ids=lambda value: value.op if isinstance(value, Case) else None,
+)
+def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
+    found = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
+    if fault is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert fault in found[0]
+
+
+@pytest.fixture
+def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The command knows two cases, and keeps their figures in a file of its own."""
+    path = tmp_path / "figures.json"
+    path.write_text('{"compiler": "none", "accepted": [], "instructions": {}}')
+    monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
+    monkeypatch.setattr(command, "FIGURES", path)
+    read, write = figures.read_figures, figures.write_figures
+    monkeypatch.setattr(command, "read_figures", lambda: read(path))
+    monkeypatch.setattr(command, "write_figures", lambda *rows, compiler: write(*rows, compiler=compiler, path=path))
+    return path
+
+
+@compiles
+@pytest.mark.usefixtures("two_cases")
+def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["lint-kernels", "--arch", "sm_90", "--op", "good", "--json", str(tmp_path / "all.json")]) == 0
+    out = capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "all.json").read_text())["kernels"]
+    line = next(line for line in out.splitlines() if line.split()[1:2] == ["sm_90"])
+    assert line.split("  ")[-1].strip() == "27.6"
+    assert f" {row['registers']} " in line
+    assert f" {row['instructions']} " in line
+    assert (row["spills"], row["narrow"], row["loads"], row["moved"]) == (0, 0, "2x128", 4.0)
+    assert "1 compiled, no faults" in out
+    assert main(["lint-kernels", "--arch", "sm_90"]) == 1
+    out = capsys.readouterr().out
+    assert "32 accesses of less than 128 bits to tensors" in out
+    assert "2 compiled, 1 faults" in out
+
+
+@compiles
+def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[str], two_cases: Path) -> None:
+    main(["lint-kernels", "--write"])
+    assert f"figures written to {two_cases}" in capsys.readouterr().out.replace("\n", "")
+    assert main(["lint-kernels", "--op", "good"]) == 0
+    written = json.loads(two_cases.read_text())
+    assert written["compiler"] == compiler()
+    assert set(written["instructions"]) == {GOOD.title, NARROW.title}
+    (figures_of_good,) = written["instructions"][GOOD.title].values()
+    assert set(figures_of_good) == set(ARCHS)
+    figures_of_good["gfx942"] *= 0.9
+    two_cases.write_text(json.dumps(written))
+    capsys.readouterr()
+    assert main(["lint-kernels", "--op", "good", "--arch", "sm_90"]) == 0
+    assert main(["lint-kernels", "--op", "good", "--arch", "gfx942"]) == 1
+    assert "instructions per element, they were" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--arch", "sm_91"], "no architecture 'sm_91'; did you mean 'sm_90'? there are: gfx942, sm_100, sm_80, sm_90"),
+        (["--op", "rottary"], "no op with kernels 'rottary'; there are: bias_activation_dropout, "),
+        (["--write", "--op", "dropout"], "--write renews all figures; leave --arch and --op out"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    assert main(["lint-kernels", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"fuselayers: {text}")
+
+
+def test_where_kernels_are_interpreted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "HAS_TRITON", True)
+    monkeypatch.setattr(compile_module, "INTERPRETED", True)
+    assert main(["lint-kernels"]) == 2
+    assert "unset TRITON_INTERPRET" in capsys.readouterr().err
+
+
+def test_without_triton(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "HAS_TRITON", False)
+    assert main(["lint-kernels"]) == 2
+    assert "kernels are compiled with Triton, which is missing" in capsys.readouterr().err
