@@ -1,11 +1,16 @@
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fuselayers.ops import rotary
 from fuselayers.ops.rotary import rotary_reference
+from fuselayers.partition import saved_bytes
 from tests.ops.contract import (
+    DEVICE,
     DTYPES,
     assert_as_good_as,
     check_autocast,
@@ -15,70 +20,153 @@ from tests.ops.contract import (
     check_mixed_dtypes,
     check_poisoned,
     check_single_gradients,
+    results,
     tensors,
 )
 
+on_kernels = pytest.mark.kernels
+both_forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 
-def angles(tokens: int, channels: int) -> torch.Tensor:
+# Heads of a multiple of eight pairs, of four, of an odd number; a part of the channels turned; a table per sequence.
+SIZES: dict[str, dict[str, Any]] = {
+    "one pair": {"tokens": 1, "channels": 2},
+    "eight channels": {"tokens": 5, "channels": 8},
+    "odd pairs": {"tokens": 7, "channels": 10},
+    "sixty-four": {"tokens": 3, "channels": 64},
+    "eighty": {"tokens": 3, "channels": 80},
+    "ninety-six": {"tokens": 3, "channels": 96},
+    "odd and wide": {"tokens": 7, "channels": 130},
+    "wide": {"tokens": 2, "channels": 256},
+    "a quarter": {"tokens": 5, "channels": 64, "pairs": 8},
+    "an odd part": {"tokens": 5, "channels": 11, "pairs": 3},
+    "own tables": {"tokens": 5, "channels": 32, "own_tables": True},
+    "own tables of a part": {"tokens": 5, "channels": 24, "pairs": 4, "own_tables": True},
+    "no tokens": {"tokens": 0, "channels": 4},
+}
+all_sizes = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+
+
+def angles(tokens: int, channels: int) -> Tensor:
     frequency = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
     return torch.arange(tokens, dtype=torch.float64)[:, None] * frequency
 
 
-def inputs_of(tokens: int, channels: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    table = (tokens, channels // 2)
-    return tensors((2, 3, tokens, channels), (2, 1, tokens, channels), table, table, dtype=dtype)
+def inputs_of(
+    tokens: int,
+    channels: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    pairs: int | None = None,
+    own_tables: bool = False,
+    heads: int = 3,
+) -> list[Tensor]:
+    table = (*((2,) if own_tables else ()), tokens, channels // 2 if pairs is None else pairs)
+    return tensors((2, heads, tokens, channels), (2, 1, tokens, channels), table, table, dtype=dtype)
 
 
+def form(backend: str) -> Callable[..., Any]:
+    return partial(rotary, backend=backend)
+
+
+def one_table(q: Tensor, k: Tensor, cos: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return rotary(q, k, cos, -cos, **options)  # a copy: Dynamo refuses an autograd.Function the same tensor twice
+
+
+def one_table_reference(q: Tensor, k: Tensor, cos: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return rotary_reference(q, k, cos, -cos, **options)
+
+
+def turned(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
+    """The truth: each pair of channels is a complex number, multiplied by exp(i angle)."""
+    pairs = torch.arange(angle.shape[-1])
+    real, imaginary = (2 * pairs, 2 * pairs + 1) if interleaved else (pairs, pairs + len(pairs))
+    product = torch.complex(x[..., real], x[..., imaginary]) * torch.polar(torch.ones_like(angle), angle)
+    y = x.clone()
+    y[..., real], y[..., imaginary] = product.real, product.imag
+    return y
+
+
+@both_pairings
+@all_sizes
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [(1, 2), (5, 8), (7, 130), (0, 4)], ids=str)
-def test_matches_reference(size: tuple[int, int], dtype: torch.dtype) -> None:
-    assert_as_good_as(rotary, rotary_reference, inputs_of(*size, dtype))
+def test_matches_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool) -> None:
+    assert_as_good_as(rotary, rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
-def one_table(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return rotary(q, k, angle, angle)
+@on_kernels
+@both_pairings
+@all_sizes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool) -> None:
+    assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
-def one_table_reference(q: torch.Tensor, k: torch.Tensor, angle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return rotary_reference(q, k, angle, angle)
-
-
+@both_forms
+@both_pairings
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_autocast, check_poisoned])
-def test_contract(check: Callable[..., None]) -> None:
-    check(rotary, rotary_reference, inputs_of(6, 10))
+def test_contract(check: Callable[..., None], interleaved: bool, backend: str) -> None:
+    check(form(backend), rotary_reference, inputs_of(6, 16, pairs=6), interleaved=interleaved)
 
 
-def test_mixed_dtypes() -> None:
-    check_mixed_dtypes(one_table, one_table_reference, inputs_of(6, 10)[:3])  # cos and sin must have one dtype
+@both_forms
+@both_pairings
+def test_mixed_dtypes(interleaved: bool, backend: str) -> None:
+    inputs = inputs_of(6, 10)[:3]  # cos and sin must have one dtype
+    check_mixed_dtypes(partial(one_table, backend=backend), one_table_reference, inputs, interleaved=interleaved)
 
 
-def test_dynamic_shapes() -> None:
-    check_dynamic(rotary, rotary_reference, lambda shape: inputs_of(shape[0], 2 * shape[1]))
+@both_forms
+@both_pairings
+def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
+    def of_shape(shape: tuple[int, int]) -> list[Tensor]:
+        return inputs_of(shape[0], 2 * shape[1])
+
+    check_dynamic(form(backend), rotary_reference, of_shape, interleaved=interleaved)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_fused(backend: str) -> None:
-    check_fused(rotary, rotary_reference, inputs_of(5, 8), backend=backend)
+@both_forms
+@both_pairings
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_fused(compiler: str, interleaved: bool, backend: str) -> None:
+    inputs = inputs_of(5, 12, pairs=4)
+    check_fused(form(backend), rotary_reference, inputs, backend=compiler, interleaved=interleaved)
 
 
-def test_gradcheck_of_the_reference() -> None:
-    inputs = [value.requires_grad_() for value in inputs_of(2, 4, torch.float64)]
-    assert torch.autograd.gradcheck(rotary_reference, inputs)
+@both_pairings
+@pytest.mark.parametrize("own_tables", [False, True])
+def test_gradcheck_of_the_reference(own_tables: bool, interleaved: bool) -> None:
+    inputs = [value.requires_grad_() for value in inputs_of(2, 6, torch.float64, pairs=2, own_tables=own_tables)]
+    assert torch.autograd.gradcheck(partial(rotary_reference, interleaved=interleaved), inputs)
 
 
-def test_a_narrow_table_does_not_make_the_rotation_narrow() -> None:
-    q, k, cos, sin = inputs_of(5, 8)
-    got = rotary(q, k, cos.bfloat16(), sin.bfloat16())
-    torch.testing.assert_close(got, rotary(q, k, cos, sin), rtol=0, atol=0)  # these angles are exact in bfloat16
+@both_pairings
+def test_gradcheck(interleaved: bool) -> None:
+    inputs = [value.requires_grad_() for value in inputs_of(2, 6, torch.float64, pairs=2)]
+    assert torch.autograd.gradcheck(partial(rotary, interleaved=interleaved), inputs)
+    assert torch.autograd.gradgradcheck(partial(rotary, interleaved=interleaved), inputs)
 
 
-def test_is_a_complex_rotation() -> None:
-    q = torch.randn(2, 3, 5, 8, dtype=torch.float64)
-    k = torch.randn(2, 1, 5, 8, dtype=torch.float64)
+@both_forms
+@both_pairings
+@pytest.mark.parametrize("channels", [8, 20])
+def test_is_a_complex_rotation(channels: int, interleaved: bool, backend: str) -> None:
+    q, k = torch.randn(2, 3, 5, channels), torch.randn(2, 1, 5, channels)
     angle = angles(5, 8)
-    for got, x in zip(rotary(q, k, angle.cos(), angle.sin()), (q, k), strict=True):
-        turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
-        torch.testing.assert_close(got, torch.cat((turned.real, turned.imag), -1))
+    tables = angle.cos().float().to(DEVICE), angle.sin().float().to(DEVICE)
+    got = rotary(q.to(DEVICE), k.to(DEVICE), *tables, interleaved=interleaved, backend=backend)
+    for one, x in zip(got, (q, k), strict=True):
+        expected = turned(x.double(), angle, interleaved=interleaved)
+        torch.testing.assert_close(one.cpu().double(), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(one[..., 8:].cpu(), x[..., 8:])
+
+
+def test_both_pairings_are_one_rotation_of_permuted_channels() -> None:
+    q, k, cos, sin = inputs_of(5, 10)
+    order = torch.arange(10).view(2, 5).T.flatten()
+    neighbours = rotary(q[..., order], k[..., order], cos, sin, interleaved=True)
+    for one, halves in zip(neighbours, rotary(q, k, cos, sin), strict=True):
+        assert torch.equal(one, halves[..., order])
 
 
 def test_scores_depend_on_distance_only() -> None:
@@ -91,43 +179,212 @@ def test_scores_depend_on_distance_only() -> None:
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
 
 
-def test_keeps_the_dtype_and_rotates_in_float32() -> None:
-    q = torch.randn(1, 2, 5, 8).bfloat16()
-    angle = angles(5, 8).float()
-    got, _ = rotary(q, q, angle.cos(), angle.sin())
-    exact, _ = rotary(q.double(), q.double(), angle.double().cos(), angle.double().sin())
+@both_forms
+@pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16])
+def test_keeps_the_dtype_and_rotates_in_float32(table_dtype: torch.dtype, backend: str) -> None:
+    q = torch.randn(1, 2, 5, 8, device=DEVICE).bfloat16()
+    angle = angles(5, 8).to(DEVICE)
+    cos, sin = angle.cos().to(table_dtype), angle.sin().to(table_dtype)
+    got, _ = rotary(q, q, cos, sin, backend=backend)
+    exact, _ = rotary(q.double(), q.double(), cos.double(), sin.double())
     assert got.dtype == torch.bfloat16
-    assert (got.double() - exact).abs().max() <= exact.abs().max() * 2**-8
+    # Rounded once, the result is off by half a unit: 2^-8 of it at most.
+    assert bool(((got.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all())
 
 
-def test_gradcheck() -> None:
-    q = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    k = torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
-    angle = angles(3, 4)
-    assert torch.autograd.gradcheck(lambda q, k: rotary(q, k, angle.cos(), angle.sin()), (q, k))
+@both_forms
+def test_a_narrow_table_does_not_make_the_rotation_narrow(backend: str) -> None:
+    q, k, cos, sin = inputs_of(5, 8)
+    got = rotary(q, k, cos.bfloat16(), sin.bfloat16(), backend=backend)
+    expected = rotary(q, k, cos, sin, backend=backend)  # these angles are exact in bfloat16
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@both_forms
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8)], ids=str)
+def test_any_leading_shape(shape: tuple[int, ...], backend: str) -> None:
+    q, k, cos, sin = tensors(shape, shape, (5, 4), (5, 4))
+    assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin])
+    if len(shape) > 3:
+        k = k.transpose(0, 1)
+        assert_as_good_as(form(backend), rotary_reference, [q, k, *tensors((2, 2, 5, 4), (2, 2, 5, 4))])
+
+
+@both_forms
+def test_more_tokens_and_heads_than_a_program_takes(backend: str) -> None:
+    # Eight tiles of eight tokens, and two tensors: few enough programs at eight heads each for the interpreter.
+    q, k, cos, sin = inputs_of(31, 256, torch.bfloat16, heads=11)
+    assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin])
+
+
+@on_kernels
+@both_pairings
+@pytest.mark.parametrize("pairs", [32, 8])
+def test_heads_are_read_where_they_lie_and_written_as_attention_wants_them(
+    pairs: int, interleaved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, cos, sin = tensors((2, 5, 5 * 64), (5, pairs), (5, pairs))
+
+    def heads(packed: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, _ = (part.unflatten(-1, (-1, 64)).transpose(1, 2) for part in packed.split([192, 64, 64], dim=-1))
+        return q, k
+
+    def form(packed: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return rotary(*heads(packed), cos, sin, **options)
+
+    def reference(packed: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        return rotary_reference(*heads(packed), cos.to(packed), sin.to(packed), **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "contiguous", lambda x: pytest.fail("copied"))
+        turned = form(packed, interleaved=interleaved, backend="triton")
+    for y in turned:
+        assert y.transpose(1, 2).is_contiguous()
+    for y in rotary(*(x.contiguous() for x in heads(packed)), cos, sin, backend="triton"):
+        assert y.is_contiguous()
+    assert_as_good_as(partial(form, backend="triton"), reference, [packed], interleaved=interleaved)
+
+
+@on_kernels
+def test_a_gradient_lies_as_its_input_does() -> None:
+    q, k, cos, sin = inputs_of(5, 8)
+    q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    found = results(partial(rotary, backend="triton"), [q, k, cos, sin], incoming=Tensor.contiguous, wanted=[0, 1])
+    assert found["d0"].stride() == q.stride()
+    assert found["d1"].stride() == k.stride()
+
+
+@on_kernels
+@both_pairings
+def test_rows_at_odd_distances(interleaved: bool) -> None:
+    q, k, cos, sin = (one[..., :-1] for one in tensors((2, 3, 5, 17), (2, 1, 5, 17), (5, 9), (5, 9)))
+    laid_out = [q, k, cos, sin], [q, k.contiguous(), cos.contiguous(), sin]
+    for inputs in laid_out:
+        assert_as_good_as(form("triton"), rotary_reference, inputs, interleaved=interleaved)
+
+
+@on_kernels
+def test_offsets_beyond_32_bits() -> None:
+    q, k, cos, sin = tensors((2, 1, 1, 16), (2, 1, 1, 16), (2, 1, 8), (2, 1, 8), dtype=torch.bfloat16)
+    # Only the pages that are written take memory, where it is the host's.
+    memory = torch.empty((1 << 31) + 32, dtype=torch.bfloat16, device=DEVICE)
+    far_q = memory.as_strided(q.shape, (1 << 31, 16, 16, 1)).copy_(q)
+    far_cos, far_sin = (
+        memory.as_strided(table.shape, (1 << 31, 8, 1), offset).copy_(table) for table, offset in ((cos, 16), (sin, 24))
+    )
+    got = rotary(far_q, k, far_cos, far_sin, backend="triton")
+    for one, expected in zip(got, rotary(q, k, cos, sin, backend="eager"), strict=True):
+        torch.testing.assert_close(one, expected)
+
+
+@both_forms
+def test_either_result_alone_has_a_gradient(backend: str) -> None:
+    for place in (0, 1):
+        inputs = [value.requires_grad_() for value in inputs_of(5, 8)]
+        found = []
+        for y in (rotary(*inputs, backend=backend), rotary_reference(*inputs)):
+            found.append(torch.autograd.grad(y[place].square().sum(), inputs, allow_unused=True))
+        for got, expected in zip(*found, strict=True):
+            assert (got is None) == (expected is None)
+            if got is not None:
+                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
+@both_forms
+@both_pairings
+@pytest.mark.parametrize("places", [(0, 1), (0, 1, 2, 3), (1, 2), (3,)], ids=str)
+def test_derivatives_of_any_order(places: tuple[int, ...], interleaved: bool, backend: str) -> None:
+    def third(form: Callable[..., Any]) -> list[Tensor]:
+        inputs = [value.requires_grad_(place in places) for place, value in enumerate(inputs_of(3, 12, pairs=4))]
+        wanted = [inputs[place] for place in places]
+        y_q, y_k = form(*inputs, interleaved=interleaved)
+        found = torch.autograd.grad(
+            (y_q.pow(3).sum() + (y_q[:, :1] * y_k).square().sum()) / 64, wanted, create_graph=True
+        )
+        found = torch.autograd.grad(sum(one.square().sum() for one in found) / 64, wanted, create_graph=True)
+        return list(torch.autograd.grad(sum(one.square().sum() for one in found) / 64**2, wanted))
+
+    for got, expected in zip(third(form(backend)), third(rotary_reference), strict=True):
+        assert expected.abs().max() > 1e-3
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+
+
+@on_kernels
+def test_incoming_gradients_stay_as_they_are() -> None:
+    q, k, cos, sin = inputs_of(5, 8)
+    y = rotary(q.requires_grad_(), k.requires_grad_(), cos, sin, backend="triton")
+    incoming = [torch.randn_like(one) for one in y]
+    before = [one.clone() for one in incoming]
+    torch.autograd.grad(y, [q, k], incoming)
+    assert all(map(torch.equal, incoming, before))
+
+
+@on_kernels
+def test_kernels_keep_the_tables_and_what_they_learn_from() -> None:
+    inputs = inputs_of(64, 32)
+    q, k, cos, sin = (value.nbytes for value in inputs)
+    keeps = partial(saved_bytes, partial(rotary, backend="triton"))
+    assert keeps(inputs[0].requires_grad_(), *inputs[1:]) == cos + sin
+    assert keeps(inputs[0], inputs[1].requires_grad_(), *inputs[2:]) == cos + sin
+    assert keeps(*inputs[:3], inputs[3].requires_grad_()) == q + k + cos + sin
+
+
+@on_kernels
+def test_opcheck() -> None:
+    q, k, cos, sin = inputs_of(3, 10)
+    own = torch.randn(2, 3, 2, device=DEVICE)
+    op = torch.ops.fuselayers.rotary.default
+    torch.library.opcheck(op, ([q, k], cos, sin, False, False, [False, False]))
+    torch.library.opcheck(op, ([q, k.bfloat16()], cos, sin, True, True, [True, False]))
+    torch.library.opcheck(op, ([q.mT.contiguous().mT], own, own, True, False, [True]))
+
+
+@on_kernels
+def test_a_dtype_that_kernels_do_not_know() -> None:
+    q, k, cos, sin = inputs_of(3, 8)
+    with pytest.raises(RuntimeError, match=r"^backend 'triton' cannot take this call: its kernels are for"):
+        rotary(q, k, cos.double(), sin.double(), backend="triton")
 
 
 def test_errors() -> None:
     q = torch.ones(1, 1, 3, 4)
-    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, got 3$"):
-        rotary(q[..., :3], q[..., :3], torch.ones(3, 1), torch.ones(3, 1))
+    table = torch.ones(3, 2)
+    with pytest.raises(ValueError, match=r"^rotary needs two channels per head at least, got q \[1, 1, 3, 1\]$"):
+        rotary(q[..., :1], q[..., :1], torch.ones(3, 1), torch.ones(3, 1))
     with pytest.raises(ValueError, match=r"^k must end in \[3, 4\] to fit q \[1, 1, 3, 4\], got \[1, 1, 2, 4\]$"):
-        rotary(q, q[:, :, :2], torch.ones(3, 2), torch.ones(3, 2))
-    with pytest.raises(ValueError, match=r"^cos must be \[3, 2\] to fit q \[1, 1, 3, 4\], got \[3, 4\]$"):
-        rotary(q, q, torch.ones(3, 4), torch.ones(3, 2))
+        rotary(q, q[:, :, :2], table, table)
     with pytest.raises(ValueError, match=r"^q must be \[..., T, C\], tokens by channels, got \[4\]$"):
         rotary(q[0, 0, 0], q[0, 0, 0], torch.ones(1, 2), torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"^k must be \[1, heads, 3, 4\] to fit q \[1, 1, 3, 4\], got \[7, 1, 3, 4\]$"):
-        rotary(q, q.expand(7, 1, 3, 4), torch.ones(3, 2), torch.ones(3, 2))
+        rotary(q, q.expand(7, 1, 3, 4), table, table)
     with pytest.raises(ValueError, match=r"^k must be \[1, heads, 3, 4\] to fit q \[1, 1, 3, 4\], got \[1, 3, 4\]$"):
-        rotary(q, q[0], torch.ones(3, 2), torch.ones(3, 2))
+        rotary(q, q[0], table, table)
+    with pytest.raises(ValueError, match=r"^k must be \[heads, 3, 4\] to fit q \[1, 3, 4\], got \[3, 4\]$"):
+        rotary(q[0], q[0, 0], table, table)
     with pytest.raises(ValueError, match=r"^k must be \[3, 4\] to fit q \[3, 4\], got \[1, 3, 4\]$"):
-        rotary(q[0, 0], q[0], torch.ones(3, 2), torch.ones(3, 2))
+        rotary(q[0, 0], q[0], table, table)
     with pytest.raises(
         ValueError, match=r"^sin must have cos's dtype torch.float32, got torch.float64; convert it with"
     ):
-        rotary(q, q, torch.ones(3, 2), torch.ones(3, 2).double())
+        rotary(q, q, table, table.double())
+    with pytest.raises(ValueError, match=r"^sin must have cos's shape \[3, 2\], got \[3, 1\]$"):
+        rotary(q, q, table, table[:, :1])
     with pytest.raises(ValueError, match=r"^cos must be on q's device cpu, got meta; move it with .to\(q.device\)$"):
-        rotary(q, q, torch.ones(3, 2, device="meta"), torch.ones(3, 2, device="meta"))
+        rotary(q, q, table.to("meta"), table.to("meta"))
     with pytest.raises(TypeError, match=r"^cos must be a floating-point tensor, got torch.int64; convert it"):
-        rotary(q, q, torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 2))
+        rotary(q, q, table.long(), table)
+    with pytest.raises(ValueError, match=r"^no backend 'trition'; did you mean 'triton'\? there are: auto"):
+        rotary(q, q, table, table, backend="trition")
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (3, 0), (2, 2), (2, 3, 2), (2,), ()], ids=str)
+def test_errors_of_tables(shape: tuple[int, ...]) -> None:
+    q, table = torch.ones(1, 1, 3, 4), torch.ones(shape)
+    wanted = r"cos must be \[3, R\] or \[1, 3, R\], R from 1 to 2, to fit q \[1, 1, 3, 4\]"
+    got = str(list(shape)).replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(ValueError, match=rf"^{wanted}, got {got}$"):
+        rotary(q, q, table, table)
+    if len(shape) == 2:
+        wanted = r"cos must be \[3, R\], R from 1 to 2, to fit q \[1, 3, 4\]"
+        with pytest.raises(ValueError, match=rf"^{wanted}, got {got}$"):
+            rotary(q[0], q[0], table, table)
