@@ -121,7 +121,7 @@ def test_every_registered_class_is_public_and_every_option_is_typed_and_explaine
         ("norm", "layer_norm", {"eps": 1e-5, "bias": True}),
         ("norm", "rms_norm", {"eps": 1e-6}),
         ("position", "learned", {}),
-        ("position", "rotary", {"base": 10000.0}),
+        ("position", "rotary", {"base": 10000.0, "interleaved": False, "fraction": 1.0}),
         ("position", "none", {}),
         ("activation", "gelu", {}),
         ("activation", "bias_activation_dropout", {"activation": None}),

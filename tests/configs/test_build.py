@@ -130,6 +130,23 @@ def test_scopes(scope: str) -> None:
     check_same_step(model, reference)
 
 
+@pytest.mark.parametrize("fusion", ["off", "eager"])
+def test_rotary_positions_with_every_option(fusion: str) -> None:
+    # Heads of 16 channels: GPT-J's pairing, and GPT-NeoX's share of a quarter.
+    asked = [*LLAMA, "model.position.interleaved=true", "model.position.fraction=0.25"]
+    model, plain = (build(overrides=[*asked, f"fusion={each}"]) for each in (fusion, "off"))
+    other = build(overrides=[*LLAMA, "fusion=off"])
+    for one in (plain, other):
+        one.load_state_dict(model.state_dict())
+    check_same_step(model, plain)
+    assert not torch.allclose(step(other)[0], step(plain)[0], rtol=0, atol=1e-7)
+
+
+def test_odd_heads_under_rotary_positions_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, two at least, got 5$"):
+        on_meta("llama_tiny", ["attention.head_dim=5"])
+
+
 def test_a_layer_gets_the_partitioner_too() -> None:
     model = build("gpt_nano", [*TINY, "fusion.scope=layer", "fusion=eager", "fusion.partition=default"])
     assert {module.partition for module in model.modules() if isinstance(module, FusedMLP)} == {"default"}

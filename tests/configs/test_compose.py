@@ -33,6 +33,10 @@ def parts(config: Config) -> tuple[str, str, str, str]:
     return config.model.name, config.feedforward.name, config.attention.name, config.norm.name
 
 
+def rotary(base: float) -> Choice:
+    return Choice("rotary", {"base": base, "interleaved": False, "fraction": 1.0})
+
+
 def test_every_shipped_model_is_in_the_table() -> None:
     assert choices("model") == tuple(sorted(PARTS))
 
@@ -71,7 +75,7 @@ def test_published_numbers() -> None:
     assert bert.feedforward.options["activation"] == "gelu"
     assert bert.model.options["block"] == Choice("post_norm")
     llama = compose("llama_tiny")
-    assert llama.model.options["position"] == Choice("rotary", {"base": 10000.0})
+    assert llama.model.options["position"] == rotary(10000.0)
     assert llama.attention.options["num_kv_heads"] < llama.attention.options["num_heads"]
     assert not llama.attention.options["bias"]
     assert not llama.feedforward.options["bias"]
@@ -100,11 +104,11 @@ def test_a_component_within_the_model_is_chosen_and_set_in_any_order() -> None:
     asked = ["model.position=rotary", "model.position.base=500", "model.block=post_norm"]
     for order in itertools.permutations(asked):
         config = compose(overrides=list(order))
-        assert config.model.options["position"] == Choice("rotary", {"base": 500.0})
+        assert config.model.options["position"] == rotary(500.0)
         assert config.model.options["block"] == Choice("post_norm")
-    assert compose("llama_tiny", ["model.position.base=7"]).model.options["position"] == Choice("rotary", {"base": 7.0})
+    assert compose("llama_tiny", ["model.position.base=7"]).model.options["position"] == rotary(7.0)
     as_mapping = compose(overrides=["model.position={name: rotary, base: 500}"]).model.options["position"]
-    assert as_mapping == Choice("rotary", {"base": 500.0})
+    assert as_mapping == rotary(500.0)
 
 
 def test_a_swap_keeps_what_was_set_and_leaves_the_old_components_defaults() -> None:
@@ -339,7 +343,7 @@ def test_the_callers_mapping_is_not_changed_nor_kept() -> None:
     assert source == before
     source["model"]["position"]["base"] = 9.0
     source["data"]["suffixes"].append(".h")
-    assert config.model.options["position"] == Choice("rotary", {"base": 7.0})
+    assert config.model.options["position"] == rotary(7.0)
     assert config.data.suffixes == (".c",)
 
 

@@ -94,6 +94,7 @@ class Decoder(nn.Module):
             causal=True,
             backend=backend,
             partition=partition,
+            position=self.position,
         )
         self.norm = build_final_norm(self.blocks, norm, hidden_dim)
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a

@@ -99,6 +99,7 @@ class Encoder(nn.Module):
             causal=False,
             backend=backend,
             partition=partition,
+            position=self.position,
         )
         self.norm = build_final_norm(self.blocks, norm, hidden_dim)
         self.head_dense = nn.Linear(hidden_dim, hidden_dim)

@@ -30,8 +30,9 @@ def build_blocks(
     causal: bool,
     backend: str | None,
     partition: str,
+    position: Position,
 ) -> nn.ModuleList:
-    """Build `num_layers` equal blocks."""
+    """Build `num_layers` equal blocks, whose heads `position` can rotate."""
     check_positive("num_layers", num_layers)
     blocks: list[Block] = [
         create(
@@ -48,6 +49,9 @@ def build_blocks(
         )
         for _ in range(num_layers)
     ]
+    head_dim = getattr(blocks[0].attention, "head_dim", None)
+    if head_dim is not None:
+        position.check_head_dim(head_dim)
     return nn.ModuleList(blocks)
 
 

@@ -26,6 +26,9 @@ class Position(nn.Module):
         """Return queries and keys with their positions put in."""
         return q_BHTC, k_BGTC
 
+    def check_head_dim(self, head_dim: int) -> None:
+        """Raise ValueError unless `rotate` can take heads of so many channels; models call it when they are built."""
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         """`embed`, under the name that hooks and wrappers of modules know."""
         return self.embed(x_BTD)

@@ -2,7 +2,7 @@
 
     q             [B, H, T, C]   B batch, H query heads, T tokens, C channels of a head
     k             [B, G, T, C]   G key heads
-    angle[t, i]   t * base^(-2 i / C), for i in 0 .. C/2 - 1
+    angle[t, i]   t * base^(-2 i / W), for i in 0 .. W/2 - 1, where W = fraction * C channels are turned
 
 Su et al., "RoFormer", 2021, section 3.2.2.
 """
@@ -23,9 +23,12 @@ class RotaryPosition(Position):
 
     Args:
         base: the slowest pair of channels turns about `base` times slower than the fastest.
+        interleaved: whether neighbours (2 i, 2 i + 1) are a pair, as in GPT-J, and not (i, i + W/2), as in Llama.
+        fraction: share of a head's channels that is turned, 0 < fraction <= 1; 0.25 in GPT-NeoX.
 
     Raises:
-        ValueError: base is not positive; in `rotate`, the heads have an odd number of channels.
+        ValueError: base is not positive or fraction not within its bounds; in `check_head_dim` and `rotate`, an odd
+            number of channels would be turned, or none.
 
     >>> q = torch.tensor([1.0, 0.0]).repeat(1, 1, 2, 1)
     >>> RotaryPosition().rotate(q, q)[0][0, 0]
@@ -33,21 +36,38 @@ class RotaryPosition(Position):
             [0.5403, 0.8415]])
     """
 
-    def __init__(self, *, base: float = 10000.0) -> None:
+    def __init__(self, *, base: float = 10000.0, interleaved: bool = False, fraction: float = 1.0) -> None:
         super().__init__()
         if base <= 0:
             raise ValueError(f"base must be positive, got {base}")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must satisfy 0 < fraction <= 1, got {fraction}")
         self.base = base
+        self.interleaved = interleaved
+        self.fraction = fraction
+
+    def check_head_dim(self, head_dim: int) -> None:
+        """Raise ValueError unless the share of `head_dim` channels that is turned makes pairs."""
+        turned = self._turned(head_dim)
+        if turned < 2 or turned % 2:
+            share = "" if self.fraction == 1 else f" ({self.fraction} of {head_dim})"
+            raise ValueError(f"rotary needs an even number of channels per head, two at least, got {turned}{share}")
+
+    def _turned(self, channels: int) -> int:
+        # Rounded down, as GPT-NeoX and Phi do.
+        return channels if self.fraction == 1 else int(channels * self.fraction)
 
     def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor]:
         """[B, H, T, C], [B, G, T, C] -> the same shapes and dtypes, rotated."""
-        # Note: [no table is kept] T x C/2 angles cost next to nothing beside q and k. A buffer would have to be filled
+        # Note: [no table is kept] T x W/2 angles cost next to nothing beside q and k. A buffer would have to be filled
         # again after a model is built on the meta device, and would bound the length.
         tokens, channels = q_BHTC.shape[-2:]
-        pair = torch.arange(channels // 2, device=q_BHTC.device, dtype=torch.float32)
+        self.check_head_dim(channels)
+        turned = self._turned(channels)
+        pair = torch.arange(turned // 2, device=q_BHTC.device, dtype=torch.float32)
         position = torch.arange(tokens, device=q_BHTC.device, dtype=torch.float32)
-        angle = position[:, None] * self.base ** (pair * (-2 / channels))
-        return rotary(q_BHTC, k_BGTC, angle.cos(), angle.sin())
+        angle = position[:, None] * self.base ** (pair * (-2 / turned))
+        return rotary(q_BHTC, k_BGTC, angle.cos(), angle.sin(), interleaved=self.interleaved)
 
     def extra_repr(self) -> str:
-        return f"base={self.base}"
+        return f"base={self.base}, interleaved={self.interleaved}, fraction={self.fraction}"

@@ -294,7 +294,18 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"dropout": 1.0}, "dropout probability p must satisfy 0 <= p < 1, got 1.0"),
         ({"position": "rotory"}, "no position 'rotory'; did you mean 'rotary'? there are: learned, none, rotary"),
         ({"block": "prenorm"}, "no block 'prenorm'; did you mean 'pre_norm'? there are: post_norm, pre_norm"),
-        ({"position": Choice("rotary", {"bass": 1})}, "no rotary option 'bass'; did you mean 'base'? there are: base"),
+        (
+            {"position": Choice("rotary", {"bass": 1})},
+            "no rotary option 'bass'; did you mean 'base'? there are: base, fraction, interleaved",
+        ),
+        (
+            {"position": "rotary", "attention": Choice("multi_head", {"num_heads": 2, "head_dim": 5})},
+            "rotary needs an even number of channels per head, two at least, got 5",
+        ),
+        (
+            {"position": Choice("rotary", {"fraction": 0.75})},
+            "rotary needs an even number of channels per head, two at least, got 3 (0.75 of 4)",
+        ),
         ({"init_std": -1.0}, "std must not be negative, got -1.0"),
     ],
 )
@@ -304,7 +315,9 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
 
 
 def test_rotary_takes_its_options_and_a_sequence_of_any_length() -> None:
-    model = made(**{**LLAMA, "position": Choice("rotary", {"base": 500.0})})
-    assert model.position.base == 500.0
+    options = {"base": 500.0, "interleaved": True, "fraction": 0.5}
+    heads = Choice("multi_head", {"num_heads": 2})
+    model = made(**{**LLAMA, "attention": heads, "position": Choice("rotary", options)})
+    assert {name: getattr(model.position, name) for name in options} == options
     randomise(model)
     assert model(tokens(1, 20)).isfinite().all()

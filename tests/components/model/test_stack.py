@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.components import Choice, LayerNorm, LearnedPosition, RMSNorm, RotaryPosition
+from fuselayers.components import Choice, LayerNorm, LearnedPosition, NoPosition, RMSNorm, RotaryPosition
 from fuselayers.components.model.stack import build_blocks, build_final_norm, build_position
 
 
@@ -15,6 +15,7 @@ def blocks_of(kind: str, **changes: object) -> torch.nn.ModuleList:
         "causal": True,
         "backend": "eager",
         "partition": "default",
+        "position": RotaryPosition(),
     }
     return build_blocks(kind, 8, **(options | changes))
 
@@ -42,6 +43,13 @@ def test_a_position_gets_the_sizes_it_needs() -> None:
     rotary = build_position(Choice("rotary", {"base": 500.0}), context_length=5, hidden_dim=8)
     assert isinstance(rotary, RotaryPosition)
     assert rotary.base == 500.0
+
+
+def test_heads_that_the_position_cannot_rotate() -> None:
+    odd = Choice("multi_head", {"num_heads": 2, "head_dim": 3})
+    assert len(blocks_of("pre_norm", attention=odd, position=NoPosition())) == 3
+    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, two at least, got 3$"):
+        blocks_of("pre_norm", attention=odd)
 
 
 def test_a_stack_has_a_layer() -> None:

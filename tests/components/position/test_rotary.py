@@ -22,6 +22,20 @@ def turned(x: Tensor, base: float) -> Tensor:
     return torch.cat((product.real, product.imag), dim=-1)
 
 
+@pytest.mark.parametrize(("fraction", "width"), [(1.0, 20), (0.5, 10), (0.33, 6)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_share_of_the_channels_in_either_pairing(interleaved: bool, fraction: float, width: int) -> None:
+    q, k = torch.randn(2, 4, 7, 20), torch.randn(2, 2, 7, 20)
+    position = RotaryPosition(interleaved=interleaved, fraction=fraction)
+    order = torch.arange(width)
+    # Where neighbours are a pair, the first half of `order` says where the real parts stand.
+    order = torch.cat((order[0::2], order[1::2])) if interleaved else order
+    for got, x in zip(position.rotate(q, k), (q, k), strict=True):
+        assert torch.equal(got[..., width:], x[..., width:])
+        expected = turned(x[..., order], 10000.0)
+        torch.testing.assert_close(got[..., order].double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 129])
 @pytest.mark.parametrize("channels", [2, 6, 64])
 @pytest.mark.parametrize("base", [10000.0, 500.0])
@@ -70,9 +84,18 @@ def test_nothing_is_saved_in_the_state_dict_and_embeddings_stay() -> None:
     assert position(x) is x
 
 
+def test_repr_names_every_option() -> None:
+    assert repr(RotaryPosition(fraction=0.5)) == "RotaryPosition(base=10000.0, interleaved=False, fraction=0.5)"
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^base must be positive, got 0$"):
         RotaryPosition(base=0)
+    for fraction in (0.0, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=rf"^fraction must satisfy 0 < fraction <= 1, got {fraction}$"):
+            RotaryPosition(fraction=fraction)
     q = torch.zeros(1, 1, 2, 3)
-    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, got 3$"):
+    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, two at least, got 3$"):
         RotaryPosition().rotate(q, q)
+    with pytest.raises(ValueError, match=r"two at least, got 0 \(0.1 of 8\)$"):
+        RotaryPosition(fraction=0.1).check_head_dim(8)
