@@ -1,9 +1,8 @@
 """rotary -- rotary position embedding of queries and keys.
 
-    q          [B, H, T, C]                     B batch, H query heads, T tokens, C channels of a head
-    k          [B, G, T, C]                     G key heads
-    cos, sin   [T, R], or [B, T, R] where       of position * frequency, for R pairs of channels, 2 R <= C
-               every sequence has its own
+    q          [B, H, T, C]           B batch, H query heads, T tokens, C channels of a head
+    k          [B, G, T, C]           G key heads
+    cos, sin   [T, R] or [B, T, R]    of position * frequency, for R pairs of channels, 2 R <= C
 
     forward    (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels from 2 R on stay as they are
     backward   the same with -sin
@@ -14,10 +13,10 @@ and GPT-J. GPT-NeoX and Phi turn a part of the channels only.
 The rotation is computed in the wider of x's and cos's dtypes, float32 at least, and rounded to x's once. Saved for
 backward: cos and sin, and q and k only where cos or sin needs a gradient.
 
-Floor, in elements of q and k together: 2 forward (read, write), 2 backward. The kernel moves that in one launch, and
-reads the tables once for every `_HEADS` heads. It reads q and k where they lie. What it writes has q's and k's own
-order of heads and tokens, and no gaps: for heads cut out of a projection [B, T, H * C] that is the order in which flash
-attention reads and writes, and a gradient in it goes back into the projection without a copy.
+Floor, in elements of q and k together: 2 forward (read, write), 2 backward. The kernel moves that in one launch (two
+where their dtypes differ), and reads the tables once for every `_HEADS` heads. It reads q and k where they lie. What it
+writes has q's and k's own order of heads and tokens, and no gaps: for heads cut out of a projection [B, T, H * C] that
+is the order in which flash attention reads and writes, and a gradient in it becomes one of the projection as a view.
 
 Su et al., "RoFormer", 2021.
 """
@@ -69,6 +68,9 @@ def rotary(
     """
     _check(q, k, cos, sin)
     if takes_kernels(backend, q, k, cos, sin):
+        if torch.compiler.is_compiling():
+            # An autograd.Function must not get a tensor twice: Dynamo refuses it, in torch 2.11 it loses a gradient.
+            k, sin = k.view_as(k), sin.view_as(sin)
         q_BHTC, k_BGTC = _as_heads(q), _as_heads(k)
         cos, sin = (table if table.dim() < 4 else table.flatten(0, -3) for table in (cos, sin))
         by_token = [x.stride(1) < x.stride(2) for x in (q_BHTC, k_BGTC)]

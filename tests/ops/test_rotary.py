@@ -69,12 +69,20 @@ def form(backend: str) -> Callable[..., Any]:
     return partial(rotary, backend=backend)
 
 
-def one_table(q: Tensor, k: Tensor, cos: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return rotary(q, k, cos, -cos, **options)  # a copy: Dynamo refuses an autograd.Function the same tensor twice
+def one_table(q: Tensor, k: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return rotary(q, k, angle, angle, **options)
 
 
-def one_table_reference(q: Tensor, k: Tensor, cos: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return rotary_reference(q, k, cos, -cos, **options)
+def one_table_reference(q: Tensor, k: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return rotary_reference(q, k, angle, angle, **options)
+
+
+def one_tensor(q: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return rotary(q, q, angle, angle, **options)
+
+
+def one_tensor_reference(q: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return rotary_reference(q, q, angle, angle, **options)
 
 
 def turned(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
@@ -131,6 +139,13 @@ def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
 def test_fused(compiler: str, interleaved: bool, backend: str) -> None:
     inputs = inputs_of(5, 12, pairs=4)
     check_fused(form(backend), rotary_reference, inputs, backend=compiler, interleaved=interleaved)
+
+
+@both_forms
+def test_one_tensor_given_twice(backend: str) -> None:
+    inputs = inputs_of(5, 8)[::2]
+    assert_as_good_as(partial(one_tensor, backend=backend), one_tensor_reference, inputs)
+    check_fused(partial(one_tensor, backend=backend), one_tensor_reference, inputs, backend="eager")
 
 
 @both_pairings
