@@ -30,6 +30,7 @@ from .philox import check_probability, check_seed, keep_scale, keep_threshold, k
 from .rows import as_rows, cdiv, persistent_programs, tile, vector_of
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
+from .sums import sum_of_rows
 from .triton_language import tl
 
 __all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula", "gradients_of_dropped"]
@@ -179,10 +180,7 @@ def gradients_formula(
         (dz,) = torch.func.vjp(ACTIVATIONS[activation], z)[1](dz)
     if bias_dtype is None:
         return dz.to(x_dtype), dz.new_empty(0, dtype=x_dtype)
-    # Summed in float32, as the kernels do: a sum over thousands of rows in 16 bits would be worth nothing.
-    wide = torch.promote_types(dz.dtype, torch.float32)
-    dbias = dz.flatten(0, -2).sum(0, dtype=wide) if dz.dim() > 1 else dz
-    return dz.to(x_dtype), dbias.to(bias_dtype)
+    return dz.to(x_dtype), sum_of_rows(dz).to(bias_dtype)
 
 
 def _launch_forward(
@@ -300,7 +298,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     in_row = columns < num_columns * VECTOR
     live = (rows < num_rows)[:, None] & in_row[None, :]
     row = rows.to(tl.int64)[:, None]
-    z = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+    z = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     y = activate_tile(z, ACTIVATION, EXACT)
@@ -344,7 +342,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         live = (rows < num_rows)[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
-        dz = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        dz = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if seed_ptr is not None:
             keep = keep_tile(
                 seed_ptr,
@@ -359,7 +357,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             )
             dz *= tl.where(keep, scale, 0.0)
         if ACTIVATION is not None:
-            z = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+            z = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
             if bias_ptr is not None:
                 z += bias
             dz *= slope_tile(z, ACTIVATION, EXACT)

@@ -215,8 +215,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     in_row = columns < num_columns * VECTOR
     live = (rows < num_rows)[:, None] & in_row[None, :]
     row = rows.to(tl.int64)[:, None]
-    z = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + row * (residual_stride * VECTOR) + columns[None, :], mask=live, other=0.0)
+    z = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + row * residual_stride * VECTOR + columns[None, :], mask=live, other=0.0)
     if bias_ptr is not None:
         z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if seed_ptr is not None:

@@ -32,13 +32,20 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(formula)
     def call(*arguments: Any) -> Any:
-        # Each new layout of a tensor would be compiled for itself.
-        arguments = tuple(one.contiguous() if isinstance(one, Tensor) else one for one in arguments)
+        arguments = tuple(map(_as_compiled, arguments))
         # The caller's stance is about the caller's functions, and autocast about matmuls.
         with torch.compiler.set_stance("default"), torch.autocast("cpu", enabled=False):
             return fused(*arguments)
 
     return call
+
+
+def _as_compiled(argument: Any) -> Any:
+    # Each new layout of a tensor would be compiled for itself. Lists come from torch, which knows no tuples; options
+    # have to be hashable.
+    if isinstance(argument, Tensor):
+        return argument.contiguous()
+    return tuple(map(_as_compiled, argument)) if isinstance(argument, list) else argument
 
 
 def why_not_compiled(device: torch.device) -> str | None:

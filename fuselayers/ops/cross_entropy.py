@@ -12,9 +12,9 @@
 The loss of a row whose target is ignore_index is 0, and so is its gradient. "mean" divides by the number of the other
 rows, on the device: nothing waits for a GPU. All of it is computed in float32 at least and rounded once.
 
-Saved for backward: by the kernels logits, target and lse (for "mean" the number of rows too), never a softmax, and
-backward writes dlogits without touching them. The formula run op by op keeps log_softmax(logits), in float32 at least;
-with a z-loss the logits too. A compiler keeps what it finds best.
+Saved for backward: by the op's own forms logits, target and lse (for "mean" the number of rows too), never a softmax,
+and backward writes dlogits without touching them. The formula run op by op keeps log_softmax(logits), in float32 at
+least; with a z-loss the logits too. A compiler keeps what it finds best.
 
 Floor, in elements of logits: 1 forward (read logits), 2 backward (read logits, write dlogits). The kernels move that,
 and skip rows that are ignored. Rows are gone through in pieces of 4096 with a running maximum, so V may be anything;
@@ -35,8 +35,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import no_such
-from .forms import define, needs_grad, second_order, takes_kernels
-from .launch import kernel, launch
+from .forms import define, needs_grad, run, second_order
+from .launch import INTERPRETED, kernel, launch
 from .rows import as_rows, cdiv, next_power_of_2, tile, vector_of
 from .shapes import check_rows
 from .triton_language import tl
@@ -47,10 +47,10 @@ __all__ = [
     "count_for",
     "cross_entropy",
     "cross_entropy_reference",
-    "gradients_by_kernel",
+    "gradients_in_one_piece",
     "loss_dtype",
     "losses_by_formula",
-    "losses_by_kernel",
+    "losses_in_one_piece",
     "reduced",
 ]
 
@@ -81,14 +81,14 @@ def cross_entropy(
         label_smoothing: between 0 and 1, the share of the target that is spread evenly over all classes.
         z_loss: times logsumexp(logits)^2 is added to a row's loss, which keeps the logits from drifting; 1e-4 in PaLM.
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: logits have no dimension or no class, target does not fit them, label_smoothing or z_loss is out of
             range, or the reduction or the backend is unknown.
         TypeError: logits are not floating, target is not int64, or an option is no number.
         IndexError: a target is out of range; the kernels give NaN instead.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
@@ -101,12 +101,8 @@ def cross_entropy(
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     dtype = loss_dtype(logits.dtype, logits.device)
     options = ignore_index, float(label_smoothing), float(z_loss), reduction, dtype
-    if takes_kernels(backend, logits):
-        if needs_grad(logits):
-            by_kernels: Tensor = _Kernels.apply(logits, target, *options)  # type: ignore[no-untyped-call]
-            return by_kernels
-        return _by_kernels(logits, target, *options)[0]
-    return _formula(logits, target, *options)
+    loss: Tensor = run(backend, _formula, _fused, logits, target, *options)
+    return loss
 
 
 def check_target(target: Tensor, name: str, rows: Tensor) -> None:
@@ -215,10 +211,25 @@ def cross_entropy_reference(
     return (losses / used.sum() if reduction == "mean" else losses).to(logits.dtype)
 
 
-class _Kernels(torch.autograd.Function):
+def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
+    if logits.device.type == "cpu" and not INTERPRETED:
+        _check_classes(target, logits.shape[-1], options[0])
+    if needs_grad(logits):
+        loss: Tensor = _Fused.apply(logits, target, *options)  # type: ignore[no-untyped-call]
+        return loss
+    return _in_one_piece(logits, target, *options)[0]
+
+
+def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
+    wrong = target[(target != ignore_index) & ((target < 0) | (target >= num_classes))]
+    if wrong.numel():
+        raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
+
+
+class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-        loss, lse, count = _by_kernels(logits, target, *options)
+        loss, lse, count = _in_one_piece(logits, target, *options)
         ctx.save_for_backward(logits, target, lse, count)
         ctx.options = options
         return loss
@@ -233,11 +244,11 @@ class _Kernels(torch.autograd.Function):
 
             (dlogits,) = second_order(formula, (logits,), (dloss,), (True,))
         else:
-            dlogits = gradients_by_kernel(dloss, count, logits, target, lse, *ctx.options[:3])
+            dlogits = gradients_in_one_piece(dloss, count, logits, target, lse, *ctx.options[:3])
         return dlogits, None, *(None for _ in ctx.options)
 
 
-def _by_kernels(
+def _in_one_piece(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -246,14 +257,64 @@ def _by_kernels(
     reduction: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    losses, lse = losses_by_kernel(
-        *(logits, target, ignore_index, label_smoothing, z_loss, dtype if reduction == "none" else torch.float32)
+    losses, lse = losses_in_one_piece(
+        *(
+            logits,
+            target,
+            ignore_index,
+            label_smoothing,
+            z_loss,
+            dtype if reduction == "none" else torch.promote_types(logits.dtype, torch.float32),
+        )
     )
     count = count_for(reduction, target, ignore_index)
     return losses if reduction == "none" else reduced(losses, count, reduction, dtype), lse, count
 
 
-def _run_losses(
+def _losses_formula(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
+    lse_R = logits_RV.logsumexp(-1)
+    losses_R = lse_R - (1 - label_smoothing) * torch.where(wanted_RV, logits_RV, 0.0).sum(-1) + z_loss * lse_R.square()
+    if label_smoothing:
+        losses_R = losses_R - label_smoothing * logits_RV.mean(-1)
+    return torch.where(used_R1[:, 0], losses_R, 0.0).to(dtype).view(target.shape), lse_R
+
+
+def _gradients_formula(
+    dloss: Tensor,
+    count: Tensor | None,
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
+    lse_R1, dloss_R1 = lse[:, None], dloss.reshape(-1, 1).to(logits_RV.dtype)
+    dloss_R1 = dloss_R1 if count is None else dloss_R1 / count
+    probabilities_RV = (logits_RV - lse_R1).exp() * (1 + 2 * z_loss * lse_R1)
+    wanted = wanted_RV.to(logits_RV.dtype) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
+    dlogits_RV = torch.where(used_R1, dloss_R1 * (probabilities_RV - wanted), 0.0)
+    return dlogits_RV.to(logits.dtype).view(logits.shape)
+
+
+def _wide_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits as rows, in float32 at least; where in them the targets lie; and which rows count."""
+    logits_RV, target_R1 = logits.reshape(-1, logits.shape[-1]), target.reshape(-1, 1)
+    classes_V = torch.arange(logits.shape[-1], device=logits.device)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return logits_RV.to(wide), classes_V == target_R1, target_R1 != ignore_index
+
+
+def _launch_losses(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -291,10 +352,11 @@ def _like_losses(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
-    return losses, torch.empty(target.numel(), dtype=torch.float32, device=logits.device)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return losses, torch.empty(target.numel(), dtype=wide, device=logits.device)
 
 
-def _run_gradients(
+def _launch_gradients(
     dloss: Tensor,
     count: Tensor | None,
     logits: Tensor,
@@ -363,7 +425,7 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     width = num_columns * VECTOR
     target = tl.load(target_ptr + row * target_stride, mask=in_column, other=0)
     used = in_column & (target != ignore_index)
-    logits_row = logits_ptr + row * (logits_stride * VECTOR)
+    logits_row = logits_ptr + row * logits_stride * VECTOR
     largest = tl.full((BLOCK_ROWS, 1), float("-inf"), tl.float32)
     shift = tl.zeros((BLOCK_ROWS, 1), tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
@@ -430,7 +492,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     of_target = scale * (1 - label_smoothing)
     of_all = scale * (label_smoothing / width)
     in_row = (columns < width)[None, :]
-    logits_row = (logits_ptr + row * (logits_stride * VECTOR))[:, None]
+    logits_row = (logits_ptr + row * logits_stride * VECTOR)[:, None]
     x = tl.load(logits_row + columns[None, :], mask=used[:, None] & in_row, other=0.0).to(tl.float32)
     dlogits = tl.exp(x - lse[:, None]) * of_probability[:, None] - of_all[:, None]
     dlogits -= tl.where(columns[None, :] == place, of_target[:, None], 0.0)
@@ -438,15 +500,17 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     tl.store(dlogits_ptr + row[:, None] * width + columns[None, :], dlogits, mask=in_column[:, None] & in_row)
 
 
-losses_by_kernel = define(
+losses_in_one_piece = define(
     "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
     "ScalarType dtype) -> (Tensor, Tensor)",
-    _run_losses,
+    _launch_losses,
     _like_losses,
+    formula=_losses_formula,
 )
-gradients_by_kernel = define(
+gradients_in_one_piece = define(
     "cross_entropy_backward(Tensor dloss, Tensor? count, Tensor logits, Tensor target, Tensor lse, int ignore_index, "
     "float label_smoothing, float z_loss) -> Tensor",
-    _run_gradients,
+    _launch_gradients,
     _like_gradients,
+    formula=_gradients_formula,
 )

@@ -210,7 +210,7 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row = rows.to(tl.int64)[:, None]
-    x = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
     keep = keep_tile(
         seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
     )

@@ -29,7 +29,7 @@ from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
-__all__ = ["BACKENDS", "define", "needs_grad", "run", "second_order", "takes_kernels"]
+__all__ = ["BACKENDS", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -68,7 +68,21 @@ def run(
     else:
         floating = (tensor for tensor in _tensors_of(arguments) if tensor.is_floating_point())
         own = takes_kernels(backend, *floating, obstacle=obstacle)
+    if own and torch.compiler.is_compiling():
+        arguments = each_once(arguments)
     return (fused if own else formula)(*arguments)
+
+
+def each_once(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the arguments with a view in the place of a tensor that was there before.
+
+    Dynamo refuses an autograd.Function that gets a tensor twice; that of torch 2.11 loses a gradient instead.
+    """
+    seen: list[Any] = []
+    for one in arguments:
+        again = isinstance(one, Tensor) and any(one is other for other in seen)
+        seen.append(one.view_as(one) if again else one)
+    return tuple(seen)
 
 
 def _tensors_of(arguments: Sequence[Any]) -> list[Tensor]:

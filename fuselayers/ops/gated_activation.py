@@ -193,8 +193,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row, column = rows.to(tl.int64)[:, None], columns[None, :]
-    gate = tl.load(gate_ptr + row * (gate_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * (up_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)
     y = activate_tile(gate, ACTIVATION, EXACT) * up
     tl.store(y_ptr + row * (num_columns * VECTOR) + column, y.to(y_ptr.dtype.element_ty), mask=live)
 
@@ -222,12 +222,12 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row, column = rows.to(tl.int64)[:, None], columns[None, :]
-    dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + row * (gate_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + row * (up_stride * VECTOR) + column, mask=live, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + row * dy_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)
     dgate = dy * up * slope_tile(gate, ACTIVATION, EXACT)
     dup = dy * activate_tile(gate, ACTIVATION, EXACT)
-    out = row * (out_stride * VECTOR) + column
+    out = row * out_stride * VECTOR + column
     tl.store(dgate_ptr + out, dgate.to(dgate_ptr.dtype.element_ty), mask=live)
     tl.store(dup_ptr + out, dup.to(dup_ptr.dtype.element_ty), mask=live)
 

@@ -323,14 +323,14 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     # Beyond the last row of x and of the weight the last one is read again: what it gives is not stored, and the loop
     # has no mask but that of its last step.
     row = tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None]
-    x_at = x_ptr + row * (x_stride * VECTOR_INNER) + inner[None, :]
+    x_at = x_ptr + row * x_stride * VECTOR_INNER + inner[None, :]
     if TRANSPOSED:
         weight_step = weight_stride * VECTOR_COLUMNS
         weight_at = weight_ptr + inner.to(tl.int64)[:, None] * weight_step + columns[None, :]
     else:
         weight_step = 1
         column = tl.minimum(columns, width - 1).to(tl.int64)[None, :]
-        weight_at = weight_ptr + column * (weight_stride * VECTOR_INNER) + inner[:, None]
+        weight_at = weight_ptr + column * weight_stride * VECTOR_INNER + inner[:, None]
     z = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for start in tl.range(0, depth, BLOCK_INNER):
         live = inner < depth - start

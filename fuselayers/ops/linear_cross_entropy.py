@@ -47,10 +47,10 @@ from .cross_entropy import (
     count_for,
     cross_entropy,
     cross_entropy_reference,
-    gradients_by_kernel,
+    gradients_in_one_piece,
     loss_dtype,
     losses_by_formula,
-    losses_by_kernel,
+    losses_in_one_piece,
     reduced,
 )
 from .forms import takes_kernels
@@ -374,10 +374,10 @@ def _in_one_chunk(
     if by_kernel:
         losses_C = None
         if lse_C is None:
-            losses_C, lse_C = losses_by_kernel(logits_CV, target_C, *options, torch.float32)
+            losses_C, lse_C = losses_in_one_piece(logits_CV, target_C, *options, torch.float32)
         if scale_C is None:
             return losses_C, lse_C, None
-        return losses_C, lse_C, gradients_by_kernel(scale_C, None, logits_CV, target_C, lse_C, *options)
+        return losses_C, lse_C, gradients_in_one_piece(scale_C, None, logits_CV, target_C, lse_C, *options)
     losses_C, log_probabilities_CV = losses_by_formula(logits_CV, target_C, *options)
     if scale_C is None:
         return losses_C, None, None

@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import define, needs_grad, takes_kernels
+from .forms import define, needs_grad, run
 from .launch import kernel, launch, num_processors
 from .rows import cdiv, next_power_of_2
 from .shapes import check_floating
@@ -53,13 +53,13 @@ def rotary(
         cos: [T, R], usually float32, R from 1 to C / 2; or [B, T, R], with q's leading shape without the heads.
         sin: of cos's shape and dtype.
         interleaved: whether pair i is channels (2 i, 2 i + 1), and not (i, i + R).
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: q has fewer than two dimensions, a shape or a device does not fit q, sin's dtype is not cos's, or
             the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> q = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
     >>> quarter_turn = torch.zeros(1, 1), torch.ones(1, 1)
@@ -67,16 +67,20 @@ def rotary(
     tensor([0., 1.])
     """
     _check(q, k, cos, sin)
-    if takes_kernels(backend, q, k, cos, sin):
-        if torch.compiler.is_compiling():
-            # An autograd.Function must not get a tensor twice: Dynamo refuses it, in torch 2.11 it loses a gradient.
-            k, sin = k.view_as(k), sin.view_as(sin)
-        q_BHTC, k_BGTC = _as_heads(q), _as_heads(k)
-        cos, sin = (table if table.dim() < 4 else table.flatten(0, -3) for table in (cos, sin))
-        by_token = [x.stride(1) < x.stride(2) for x in (q_BHTC, k_BGTC)]
-        turned_q, turned_k = _turned([q_BHTC, k_BGTC], cos, sin, interleaved, False, by_token)
-        return (turned_q, turned_k) if q.dim() == 4 else (turned_q.view(q.shape), turned_k.view(k.shape))
+    turned: tuple[Tensor, Tensor] = run(backend, _formula, _fused, q, k, cos, sin, interleaved)
+    return turned
+
+
+def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
+
+
+def _fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    q_BHTC, k_BGTC = _as_heads(q), _as_heads(k)
+    cos, sin = (table if table.dim() < 4 else table.flatten(0, -3) for table in (cos, sin))
+    by_token = [x.stride(1) < x.stride(2) for x in (q_BHTC, k_BGTC)]
+    turned_q, turned_k = _turned([q_BHTC, k_BGTC], cos, sin, interleaved, False, by_token)
+    return (turned_q, turned_k) if q.dim() == 4 else (turned_q.view(q.shape), turned_k.view(k.shape))
 
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -160,7 +164,7 @@ def rotary_reference(
     return turned(q), turned(k)
 
 
-class _Kernels(torch.autograd.Function):
+class _Turned(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, interleaved: bool, back: bool, by_token: list[bool], cos: Tensor, sin: Tensor, *heads: Tensor
@@ -192,12 +196,12 @@ class _Kernels(torch.autograd.Function):
 def _turned(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
 ) -> Sequence[Tensor]:
-    """Return q and k turned, or turned back, by one kernel; it can be differentiated any number of times.
+    """Return q and k turned, or turned back, as one piece; it can be differentiated any number of times.
 
     A gradient of it is a rotation too, so that this op needs no formula for its second derivative.
     """
     if needs_grad(cos, sin, *heads):
-        recorded: Sequence[Tensor] = _Kernels.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
+        recorded: Sequence[Tensor] = _Turned.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
         return recorded
     turned: Sequence[Tensor] = _turn(heads, cos, sin, interleaved, back, by_token)
     return turned
@@ -217,11 +221,21 @@ def _table_gradients(
     return dcos.to(cos.dtype), (-dsin if back else dsin).to(cos.dtype)
 
 
-def _run(
+def _turn_formula(
+    heads: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+) -> list[Tensor]:
+    turned = [_rotate(x, cos, -sin if back else sin, interleaved) for x in heads]
+    return [
+        y.transpose(1, 2).contiguous().transpose(1, 2) if order else y.contiguous()
+        for y, order in zip(turned, by_token, strict=True)
+    ]
+
+
+def _launch(
     heads: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
 ) -> list[Tensor]:
     if len({x.dtype for x in heads}) > 1:
-        return [_run([x], cos, sin, interleaved, back, [order])[0] for x, order in zip(heads, by_token, strict=True)]
+        return [_launch([x], cos, sin, interleaved, back, [order])[0] for x, order in zip(heads, by_token, strict=True)]
     results = _like_results(heads, cos, sin, interleaved, back, by_token)
     if not any(y.numel() for y in results):
         return results
@@ -380,6 +394,7 @@ def _units(  # type: ignore[no-untyped-def]
 
 _turn = define(
     "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] by_token) -> Tensor[]",
-    _run,
+    _launch,
     _like_results,
+    formula=_turn_formula,
 )

@@ -11,11 +11,16 @@ from torch import Tensor
 
 from .launch import INTERPRETED
 
-__all__ = ["as_rows", "cdiv", "next_power_of_2", "persistent_programs", "tile", "vector_of"]
+__all__ = ["as_rows", "cdiv", "next_power_of_2", "persistent_programs", "tile", "tile_of_rows", "vector_of"]
 
 # What a program of four warps works on: 32 elements a thread, in 16 bits four loads of 128 bits.
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
+# Of a kernel that needs a whole row at once.
+_LONGEST_ROW: Final = 8192
+_PIECE: Final = 4096
+_ELEMENTS: Final = 2048
+_ELEMENTS_OF_A_WARP: Final = 512
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -44,6 +49,22 @@ def tile(rows: Tensor) -> tuple[int, int]:
     elements = _TILE_BYTES // max(rows.element_size(), 2)
     columns = min(next_power_of_2(max(rows.shape[1], 8)), _WIDEST)
     return min(max(elements // columns, 1), next_power_of_2(rows.shape[0])), columns
+
+
+def tile_of_rows(rows_RN: Tensor) -> tuple[bool, int, int, int]:
+    """Return, for a kernel that needs whole rows, if they are taken in pieces, the tile's rows and columns, and warps.
+
+    Used by the norms and by softmax.
+
+    >>> import torch
+    >>> tile_of_rows(torch.zeros(64, 1000)), tile_of_rows(torch.zeros(1, 9000))
+    ((False, 2, 1024, 4), (True, 1, 4096, 8))
+    """
+    columns = next_power_of_2(max(rows_RN.shape[1], 8))
+    if columns > _LONGEST_ROW:
+        return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
+    rows = max(1, min(_ELEMENTS // columns, next_power_of_2(rows_RN.shape[0])))
+    return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
 
 
 def persistent_programs(num_tiles: int, *, processors: int, side_by_side: int = 1) -> int:

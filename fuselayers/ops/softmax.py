@@ -20,8 +20,8 @@ Note: [sum(y)] It is 1, but for the rounding of y that backward reads. Divided b
 within dy. Without, a row whose weight lies on one place would lose its gradient in 16 bits: y * (dy - sum(dy * y)) is
 there the difference of nearly equal numbers.
 
-Saved for backward: y by the kernels, neither scores nor mask. The formula run op by op keeps the softmax in float32 at
-least, and what is hidden, a byte for each element of the mask.
+Saved for backward: y by the op's own forms, neither scores nor mask. The formula run op by op keeps the softmax in
+float32 at least, and what is hidden, a byte for each element of the mask.
 
 Floor, in elements of y: 2 forward (read scores, write y) and the bytes of the mask, 3 backward (read dy and y, write
 dscores). The kernels move that for rows of up to 8192 elements, which one program holds in registers; scores above the
@@ -36,10 +36,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import define, needs_grad, takes_kernels
+from .forms import define, needs_grad, run
 from .launch import kernel, launch
-from .normalise.forward import tile_of_rows
-from .rows import as_rows, cdiv, vector_of
+from .rows import as_rows, cdiv, tile_of_rows, vector_of
 from .shapes import check_rows
 from .triton_language import libdevice, tile_function, tl
 
@@ -62,13 +61,13 @@ def softmax(
             more than three strides.
         causal: query t sees keys 0..t: aligned top left, whatever T and S are. Together with a mask, both hide.
         scale: what scores are multiplied by, in float32; a finite number.
-        backend: "auto", "eager" for the formula, or "triton" for the kernels, inside a compiled function too.
+        backend: which form serves, see `forms`.
 
     Raises:
         ValueError: scores have no dimension, or fewer than two if causal; the mask does not fit scores or is on another
             device; scale is not finite; or the backend is unknown.
         TypeError: scores are not floating, the mask is not bool, or scale is no number.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: the backend that was asked for cannot take the call.
 
     >>> import torch
     >>> softmax(torch.zeros(3, 3), torch.tensor([True, True, False]), causal=True)
@@ -83,11 +82,13 @@ def softmax(
         raise ValueError(
             f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
         )
-    if takes_kernels(backend, scores):
-        run = _Kernels.apply if needs_grad(scores) else _forward
-        y: Tensor = run(scores, mask, causal, scale)
-        return y
-    return _formula(scores, mask, causal, scale)
+    y: Tensor = run(backend, _formula, _fused, scores, mask, causal, scale)
+    return y
+
+
+def _fused(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    y: Tensor = (_Fused.apply if needs_grad(scores) else _forward)(scores, mask, causal, scale)
+    return y
 
 
 def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
@@ -146,7 +147,7 @@ def softmax_reference(
     return wide.masked_fill(~seen, -math.inf).softmax(-1).masked_fill(~seen, 0.0).to(scores.dtype)
 
 
-class _Kernels(torch.autograd.Function):
+class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
         y: Tensor = _forward(scores, mask, causal, scale)
@@ -157,20 +158,21 @@ class _Kernels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        dscores = _gradient(dy, y, ctx.options[1]) if torch.is_grad_enabled() else _backward(dy, y, *ctx.options)
+        # Of plain torch it can be differentiated again: y, an output, leads to scores by itself.
+        dscores = (_gradient_formula if torch.is_grad_enabled() else _backward)(dy, y, *ctx.options)
         return dscores, None, None, None
 
 
-def _gradient(dy: Tensor, y: Tensor, scale: float) -> Tensor:
-    """The backward in plain torch. It can be differentiated again: y, an output, leads to scores by itself."""
-    wide_dy, wide_y = dy.float(), y.float()
+def _gradient_formula(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
+    wide = torch.promote_types(y.dtype, torch.float32)
+    wide_dy, wide_y = dy.to(wide), y.to(wide)
     total = wide_y.sum(-1, keepdim=True)
     mean = (wide_dy * wide_y).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0)
     dscores = scale * wide_y * (wide_dy - mean)
     return dscores.masked_fill(y == 0, 0.0).to(y.dtype)
 
 
-def _run_forward(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _launch_forward(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     y = _like_result(scores, mask, causal, scale)
     if not y.numel():
         return y
@@ -222,7 +224,7 @@ def _mask_levels(mask: Tensor, shape: torch.Size) -> tuple[Tensor, tuple[int, in
     return mask, (middle[0], inner[0]), strides, mask.expand(shape).stride(-1)
 
 
-def _run_backward(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
+def _launch_backward(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
     dscores = _like_gradient(dy, y, causal, scale)
     if not dy.numel():
         return dscores
@@ -321,7 +323,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     last = rows % num_queries
     reached = _reached(columns, last, live, CAUSAL, VECTOR)
     row = rows.to(tl.int64)[:, None]
-    scores = tl.load(scores_ptr + row * (scores_stride * VECTOR) + columns[None, :], mask=reached, other=0.0)
+    scores = tl.load(scores_ptr + row * scores_stride * VECTOR + columns[None, :], mask=reached, other=0.0)
     sees = _sees(
         *(mask_ptr, rows, columns, last, reached, num_middle, num_inner, outer_stride, middle_stride, inner_stride),
         *(column_stride, CAUSAL, ADJACENT, MASK_VECTOR),
@@ -362,7 +364,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     end = width
     if CAUSAL:
         end = tl.minimum(width, tl.program_id(0) % num_queries + 1)
-    scores_row = scores_ptr + row * (scores_stride * VECTOR)
+    scores_row = scores_ptr + row * scores_stride * VECTOR
     # Each lane has a largest value and a sum of its own. They start from the lowest finite number: with -inf, a lane
     # that has seen nothing would be NaN.
     largest = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), -3.4028234663852886e38, tl.float32)
@@ -417,8 +419,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     live = (rows < num_rows)[:, None] & (columns < width)[None, :]
     reached = _reached(columns, rows % num_queries, live, CAUSAL, VECTOR)
     row = rows.to(tl.int64)[:, None]
-    dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + row * (y_stride * VECTOR) + columns[None, :], mask=reached, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=reached, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + row * y_stride * VECTOR + columns[None, :], mask=reached, other=0.0).to(tl.float32)
     mean = (tl.sum(dy * y, 1) / tl.sum(y, 1))[:, None]
     # In a row of NaN, what is hidden keeps its gradient 0: it has no part in it.
     dscores = tl.where(y == 0.0, 0.0, scale * y * (dy - mean))
@@ -448,8 +450,8 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
     end = width
     if CAUSAL:
         end = tl.minimum(width, tl.program_id(0) % num_queries + 1)
-    dy_row = dy_ptr + row * (dy_stride * VECTOR)
-    y_row = y_ptr + row * (y_stride * VECTOR)
+    dy_row = dy_ptr + row * dy_stride * VECTOR
+    y_row = y_ptr + row * y_stride * VECTOR
     products = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     weights = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in tl.range(0, end, BLOCK_COLUMNS):
@@ -471,8 +473,14 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
 
 
 _forward = define(
-    "softmax(Tensor scores, Tensor? mask, bool causal, float scale) -> Tensor", _run_forward, _like_result
+    "softmax(Tensor scores, Tensor? mask, bool causal, float scale) -> Tensor",
+    _launch_forward,
+    _like_result,
+    formula=_formula,
 )
 _backward = define(
-    "softmax_backward(Tensor dy, Tensor y, bool causal, float scale) -> Tensor", _run_backward, _like_gradient
+    "softmax_backward(Tensor dy, Tensor y, bool causal, float scale) -> Tensor",
+    _launch_backward,
+    _like_gradient,
+    formula=_gradient_formula,
 )

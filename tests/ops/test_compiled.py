@@ -6,7 +6,9 @@ import torch
 
 from fuselayers import ops
 from fuselayers.ops.compiled import compiled, why_not_compiled
+from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.launch import INTERPRETED
+from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import BackendUnavailableError, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from tests.ops.cases import CASES
@@ -23,6 +25,7 @@ FEW = (
     "layer_norm",
     "bias_dropout_residual_layer_norm, prenorm",
     "bias_dropout_residual_rms_norm, pre",
+    "softmax, masked and causal",
 )
 WITH_ONE = tuple(name for name in CASES if any(name.startswith(few.split(",")[0]) for few in FEW) or "norm" in name)
 names = pytest.mark.parametrize(
@@ -73,6 +76,57 @@ def test_it_may_be_differentiated_twice(name: str) -> None:
 
     for got, expected in zip(second(compiled_form(name)), second(case.reference), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotary(interleaved: bool, dtype: torch.dtype) -> None:
+    angles = torch.linspace(0, 6, 7 * 4).view(7, 4)
+    table_dtype = torch.promote_types(dtype, torch.float32)
+    tables = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
+
+    def form(op: Any) -> Any:
+        def turned(q: torch.Tensor, k: torch.Tensor, **options: Any) -> Any:
+            wide = torch.promote_types(q.dtype, torch.float32)
+            return op(q.transpose(1, 2), k, *(table.to(wide) for table in tables), interleaved=interleaved, **options)
+
+        return turned
+
+    inputs = tensors((2, 7, 3, 12), (2, 1, 7, 12), dtype=dtype)
+    assert_as_good_as(partial(form(ops.rotary), backend="inductor"), form(rotary_reference), inputs)
+    q, k = ops.rotary(inputs[0].transpose(1, 2), inputs[1], *tables, interleaved=interleaved, backend="inductor")
+    assert q.transpose(1, 2).is_contiguous()
+    assert k.is_contiguous()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_cross_entropy(dtype: torch.dtype, reduction: str) -> None:
+    target = torch.tensor([[3, -100, 0], [128, 7, 7]])
+    options = {"target": target, "reduction": reduction, "label_smoothing": 0.2, "z_loss": 0.01}
+    inputs = tensors((2, 3, 129), dtype=dtype)
+    form = partial(ops.cross_entropy, backend="inductor")
+    assert_as_good_as(form, cross_entropy_reference, inputs, **options)
+
+
+def test_cross_entropy_of_infinite_logits_and_of_none() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 1.0], [torch.inf, 0.0, 0.0], [torch.nan, 0.0, 0.0]])
+    for target in (torch.tensor([0, 1, 2]), torch.tensor([1, 1, -100]), torch.full((3,), -100)):
+        got, expected = (
+            ops.cross_entropy(logits, target, reduction="none", backend=name) for name in ("inductor", "eager")
+        )
+        torch.testing.assert_close(got, expected, equal_nan=True)
+    assert ops.cross_entropy(logits, target, backend="inductor").isnan()
+
+
+def test_cross_entropy_of_a_class_that_is_none() -> None:
+    logits = torch.zeros(2, 3)
+    for target in (torch.tensor([0, 3]), torch.tensor([-1, 0])):
+        with pytest.raises(IndexError) as eager:
+            ops.cross_entropy(logits, target, backend="eager")
+        with pytest.raises(IndexError) as compiled_error:
+            ops.cross_entropy(logits, target, backend="inductor")
+        assert str(compiled_error.value) == str(eager.value)
 
 
 def test_it_takes_nothing_from_the_generator() -> None:

@@ -233,6 +233,30 @@ def test_what_is_not_finite_goes_through_as_in_the_formula(activation: str) -> N
             assert torch.equal(got.isinf(), expected.isinf()), value
 
 
+@on_kernels
+def test_one_tensor_given_twice_to_a_compiled_function() -> None:
+    def gradient(form: Any) -> Tensor:
+        x = torch.linspace(-2, 2, 16, device=DEVICE).view(2, 8).requires_grad_()
+        return torch.autograd.grad(form(x).sum(), x)[0]
+
+    fused = fuse(lambda x: ops.gated_activation(x, x, backend="triton"), backend="eager", fallback=(), fullgraph=True)
+    torch.testing.assert_close(gradient(fused), gradient(lambda x: ops.gated_activation(x, x, backend="eager")))
+
+
+@on_kernels
+@pytest.mark.parametrize("name", ["gated_activation, silu", "layer_norm", "bias_dropout_residual", "softmax"])
+def test_rows_further_apart_than_32_bits_can_say(name: str) -> None:
+    case = CASES[name]
+    apart = (1 << 31) + 8
+    inputs = tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)
+    try:
+        memory = torch.empty(apart + 16, dtype=torch.bfloat16, device=DEVICE)  # of which only what is written is there
+    except RuntimeError:
+        pytest.skip("the address space is too small")
+    far = memory.as_strided((2, 16), (apart, 1)).copy_(inputs[0])
+    assert_as_good_as(triton_form(case), case.reference, [far, *inputs[1:]], **case.options)
+
+
 def test_second_order_of_inputs_that_hang_together() -> None:
     x = torch.randn(3, requires_grad=True)
     y = x * x

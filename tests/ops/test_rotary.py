@@ -9,6 +9,7 @@ from torch import Tensor
 from fuselayers.ops import rotary
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
+from fuselayers.testing import results
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -20,7 +21,6 @@ from tests.ops.contract import (
     check_mixed_dtypes,
     check_poisoned,
     check_single_gradients,
-    results,
     tensors,
 )
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fuselayers.ops import rows as module
-from fuselayers.ops.rows import as_rows, persistent_programs, tile, vector_of
+from fuselayers.ops.rows import as_rows, persistent_programs, tile, tile_of_rows, vector_of
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,23 @@ def test_a_tile_is_a_power_of_two_with_whole_groups_of_eight(shape: tuple[int, i
     assert columns & (columns - 1) == 0
     assert columns >= 8
     assert rows * columns * dtype.itemsize <= 8192 or rows == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "split", "tile", "num_warps"),
+    [
+        ((4096, 1), False, (256, 8), 4),
+        ((3, 7), False, (4, 8), 4),
+        ((4096, 1000), False, (2, 1024), 4),
+        ((4096, 4096), False, (1, 4096), 8),
+        ((4096, 8192), False, (1, 8192), 16),
+        ((4096, 8193), True, (1, 4096), 8),
+    ],
+)
+def test_a_row_is_one_programs_as_long_as_it_fits(
+    shape: tuple[int, int], split: bool, tile: tuple[int, int], num_warps: int
+) -> None:
+    assert tile_of_rows(torch.empty(shape, device="meta")) == (split, *tile, num_warps)
 
 
 def test_persistent_programs_fill_the_processors_and_are_no_more_than_the_tiles(

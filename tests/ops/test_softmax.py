@@ -12,6 +12,7 @@ from torch import Tensor
 from fuselayers.ops import softmax
 from fuselayers.ops.softmax import _mask_levels, softmax_reference
 from fuselayers.partition import fuse, saved_bytes
+from fuselayers.testing import poisoned_memory
 from tests.ops import truth
 from tests.ops.cases import CASES, Case, mask_of
 from tests.ops.contract import (
@@ -22,7 +23,6 @@ from tests.ops.contract import (
     assert_as_good_as,
     check_dynamic,
     check_fused,
-    poisoned_memory,
     tensors,
 )
 

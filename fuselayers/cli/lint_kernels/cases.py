@@ -3,7 +3,7 @@
 Whoever adds an op with kernels adds it to `CASES`. The calls are made on meta tensors, which have no memory; the
 kernels that they would launch are compiled as they would be launched.
 
-The shapes are [16384, N], say 8 sequences of 2048 tokens.
+The shapes are [16384, N], say 8 sequences of 2048 tokens, but for heads, which are narrow.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -137,6 +137,44 @@ def _norm(op: Callable[..., Any]) -> Callable[[Case], object]:
     return lambda case: op(case.rows(), weight=case.vector(), backend="triton")
 
 
+def _softmax(*, causal: bool = False, masked: bool = False) -> Callable[[Case], Tensor]:
+    def call(case: Case) -> Tensor:
+        scores = case.tensor(_ROWS // case.width, case.width, case.width)
+        mask = torch.empty(len(scores), 1, case.width, dtype=torch.bool, device="meta") if masked else None
+        return ops.softmax(scores, mask, causal=causal, scale=0.1, backend="triton")
+
+    return call
+
+
+def _target() -> Tensor:
+    return torch.empty(_ROWS, dtype=torch.int64, device="meta")
+
+
+def _cross_entropy(case: Case) -> Tensor:
+    return ops.cross_entropy(case.rows(), _target(), backend="triton")
+
+
+def _linear_cross_entropy(case: Case) -> Tensor:
+    return ops.linear_cross_entropy(case.rows(), case.tensor(32_000, case.width), _target(), backend="triton")
+
+
+def _linear_activation(activation: str | None) -> Callable[[Case], Tensor]:
+    def call(case: Case) -> Tensor:
+        weight, bias = case.tensor(4 * case.width, case.width), case.tensor(4 * case.width)
+        return ops.linear_activation(case.rows(), weight, bias, activation=activation, backend="triton")
+
+    return call
+
+
+def _rotary(*, interleaved: bool = False) -> Callable[[Case], object]:
+    def call(case: Case) -> object:
+        heads = [case.tensor(8, _ROWS // 8, number, case.width).transpose(1, 2) for number in (32, 8)]
+        tables = (torch.empty(_ROWS // 8, case.width // 2, device="meta") for _ in range(2))
+        return ops.rotary(*heads, *tables, interleaved=interleaved, backend="triton")
+
+    return call
+
+
 def _each(
     op: str,
     name: str,
@@ -195,5 +233,13 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("residual_rms_norm", "", _residual_norm(ops.residual_rms_norm), 4096, 8192),
     *_each("layer_norm", "", _norm(ops.layer_norm), 4096, 8192),
     *_each("rms_norm", "", _norm(ops.rms_norm), *_WIDTHS, daily={4096: _ON_THE_H200}),
+    *_each("softmax", "", _softmax(), 2048, 16384, dtypes=_WIDE_TOO, daily={2048: _ON_THE_H200, 16384: _ON_THE_H200}),
+    *_each("softmax", "causal", _softmax(causal=True), 2048, 16384),
+    *_each("softmax", "masked", _softmax(masked=True), 2048),
+    *_each("cross_entropy", "", _cross_entropy, 32_000, 50_257, dtypes=_WIDE_TOO, daily={32_000: _ON_THE_H200}),
+    *_each("linear_cross_entropy", "", _linear_cross_entropy, 4096),
+    *_each("linear_activation", "gelu", _linear_activation("gelu"), 4096, dtypes=_WIDE_TOO, daily={4096: _ON_THE_H200}),
+    *_each("rotary", "", _rotary(), 64, 128, dtypes=_WIDE_TOO, daily={128: _EVERYWHERE}),
+    *_each("rotary", "interleaved", _rotary(interleaved=True), 128),
 )
 """Ordered by op; every kernel of `fuselayers.ops` is launched by one of them, which a test checks."""

@@ -6,10 +6,10 @@ from torch import Tensor
 from ..forms import define
 from ..launch import kernel, launch, num_processors
 from ..philox import keep_scale, keep_threshold, keep_tile
-from ..rows import as_rows, cdiv, persistent_programs, vector_of
+from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from ..triton_language import tl
 from .formula import gradients_formula
-from .forward import in_dtype, tile_of_rows
+from .forward import in_dtype
 
 __all__ = ["normalise_backward"]
 
@@ -144,8 +144,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         live = in_column[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
         out = row * width + columns[None, :]
-        dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        n = tl.load(s_ptr + row * (s_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        n = tl.load(s_ptr + row * s_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=in_column, other=0.0)[:, None]
         if not RMS:
             n -= tl.load(mean_ptr + rows, mask=in_column, other=0.0)[:, None]
@@ -159,7 +159,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             ds -= (tl.sum(w, 1) / width)[:, None]
         ds *= rstd
         if ds_ptr is not None:
-            given = tl.load(ds_ptr + row * (ds_stride * VECTOR) + columns[None, :], mask=live, other=0.0)
+            given = tl.load(ds_ptr + row * ds_stride * VECTOR + columns[None, :], mask=live, other=0.0)
             ds += given.to(tl.float32)
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + out, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
@@ -203,8 +203,8 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
     rows = tl.program_id(0) + tl.arange(0, 1)
     row = rows.to(tl.int64)[:, None]
     width = num_columns * VECTOR
-    dy_row = dy_ptr + row * (dy_stride * VECTOR)
-    s_row = s_ptr + row * (s_stride * VECTOR)
+    dy_row = dy_ptr + row * dy_stride * VECTOR
+    s_row = s_ptr + row * s_stride * VECTOR
     rstd = tl.load(rstd_ptr + row)
     mean = tl.zeros((1, 1), tl.float32)
     if not RMS:
@@ -232,7 +232,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
             ds -= alone_mean
         ds *= rstd
         if ds_ptr is not None:
-            given = tl.load(ds_ptr + row * (ds_stride * VECTOR) + columns, mask=live, other=0.0)
+            given = tl.load(ds_ptr + row * ds_stride * VECTOR + columns, mask=live, other=0.0)
             ds += given.to(tl.float32)
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + row * width + columns, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
@@ -268,8 +268,8 @@ def _sums_split_kernel(  # type: ignore[no-untyped-def]
     dbias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
     for place in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=2):
         row = (place + tl.arange(0, 1)).to(tl.int64)[:, None]
-        dy = tl.load(dy_ptr + row * (dy_stride * VECTOR) + columns, mask=live, other=0.0).to(tl.float32)
-        n = tl.load(s_ptr + row * (s_stride * VECTOR) + columns, mask=live, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns, mask=live, other=0.0).to(tl.float32)
+        n = tl.load(s_ptr + row * s_stride * VECTOR + columns, mask=live, other=0.0).to(tl.float32)
         if not RMS:
             n -= tl.load(mean_ptr + row)
         dweight += dy * n * tl.load(rstd_ptr + row)

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from ...names import no_such
 from ..dropout import dropout_from
+from ..sums import sum_of_rows
 
 __all__ = [
     "NormStyle",
@@ -153,6 +154,6 @@ def gradients_formula(
     dresidual = through if ds is None else through + ds
     dx = dresidual if seed is None else dropout_from(dresidual, seed, row_R, 0, p)
     summed = [wide * n, *([wide] if wants_norm_bias else []), *([dx] if wants_bias else [])]
-    sums_KN = torch.stack([one.flatten(0, -2).sum(0) if one.dim() > 1 else one for one in summed])
+    sums_KN = torch.stack([sum_of_rows(one) for one in summed])
     nothing = dx.new_empty(0, dtype=x_dtype)
     return dx.to(x_dtype), nothing if residual_dtype is None else dresidual.to(residual_dtype), sums_KN

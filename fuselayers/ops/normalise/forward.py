@@ -1,23 +1,16 @@
 """The forward kernels of the norm ops; formula and floor are in `formula`."""
 
-from typing import Final
-
 import torch
 from torch import Tensor
 
 from ..forms import define
 from ..launch import kernel, launch, num_processors
 from ..philox import keep_scale, keep_threshold, keep_tile
-from ..rows import as_rows, cdiv, next_power_of_2, persistent_programs, vector_of
+from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from ..triton_language import tile_function, tl
 from .formula import is_its_input, summed_and_normalised
 
-__all__ = ["in_dtype", "normalise_forward", "tile_of_rows"]
-
-_LONGEST_ROW: Final = 8192
-_PIECE: Final = 4096
-_TILE: Final = 2048
-_ELEMENTS_OF_A_WARP: Final = 512
+__all__ = ["in_dtype", "normalise_forward"]
 
 
 def _launch_forward(
@@ -60,15 +53,6 @@ def _launch_forward(
 def in_dtype(vector: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return a weight or bias as the kernels read it."""
     return None if vector is None else vector.to(dtype).contiguous()
-
-
-def tile_of_rows(x_RN: Tensor) -> tuple[bool, int, int, int]:
-    """Return whether a row is gone through in pieces, the tile's rows and columns, and warps."""
-    columns = next_power_of_2(max(x_RN.shape[1], 8))
-    if columns > _LONGEST_ROW:
-        return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
-    rows = max(1, min(_TILE // columns, next_power_of_2(x_RN.shape[0])))
-    return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
 
 
 def _like_results(
@@ -145,9 +129,9 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         live = (rows < num_rows)[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
         out = row * width + columns[None, :]
-        s = tl.load(x_ptr + row * (x_stride * VECTOR) + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        s = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if residual_ptr is not None:
-            residual = tl.load(residual_ptr + row * (residual_stride * VECTOR) + columns[None, :], mask=live, other=0.0)
+            residual = tl.load(residual_ptr + row * residual_stride * VECTOR + columns[None, :], mask=live, other=0.0)
         if bias_ptr is not None:
             s += bias
         if seed_ptr is not None:
@@ -204,10 +188,10 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     rows = tl.program_id(0) + tl.arange(0, BLOCK_ROWS)
     row = rows.to(tl.int64)[:, None]
     width = num_columns * VECTOR
-    x_row = x_ptr + row * (x_stride * VECTOR)
+    x_row = x_ptr + row * x_stride * VECTOR
     residual_row = residual_ptr
     if residual_ptr is not None:
-        residual_row = residual_ptr + row * (residual_stride * VECTOR)
+        residual_row = residual_ptr + row * residual_stride * VECTOR
     s_row = x_row
     if s_ptr is not None:
         s_row = s_ptr + row * width

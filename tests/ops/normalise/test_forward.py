@@ -2,25 +2,8 @@ import pytest
 import torch
 
 from fuselayers.ops.normalise import norm_reference
-from fuselayers.ops.normalise.forward import in_dtype, normalise_forward, tile_of_rows
+from fuselayers.ops.normalise.forward import in_dtype, normalise_forward
 from tests.ops.contract import DEVICE, seed_of, tensors
-
-
-@pytest.mark.parametrize(
-    ("shape", "split", "tile", "num_warps"),
-    [
-        ((4096, 1), False, (256, 8), 4),
-        ((3, 7), False, (4, 8), 4),
-        ((4096, 1000), False, (2, 1024), 4),
-        ((4096, 4096), False, (1, 4096), 8),
-        ((4096, 8192), False, (1, 8192), 16),
-        ((4096, 8193), True, (1, 4096), 8),
-    ],
-)
-def test_a_row_is_one_programs_as_long_as_it_fits(
-    shape: tuple[int, int], split: bool, tile: tuple[int, int], num_warps: int
-) -> None:
-    assert tile_of_rows(torch.empty(shape, device="meta")) == (split, *tile, num_warps)
 
 
 def test_parameters_are_read_in_the_dtype_of_the_sum() -> None:

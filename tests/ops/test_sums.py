@@ -1,0 +1,17 @@
+import pytest
+import torch
+
+from fuselayers.ops.sums import sum_of_rows
+from tests.ops.contract import tensors
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 3), (16, 7), (17, 7), (2, 8, 3), (0, 4), (4, 5, 6)])
+def test_it_is_the_sum_over_all_rows(shape: tuple[int, ...]) -> None:
+    (x,) = tensors(shape)
+    torch.testing.assert_close(sum_of_rows(x), x.view(-1, shape[-1]).sum(0))
+
+
+def test_in_float32_at_least() -> None:
+    x = torch.full((4096, 2), 1.0, dtype=torch.bfloat16)
+    assert torch.equal(sum_of_rows(x), torch.full((2,), 4096.0))
+    assert sum_of_rows(x.double()).dtype == torch.float64
