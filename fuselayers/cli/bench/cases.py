@@ -21,6 +21,8 @@ __all__ = ["OPS", "OpCase", "Outputs", "Settings", "double", "dtype_name", "op_c
 Outputs = Tensor | tuple[Tensor, ...]
 
 _HEAD_DIM: Final = 64
+# By style; "post" and "pre" write no gradient of the residual beside another, or it is dy itself.
+_FLOORS: Final[dict[NormStyle, tuple[float, float]]] = {"post": (4, 4), "pre": (4, 3), "prenorm": (4, 5)}
 # Of a linear layer's width, for the hidden width of an MLP and for a vocabulary.
 _EXPANSION: Final = 4
 
@@ -52,15 +54,15 @@ class OpCase:
         plain: plain eager PyTorch with the same arguments.
         tensors: the tensors both take, by name; all distinct, floats that require gradients unless they are tables.
         options: the arguments that are no tensors, of the library's function.
-        kept: what backward must read again, in tensors of the first one's size; None where an op's time is not that of
-            moving its tensors.
+        floor: what forward and backward must load and store, in tensors of the first one's size, as the op's docstring
+            says; None where an op's time is not that of moving its tensors.
     """
 
     op: Callable[..., Outputs]
     plain: Callable[..., Outputs]
     tensors: dict[str, Tensor]
     options: dict[str, Any]
-    kept: float | None = None
+    floor: tuple[float, float] | None = None
 
 
 def op_case(name: str, settings: Settings) -> OpCase:
@@ -105,7 +107,7 @@ def _activate(settings: Settings) -> OpCase:
         plain=lambda z, activation: function(z),
         tensors={"z": _normal(settings, 0)},
         options={"activation": settings.activation},
-        kept=1,
+        floor=(2, 3),
     )
 
 
@@ -115,7 +117,7 @@ def _dropout(settings: Settings) -> OpCase:
         plain=lambda x, p: F.dropout(x, p),
         tensors={"x": _normal(settings, 0)},
         options={"p": settings.dropout},
-        kept=0,
+        floor=(2, 2),
     )
 
 
@@ -126,7 +128,7 @@ def _bias_activation_dropout(settings: Settings) -> OpCase:
         plain=lambda x, bias=None, *, activation, p: F.dropout(function(x if bias is None else x + bias), p),
         tensors={"x": _normal(settings, 0), **_bias(settings, 1)},
         options={"activation": settings.activation, "p": settings.dropout},
-        kept=1,
+        floor=(2, 3),
     )
 
 
@@ -136,7 +138,7 @@ def _bias_dropout_residual(settings: Settings) -> OpCase:
         plain=lambda x, residual, bias=None, *, p: F.dropout(x if bias is None else x + bias, p) + residual,
         tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), **_bias(settings, 2)},
         options={"p": settings.dropout},
-        kept=0,
+        floor=(3, 2),
     )
 
 
@@ -162,7 +164,7 @@ def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
             "norm_bias": _vector(settings, 4),
         },
         options={"p": settings.dropout, "style": settings.style},
-        kept=1,
+        floor=_FLOORS[settings.style],
     )
 
 
@@ -181,7 +183,7 @@ def _residual_layer_norm(settings: Settings) -> OpCase:
             "bias": _vector(settings, 3),
         },
         options={},
-        kept=1,
+        floor=(4, 4),
     )
 
 
@@ -204,7 +206,7 @@ def _bias_dropout_residual_rms_norm(settings: Settings) -> OpCase:
             "weight": _vector(settings, 3),
         },
         options={"p": settings.dropout, "style": settings.style},
-        kept=1,
+        floor=_FLOORS[settings.style],
     )
 
 
@@ -218,7 +220,7 @@ def _residual_rms_norm(settings: Settings) -> OpCase:
         plain=plain,
         tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), "weight": _vector(settings, 2)},
         options={},
-        kept=1,
+        floor=(4, 4),
     )
 
 
@@ -228,7 +230,7 @@ def _layer_norm(settings: Settings) -> OpCase:
         plain=lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias),
         tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1), "bias": _vector(settings, 2)},
         options={},
-        kept=1,
+        floor=(2, 3),
     )
 
 
@@ -238,7 +240,7 @@ def _rms_norm(settings: Settings) -> OpCase:
         plain=lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-6),
         tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1)},
         options={},
-        kept=1,
+        floor=(2, 3),
     )
 
 
@@ -249,7 +251,7 @@ def _gated_activation(settings: Settings) -> OpCase:
         plain=lambda gate, up, activation: function(gate) * up,
         tensors={"gate": _normal(settings, 0), "up": _normal(settings, 1)},
         options={"activation": settings.activation},
-        kept=2,
+        floor=(3, 5),
     )
 
 
@@ -260,13 +262,9 @@ def _rotary(settings: Settings) -> OpCase:
             f"got {'x'.join(map(str, settings.shape))}"
         )
     batch, length, width = settings.shape
-    heads = Settings(
-        (batch, width // _HEAD_DIM, length, _HEAD_DIM),
-        dropout=0.0,
-        activation=settings.activation,
-        dtype=settings.dtype,
-        device=settings.device,
-    )
+    # As a projection gives them: the heads of a token side by side.
+    shape = batch, length, width // _HEAD_DIM, _HEAD_DIM
+    q, k = (_drawn(shape, settings, seed).transpose(1, 2).requires_grad_() for seed in (0, 1))
     frequencies = 10000.0 ** -(torch.arange(0, _HEAD_DIM, 2, device=settings.device) / _HEAD_DIM)
     angles = torch.arange(length, device=settings.device)[:, None] * frequencies
     # The rotation is computed in the dtype of the tables, float32 at least.
@@ -283,13 +281,13 @@ def _rotary(settings: Settings) -> OpCase:
         op=ops.rotary,
         plain=plain,
         tensors={
-            "q": _normal(heads, 0),
-            "k": _normal(heads, 1),
+            "q": q,
+            "k": k,
             "cos": angles.cos().to(table_dtype),
             "sin": angles.sin().to(table_dtype),
         },
         options={},
-        kept=0,
+        floor=(4, 4),
     )
 
 
@@ -299,7 +297,7 @@ def _softmax(settings: Settings) -> OpCase:
         plain=lambda scores: F.softmax(scores, -1),
         tensors={"scores": _normal(settings, 0)},
         options={},
-        kept=1,
+        floor=(2, 3),
     )
 
 
@@ -309,7 +307,7 @@ def _cross_entropy(settings: Settings) -> OpCase:
         plain=lambda logits, target: F.cross_entropy(logits.flatten(0, -2), target.flatten()),
         tensors={"logits": _normal(settings, 0), "target": _targets(settings, settings.shape[-1])},
         options={},
-        kept=1,
+        floor=(1, 2),
     )
 
 
@@ -331,7 +329,8 @@ def _linear_cross_entropy(settings: Settings) -> OpCase:
 
 def _linear_activation(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
-    bias = {"bias": _matrix(settings, 2)[:, 0].detach().clone().requires_grad_()} if settings.bias else {}
+    hidden = replace(settings, shape=(_EXPANSION * settings.shape[-1],))
+    bias = {"bias": _vector(hidden, 2)} if settings.bias else {}
     return OpCase(
         op=ops.linear_activation,
         plain=lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
@@ -361,15 +360,17 @@ OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
 
 
 def _normal(settings: Settings, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(settings.shape, generator=generator).to(settings.device, settings.dtype)
-    return x.requires_grad_()
+    return _drawn(settings.shape, settings, seed).requires_grad_()
 
 
 def _vector(settings: Settings, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    vector = torch.randn(settings.shape[-1], generator=generator).to(settings.device, settings.dtype)
-    return vector.requires_grad_()
+    return _drawn(settings.shape[-1:], settings, seed).requires_grad_()
+
+
+def _drawn(shape: tuple[int, ...], settings: Settings, seed: int) -> Tensor:
+    # On the device: a CPU draws billions of numbers in minutes.
+    generator = torch.Generator(settings.device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=settings.device).to(settings.dtype)
 
 
 def _bias(settings: Settings, seed: int) -> dict[str, Tensor]:
@@ -379,9 +380,7 @@ def _bias(settings: Settings, seed: int) -> dict[str, Tensor]:
 def _matrix(settings: Settings, seed: int) -> Tensor:
     """A weight [4 D, D] under which what has a variance of one keeps it."""
     width = settings.shape[-1]
-    matrix: Tensor = torch.randn(_EXPANSION * width, width, generator=torch.Generator().manual_seed(seed))
-    matrix = matrix / math.sqrt(width)
-    return matrix.to(settings.device, settings.dtype).requires_grad_()
+    return (_drawn((_EXPANSION * width, width), settings, seed) / math.sqrt(width)).requires_grad_()
 
 
 def _targets(settings: Settings, classes: int) -> Tensor:

@@ -1,10 +1,8 @@
 """Other libraries' layers that the suite times beside ours, where they are installed."""
 
-import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, Final
-
-from torch import Tensor
 
 __all__ = ["LIGER", "liger_form"]
 
@@ -14,21 +12,22 @@ LIGER: Final = "Liger"
 def liger_form(name: str, options: dict[str, Any]) -> Callable[..., Any] | None:
     """Return what Liger-Kernel has for an op, called as the op is; None where it has nothing, or is not installed.
 
+    Written for version 0.8.5.
+
     Args:
         name: the op's.
         options: with which it is called; Liger has one form of some ops.
+
+    Raises:
+        AttributeError, ImportError: the version that is installed lacks the function, or cannot be imported.
 
     >>> liger_form("no_such_op", {}) is None
     True
     """
     make = _FORMS.get(name)
-    if make is None:
+    if make is None or importlib.util.find_spec("liger_kernel") is None:
         return None
-    try:
-        functional = importlib.import_module("liger_kernel.transformers.functional")
-        return make(functional, options)
-    except (ImportError, AttributeError):
-        return None
+    return make(importlib.import_module("liger_kernel.transformers.functional"), options)
 
 
 def _layer_norm(functional: Any, options: dict[str, Any]) -> Callable[..., Any] | None:
@@ -37,7 +36,7 @@ def _layer_norm(functional: Any, options: dict[str, Any]) -> Callable[..., Any] 
 
 
 def _rms_norm(functional: Any, options: dict[str, Any]) -> Callable[..., Any] | None:
-    # Without `in_place` its backward would write its gradient over the incoming one.
+    # As it is by default, its backward would write its gradient over the incoming one.
     form = functional.liger_rms_norm
     return lambda x, weight: form(x, weight, 1e-6, in_place=False)
 
@@ -66,12 +65,7 @@ def _softmax(functional: Any, options: dict[str, Any]) -> Callable[..., Any] | N
 def _rotary(functional: Any, options: dict[str, Any]) -> Callable[..., Any] | None:
     form = functional.liger_rope
 
-    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Any:
-        # It takes the tables for both halves, and with a batch.
-        both = (table.repeat(1, 2)[None] for table in (cos, sin))
-        return form(q, k, *both)
-
-    return rotate
+    return lambda q, k, cos, sin: form(q, k, cos, sin, rotary_dim=2 * cos.shape[-1])
 
 
 def _cross_entropy(functional: Any, options: dict[str, Any]) -> Callable[..., Any] | None:

@@ -13,17 +13,16 @@ from torch import Tensor
 from ...ops import patience
 from ...partition import saved_bytes
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
-from .measure import Candidate, Timing, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
+from .measure import Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_form
 
-__all__ = ["EAGER", "OURS", "SHAPES", "Measured", "Suite", "Variant", "measure_suite", "variants"]
+__all__ = ["EAGER", "OURS", "SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
 
 EAGER: Final = "eager"
 COMPILE: Final = "torch.compile"
 OURS: Final = "fuselayers"
 
-# Those of the measurements that the project grew out of, the largest first: that one torch.compile compiles for itself,
-# the others with sizes left open, as it does for a user whose shapes change.
+# Those of the measurements that the project grew out of, the largest first.
 SHAPES: Final = (
     (2, 4096, 4096),
     (1, 2048, 12288),
@@ -32,10 +31,15 @@ SHAPES: Final = (
     (8, 512, 1024),
     (8, 256, 512),
 )
-# Of x for an op with a matmul on a CPU: a larger one takes seconds for each call, whoever computes it.
+_CHECKED_ROWS: Final = (2, 150)
+# Wider, the weights of an op with a matmul would take gigabytes in float64.
+_CHECKED_MATMUL: Final = 1024
+# Of x for such an op on a CPU: a larger one takes seconds for each call, whoever computes it.
 _CPU_MATMUL: Final = 8 * 256 * 512
-_CHECKED: Final = (2, 7, 192)
 _DROPOUT: Final = 0.1
+
+Form = Callable[[OpCase], Callable[..., Outputs]]
+Progress = Callable[["Suite"], None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,22 @@ class Variant:
     @property
     def title(self) -> str:
         return f"{self.op}, {self.label}" if self.label else self.op
+
+
+@dataclass(frozen=True)
+class Round:
+    """All variants once, in one dtype.
+
+    Args:
+        dtype: of the tensors.
+        shapes: of x.
+        any_size: whether `torch.compile` makes one code for all shapes, as it does for a user whose shapes change, or
+            one for each.
+    """
+
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]
+    any_size: bool
 
 
 @dataclass(frozen=True)
@@ -93,13 +113,13 @@ class Suite:
     Args:
         bandwidth: of copying, in bytes per second, read and written.
         rows: in the order of measuring.
-        wrong: which candidates compute wrong numbers, and how; they are not timed.
+        failed: which candidates were not timed, and why: wrong numbers, or an error.
         left_out: what there was no time for.
     """
 
     bandwidth: float
     rows: list[Measured] = field(default_factory=list)
-    wrong: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -135,148 +155,166 @@ def variants() -> list[Variant]:
 def measure_suite(
     chosen: Sequence[Variant],
     *,
-    shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[torch.dtype],
+    rounds: Sequence[Round],
     device: torch.device,
     repeats: int,
     minutes: float,
     say: Callable[[str], None],
+    keep: Progress = lambda suite: None,
 ) -> Suite:
     """Check and time.
 
     Args:
         chosen: what to measure.
-        shapes: of x.
-        dtypes: each for all variants, before the next one begins.
+        rounds: in which dtypes and shapes, one round after the other.
         device: where.
         repeats: how often each candidate is timed.
         minutes: no new measurement begins after these; what is left out is named.
         say: is told what is being measured.
+        keep: is given what there is so far, after each variant.
     """
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
-    for dtype in dtypes:
-        for variant in chosen:
-            name = f"{variant.title}, {dtype_name(dtype)}"
-            if time.monotonic() > deadline:
-                suite.left_out.append(name)
-                continue
-            say(name)
-            settings = Settings(
-                shape=_CHECKED, **{"dropout": 0.0, "activation": "gelu", **variant.options}, dtype=dtype, device=device
-            )
-            forms = dict(_forms(variant.op, settings))
-            # On a CPU an op chooses its form by measuring; here it shall have done so before it is timed.
-            with patience(0):
-                right = _check(variant, settings, forms, suite)
+    checked: dict[tuple[str, torch.dtype], set[str]] = {}
+    # On a CPU an op chooses its form by measuring; here it shall have done so before it is timed.
+    with patience(0):
+        for one in rounds:
+            for variant in chosen:
+                settings = Settings(
+                    shape=one.shapes[0],
+                    **{"dropout": 0.0, "activation": "gelu", **variant.options},
+                    dtype=one.dtype,
+                    device=device,
+                )
+                name = f"{variant.title}, {dtype_name(one.dtype)}"
+                shapes = [shape for shape in one.shapes if _is_affordable(variant, shape, device)]
+                if time.monotonic() > deadline:
+                    suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
+                    continue
+                say(name)
+                forms = dict(_forms(variant.op, settings, any_size=one.any_size))
+                if (variant.title, one.dtype) not in checked:
+                    widths = sorted({shape[-1] for shape in shapes})
+                    checked[variant.title, one.dtype] = _check(variant, settings, forms, widths, suite)
+                    # What was compiled for the checks is not what a user with these shapes would get.
+                    forms = dict(_forms(variant.op, settings, any_size=one.any_size))
+                right = {key: form for key, form in forms.items() if key in checked[variant.title, one.dtype]}
                 for shape in shapes:
-                    if device.type == "cpu" and "linear" in variant.op and torch.Size(shape).numel() > _CPU_MATMUL:
-                        continue
                     if time.monotonic() > deadline:
                         suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
                         continue
-                    rows = _measure(variant, replace(settings, shape=shape), right, device=device, repeats=repeats)
-                    suite.rows.extend(rows)
+                    _measure(variant, replace(settings, shape=shape), right, suite, repeats=repeats)
+                keep(suite)
     return suite
 
 
-def _forms(op: str, settings: Settings) -> Iterator[tuple[str, Callable[[OpCase], Callable[..., Outputs]]]]:
+def _is_affordable(variant: Variant, shape: tuple[int, ...], device: torch.device) -> bool:
+    return device.type != "cpu" or "linear" not in variant.op or torch.Size(shape).numel() <= _CPU_MATMUL
+
+
+def _forms(op: str, settings: Settings, *, any_size: bool) -> Iterator[tuple[str, Form]]:
     """Each candidate's name, and which function of a case it calls."""
-    compiled = torch.compile(op_case(op, settings).plain)
+    # One function's code is compiled for eight kinds of call at most; then torch.compile is eager without a word.
+    torch.compiler.reset()
+    small = op_case(op, replace(settings, shape=(*_CHECKED_ROWS, 64)))
+    compiled = torch.compile(small.plain, dynamic=True if any_size else None, fullgraph=True)
     yield EAGER, lambda case: case.plain
     yield COMPILE, lambda case: compiled
     yield OURS, lambda case: case.op
     if settings.device.type == "cuda":
-        form = liger_form(op, op_case(op, settings).options)
+        form = liger_form(op, small.options)
         if form is not None:
             yield LIGER, lambda case: form
 
 
 def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    tensors = case.tensors
+    tensors, restore = case.tensors, None
     if name == LIGER:
-        # Some of its backwards write over what forward was given.
-        tensors = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in tensors.items()}
+        # Some of its backwards, and the forward of its cross entropy, write over what forward was given.
+        own = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in tensors.items()}
+
+        def restore() -> None:
+            for key, one in own.items():
+                one.detach().copy_(case.tensors[key].detach())
+
+        tensors = own
     arguments: dict[str, Any] = tensors | (case.options if name != LIGER or "activation" in case.options else {})
 
     def call() -> tuple[Tensor, ...]:
         outputs = function(**arguments)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    return Candidate(name, call, tuple(one for one in tensors.values() if one.requires_grad))
+    return Candidate(name, call, tuple(one for one in tensors.values() if one.requires_grad), restore)
 
 
 def _check(
-    variant: Variant,
-    settings: Settings,
-    forms: dict[str, Callable[[OpCase], Callable[..., Outputs]]],
-    suite: Suite,
-) -> dict[str, Callable[[OpCase], Callable[..., Outputs]]]:
-    """The candidates whose numbers are right; the others are written down.
+    variant: Variant, settings: Settings, forms: dict[str, Form], widths: Sequence[int], suite: Suite
+) -> set[str]:
+    """The candidates whose numbers are right in every width; the others are written down.
 
     Each draws masks of its own, so they are compared without dropout. With it, ours is held against its formula.
     """
-    still = op_case(variant.op, replace(settings, dropout=0.0))
-    plain, truth = _candidate(EAGER, still, still.plain), _candidate("float64", double(still), still.plain)
-    plainly, exactly = results(plain), results(truth)
-    right = {}
-    for name, form in forms.items():
-        reason = disagreement(results(_candidate(name, still, form(still))), eager=plainly, truth=exactly)
-        if reason is None and name == OURS and settings.dropout:
-            case = op_case(variant.op, settings)
-            formula = partial(case.op, backend=EAGER)
-            reason = disagreement(
-                results(_candidate(name, case, form(case))),
-                eager=results(_candidate(EAGER, case, formula)),
-                truth=results(_candidate("float64", double(case), formula)),
-            )
-        if reason is None:
-            right[name] = form
-        else:
-            suite.wrong[f"{name}: {variant.title}, {dtype_name(settings.dtype)}"] = reason
+    right = set(forms)
+    if "linear" in variant.op:
+        widths = [min(*widths, _CHECKED_MATMUL)] if len(widths) > 1 else [min(widths[0], _CHECKED_MATMUL)]
+    for width in widths:
+        here = replace(settings, shape=(*_CHECKED_ROWS, width))
+        still = op_case(variant.op, replace(here, dropout=0.0))
+        plainly = results(_candidate(EAGER, still, still.plain))
+        exactly = results(_candidate("float64", double(still), still.plain))
+        for name in sorted(right):
+            try:
+                reason = disagreement(
+                    results(_candidate(name, still, forms[name](still))), eager=plainly, truth=exactly
+                )
+                if reason is None and name == OURS and settings.dropout:
+                    case = op_case(variant.op, here)
+                    formula = partial(case.op, backend=EAGER)
+                    reason = disagreement(
+                        results(_candidate(name, case, forms[name](case))),
+                        eager=results(_candidate(EAGER, case, formula)),
+                        truth=results(_candidate("float64", double(case), formula)),
+                    )
+            except Exception as error:
+                reason = _one_line(error)
+            if reason is not None:
+                right.remove(name)
+                place = f"{variant.title}, {dtype_name(settings.dtype)}, width {width}"
+                suite.failed[f"{name}: {place}"] = reason
     return right
 
 
-def _measure(
-    variant: Variant,
-    settings: Settings,
-    forms: dict[str, Callable[[OpCase], Callable[..., Outputs]]],
-    *,
-    device: torch.device,
-    repeats: int,
-) -> Iterator[Measured]:
+def _measure(variant: Variant, settings: Settings, forms: dict[str, Form], suite: Suite, *, repeats: int) -> None:
     case = op_case(variant.op, settings)
-    candidates = [_candidate(name, case, form(case)) for name, form in forms.items()]
-    timings = time_interleaved(candidates, repeats=repeats, device=device)
-    inputs = list(case.tensors.values())
-    floor = _floor(case, candidates[0])
+    candidates = []
+    for name, form in forms.items():
+        candidate = _candidate(name, case, form(case))
+        try:
+            results(candidate)
+        except Exception as error:
+            shape = "x".join(map(str, settings.shape))
+            suite.failed[f"{name}: {variant.title}, {dtype_name(settings.dtype)}, {shape}"] = _one_line(error)
+        else:
+            candidates.append(candidate)
+    timings = time_interleaved(candidates, repeats=repeats, device=settings.device)
+    size = next(iter(case.tensors.values())).nbytes
+    forward, backward = case.floor or (0.0, 0.0)
+    floor = {"forward": int(forward * size), "forward_backward": int((forward + backward) * size)}
     for candidate, timing in zip(candidates, timings, strict=True):
-        yield Measured(
-            title=variant.title,
-            shape=settings.shape,
-            dtype=dtype_name(settings.dtype),
-            candidate=candidate.name,
-            seconds=_seconds(timing),
-            peak=peak_bytes(candidate, device=device),
-            kept=saved_bytes(candidate.call, parameters=inputs),
-            floor=floor,
+        suite.rows.append(
+            Measured(
+                title=variant.title,
+                shape=settings.shape,
+                dtype=dtype_name(settings.dtype),
+                candidate=candidate.name,
+                seconds={"forward": timing.forward, "forward_backward": timing.both},
+                peak=peak_bytes(candidate, device=settings.device),
+                kept=saved_bytes(candidate.call, parameters=[*case.tensors.values(), *candidate.leaves]),
+                floor=floor if case.floor is not None else {},
+            )
         )
 
 
-def _seconds(timing: Timing) -> dict[str, list[float]]:
-    return {"forward": timing.forward, "forward_backward": timing.both}
-
-
-def _floor(case: OpCase, candidate: Candidate) -> dict[str, int]:
-    """What must go to and from memory: forward reads its inputs and writes its outputs, backward the other way round.
-
-    Backward also reads again what the op says it keeps.
-    """
-    if case.kept is None:
-        return {}
-    inputs = sum(one.nbytes for one in case.tensors.values())
-    outputs = sum(one.nbytes for one in candidate.call())
-    gradients = sum(one.nbytes for one in case.tensors.values() if one.requires_grad)
-    forward = inputs + outputs
-    x = next(iter(case.tensors.values()))
-    return {"forward": forward, "forward_backward": forward + outputs + gradients + int(case.kept * x.nbytes)}
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -12,16 +13,16 @@ from rich.console import Console
 from ..._version import __version__
 from ...names import no_such
 from ..machine import describe_machine
-from .suite import SHAPES, measure_suite, variants
-from .suite_report import write_report
+from .suite import OURS, SHAPES, Round, Suite, measure_suite, variants
+from .suite_report import write_data, write_report
 
 __all__ = ["run_suite"]
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MINUTES: Final = 7.5
 _QUICK: Final = ((8, 256, 512),)
-# Eager dropout on a CPU takes 6 ns an element: the largest shapes would take minutes each.
-_CPU_LARGEST: Final = 2 * 2048 * 2048
+# Eager dropout on a CPU takes 6 ns an element: the larger shapes of SHAPES would take minutes each.
+_ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
 
 
 def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
@@ -45,31 +46,56 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     chosen = [variant for variant in variants() if variant.op in _chosen("op", arguments.ops, ops)]
     default = list(_DTYPES) if device.type == "cuda" else ["float32"]
     dtypes = default if arguments.dtypes is None else _chosen("dtype", arguments.dtypes, list(_DTYPES))
-    shapes = [shape for shape in SHAPES if device.type == "cuda" or torch.Size(shape).numel() <= _CPU_LARGEST]
+    shapes = SHAPES if device.type == "cuda" else _ON_A_CPU
+    rounds = _rounds([_DTYPES[name] for name in dtypes], _QUICK if arguments.quick else shapes)
     folder = Path(arguments.out)
     # Before the work, so that a folder that cannot be written is not found out after it.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
 
-    machine = f"{describe_machine(device)}, fuselayers {__version__}"
+    machine = ", ".join((describe_machine(device), *_versions()))
+    today = date.today().isoformat()
+
+    def keep(suite: Suite) -> None:
+        write_data(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
+
     console.print(machine, highlight=False, markup=False, soft_wrap=True)
     suite = measure_suite(
         chosen,
-        shapes=_QUICK if arguments.quick else shapes,
-        dtypes=[_DTYPES[name] for name in dtypes],
+        rounds=rounds,
         device=device,
         repeats=arguments.repeats,
         minutes=minutes,
         say=lambda text: console.print(text, highlight=False, markup=False),
+        keep=keep,
     )
-    files = write_report(folder, suite, machine=machine, date=date.today().isoformat(), repeats=arguments.repeats)
-    for what, why in suite.wrong.items():
-        console.print(f"not timed, the numbers are wrong: {what}: {why}", highlight=False, markup=False, soft_wrap=True)
+    files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
+    for what, why in suite.failed.items():
+        console.print(f"not timed: {what}: {why}", highlight=False, markup=False, soft_wrap=True)
     if suite.left_out:
         console.print(f"left out, since {minutes:g} minutes were over: {len(suite.left_out)}; see results.md")
     for path in files:
         console.print(str(path), highlight=False, markup=False, soft_wrap=True)
-    return int(any(what.startswith("fuselayers") for what in suite.wrong))
+    return int(any(what.startswith(OURS) for what in suite.failed))
+
+
+def _rounds(dtypes: Sequence[torch.dtype], shapes: tuple[tuple[int, ...], ...]) -> list[Round]:
+    """The largest shape in each dtype, then the first dtype's others: what tells most comes before the time is over."""
+    rounds = [Round(dtype, shapes[:1], any_size=False) for dtype in dtypes]
+    if len(shapes) > 1:
+        rounds.insert(1, Round(dtypes[0], shapes[1:], any_size=True))
+    return rounds
+
+
+def _versions() -> list[str]:
+    """What else decides the speed of kernels."""
+    versions = [f"fuselayers {__version__}"]
+    for name in ("triton", "liger_kernel"):
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def _chosen(kind: str, text: str | None, known: Sequence[str]) -> list[str]:

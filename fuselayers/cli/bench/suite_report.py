@@ -13,21 +13,28 @@ from matplotlib.figure import Figure
 from ..files import write_whole
 from .suite import EAGER, OURS, Measured, Suite
 
-__all__ = ["draw", "table", "write_report"]
+__all__ = ["draw", "table", "write_data", "write_report"]
 
 _SPANS: Final = {"forward": "forward", "forward_backward": "forward + backward"}
 _COLUMNS: Final = 4
 _MEGABYTE: Final = 1e6
 
 
-def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
-    """Write everything into `folder`, which must exist; returns the files."""
+def write_data(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
+    """Write results.json and results.md into `folder`, which must exist; returns the files."""
     said = f"{machine}, {date}, medians of {repeats} in turns"
     content = {"machine": machine, "date": date, "repeats": repeats, **asdict(suite)}
     files = [folder / "results.json", folder / "results.md"]
-    texts = (json.dumps(content, indent=1) + "\n", table(suite, said=said))
+    texts = (json.dumps(content) + "\n", table(suite, said=said))
     for path, text in zip(files, texts, strict=True):
         write_whole(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+    return files
+
+
+def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
+    """Write the data and the pictures; returns the files."""
+    files = write_data(folder, suite, machine=machine, date=date, repeats=repeats)
+    said = f"{machine}, {date}, medians of {repeats} in turns"
     for dtype in dict.fromkeys(row.dtype for row in suite.rows):
         rows = [row for row in suite.rows if row.dtype == dtype]
         for span, title in _SPANS.items():
@@ -68,7 +75,7 @@ def table(suite: Suite, *, said: str) -> str:
             for rows in _by_place(suite.rows, dtype)
         ]
     for heading, items in (
-        ("Not timed, the numbers are wrong", [f"{what}: {why}" for what, why in suite.wrong.items()]),
+        ("Not timed: wrong numbers, or an error", [f"{what}: {why}" for what, why in suite.failed.items()]),
         ("Left out, there was no time", suite.left_out),
     ):
         if items:
@@ -82,7 +89,7 @@ def _by_place(rows: Sequence[Measured], dtype: str) -> Iterator[dict[str, Measur
     for row in rows:
         if row.dtype == dtype:
             places.setdefault((row.title, row.shape), {})[row.candidate] = row
-    yield from places.values()
+    yield from (place for place in places.values() if EAGER in place)
 
 
 def _cells(rows: dict[str, Measured], candidates: Sequence[str], *, bandwidth: float) -> Iterator[str]:
@@ -122,6 +129,7 @@ def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: s
         of_op = [row for row in rows if row.title == op]
         shapes = sorted({row.shape for row in of_op}, key=lambda shape: (math.prod(shape), shape))
         eager = {row.shape: row.median(span) for row in of_op if row.candidate == EAGER}
+        shapes = [shape for shape in shapes if shape in eager]
         for name, colour in colours.items():
             own = {row.shape: row.median(span) for row in of_op if row.candidate == name}
             ratios = [eager[shape] / own[shape] if shape in own else math.nan for shape in shapes]
