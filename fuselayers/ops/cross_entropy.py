@@ -35,11 +35,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import no_such
-from .forms import define, needs_grad, run, second_order
+from .forms import autocast_dtype, define, needs_grad, run, second_order
 from .launch import INTERPRETED, kernel, launch
 from .rows import as_rows, cdiv, next_power_of_2, tile, vector_of
 from .shapes import check_rows
-from .triton_language import tl
+from .triton_language import libdevice, tl
 
 __all__ = [
     "check_loss_options",
@@ -140,7 +140,7 @@ def check_loss_options(ignore_index: int, label_smoothing: float, z_loss: float,
 def loss_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of the loss of logits of a dtype. Used by both losses."""
     # Under autocast torch gives losses in float32: in float16 a loss that a GradScaler has scaled would be infinite.
-    return torch.promote_types(dtype, torch.float32) if torch.is_autocast_enabled(device.type) else dtype
+    return dtype if autocast_dtype(device) is None else torch.promote_types(dtype, torch.float32)
 
 
 def reduced(losses: Tensor, count: Tensor | None, reduction: str, dtype: torch.dtype) -> Tensor:
@@ -437,7 +437,7 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
         new = tl.maximum(largest, tl.max(x, 1)[:, None])
         # Where all classes so far are -inf there is nothing to take off: -inf less -inf is no number.
         shift = tl.where(new == float("-inf"), 0.0, new)
-        total = total * tl.exp(largest - shift) + tl.exp(x - shift)
+        total = total * tl.exp(largest - shift) + libdevice.fast_expf(x - shift)
         largest = new
         if SMOOTH:
             plain += tl.where(live, x, 0.0)

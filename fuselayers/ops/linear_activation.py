@@ -32,7 +32,7 @@ from torch import Tensor
 
 from .activations import activate, activate_tile, check_activation
 from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
-from .forms import define, needs_grad, second_order, takes_kernels
+from .forms import autocast_dtype, define, needs_grad, second_order, takes_kernels
 from .launch import kernel, launch, num_processors
 from .rows import cdiv, next_power_of_2, vector_of
 from .shapes import check_floating, check_rows
@@ -87,7 +87,7 @@ def linear_activation(
     # what cannot be slower than F.linear and an activation.
     if backend == "auto":
         return _beside_cublas(x, weight, bias, activation)
-    dtype = _autocast_dtype(x)
+    dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if needs_grad(x, weight, bias):
@@ -112,18 +112,10 @@ def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     for name, other in others.items():
         if other.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {other.device}; move it with .to(x.device)")
-        if other.dtype != x.dtype and _autocast_dtype(x) is None:
+        if other.dtype != x.dtype and autocast_dtype(x.device) is None:
             raise TypeError(
                 f"{name} must have x's dtype {x.dtype}, got {other.dtype}; convert it, or call under torch.autocast"
             )
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    device = x.device.type
-    # Meta has no autocast, and asking for it raises. torch.amp.is_autocast_available cannot be traced in torch 2.11.
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
 
 
 def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

@@ -53,7 +53,7 @@ from .cross_entropy import (
     losses_in_one_piece,
     reduced,
 )
-from .forms import takes_kernels
+from .forms import autocast_dtype, takes_kernels
 from .shapes import check_floating, check_rows
 
 __all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
@@ -104,9 +104,11 @@ def linear_cross_entropy(
     _check_weight(x, weight, bias)
     check_target(target, "x", x)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    if torch.is_autocast_enabled(x.device.type):
-        x, weight = _autocast(x), _autocast(weight)
-        bias = None if bias is None else _autocast(bias)
+    lower = autocast_dtype(x.device)
+    if lower is not None:
+        # As autocast does, float64 is left alone.
+        x, weight = (one if one.dtype == torch.float64 else one.to(lower) for one in (x, weight))
+        bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(lower)
     by_kernel = takes_kernels(backend, x, weight, bias)
     options = ignore_index, float(label_smoothing), float(z_loss)
     if not torch.compiler.is_compiling() and (
@@ -154,14 +156,9 @@ def _check_weight(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             continue
         if one.device != x.device:
             raise ValueError(f"{name} must be on x's device {x.device}, got {one.device}; move it with .to(x.device)")
-        if one.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        if one.dtype != x.dtype and autocast_dtype(x.device) is None:
             advice = "convert one, or call it under torch.autocast"
             raise ValueError(f"{name} must have x's dtype {x.dtype}, got {one.dtype}; {advice}")
-
-
-def _autocast(tensor: Tensor) -> Tensor:
-    """What F.linear would make of it; float64 it leaves alone."""
-    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(tensor.device.type))
 
 
 def linear_cross_entropy_reference(
@@ -328,7 +325,7 @@ def _in_chunks(
     losses, sums, dx = [], [], []
     dweight = dbias = None
     # Under autocast x and weight have been cast; the products in float32 below are to stay in it.
-    with torch.autocast(x.device.type, enabled=False):
+    with torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False):  # meta has none
         pairs = zip(torch.split(x_RD, size), torch.split(target_R, size), strict=True)
         for place, (x_CD, target_C) in enumerate(pairs):
             losses_C, lse_C, dlogits_CV = _in_one_chunk(

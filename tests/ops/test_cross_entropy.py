@@ -9,6 +9,8 @@ from torch import Tensor
 
 from fuselayers.ops import cross_entropy
 from fuselayers.ops.cross_entropy import cross_entropy_reference
+from fuselayers.ops.launch import INTERPRETED
+from fuselayers.ops.meter import Launch
 from fuselayers.partition import fuse, saved_bytes
 from tests.ops.contract import (
     DEVICE,
@@ -332,3 +334,18 @@ def test_errors() -> None:
         cross_entropy(logits, target, reduction="maen")
     with pytest.raises(ValueError, match=r"^no backend 'tritn'; did you mean 'triton'\?"):
         cross_entropy(logits, target, backend="tritn")
+
+
+@pytest.mark.kernels
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone counts bytes")
+def test_kernels_move_the_floor(launches: list[Launch]) -> None:
+    (logits,) = tensors((64, 256), dtype=torch.bfloat16)
+    logits.requires_grad_()
+    target = torch.arange(64, device=DEVICE)
+    loss = cross_entropy(logits, target, backend="triton")
+    forward = launches.copy()
+    loss.backward()
+    beside = 64 * (8 + 4 + 4 + 2 + 8)  # for each row its target, its lse, its loss, its logit; what comes in
+    for floor, moved in ((1, forward), (2, launches[len(forward) :])):
+        got = sum(launch.loaded + launch.stored for launch in moved)
+        assert floor * logits.nbytes <= got <= floor * logits.nbytes + beside

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import rotary
+from fuselayers.ops.launch import INTERPRETED
+from fuselayers.ops.meter import Launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from fuselayers.testing import results
@@ -403,3 +405,19 @@ def test_errors_of_tables(shape: tuple[int, ...]) -> None:
         wanted = r"cos must be \[3, R\], R from 1 to 2, to fit q \[1, 3, 4\]"
         with pytest.raises(ValueError, match=rf"^{wanted}, got {got}$"):
             rotary(q[0], q[0], table, table)
+
+
+@on_kernels
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone counts bytes")
+@both_pairings
+def test_the_kernel_moves_the_floor_in_one_launch(interleaved: bool, launches: list[Launch]) -> None:
+    q, k = (value.requires_grad_() for value in tensors((2, 16, 8, 32), (2, 8, 8, 32), dtype=torch.bfloat16))
+    cos, sin = tensors((8, 16), (8, 16))
+    outputs = rotary(q, k, cos, sin, interleaved=interleaved, backend="triton")
+    torch.autograd.grad(outputs, (q, k), [torch.ones_like(one) for one in outputs])
+    assert len(launches) == 2
+    heads = q.nbytes + k.nbytes
+    for launch in launches:
+        # The tables of a token once for each sequence and up to eight heads, at most once for each head.
+        tables = (cos.nbytes + sin.nbytes) * 2
+        assert 2 * heads + tables <= launch.loaded + launch.stored <= 2 * heads + tables * 24
