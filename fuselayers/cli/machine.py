@@ -1,9 +1,10 @@
 """What a measurement was made on: named beside every number that the CLI prints."""
 
 import platform
-from pathlib import Path
 
 import torch
+
+from ..partition.machine import processor_name
 
 __all__ = ["choose_device", "describe_machine", "synchronize"]
 
@@ -39,7 +40,7 @@ def describe_machine(device: torch.device) -> str:
     >>> describe_machine(torch.device("cpu")).endswith(f"torch {torch.__version__}, Python {platform.python_version()}")
     True
     """
-    where = _processor() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    where = processor_name() if device.type == "cpu" else torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     count = f"{threads} thread{'' if threads == 1 else 's'}"
     return f"{where}, {count}, torch {torch.__version__}, Python {platform.python_version()}"
@@ -49,13 +50,3 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was given, so that a clock read now tells the truth."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _processor() -> str:
-    # platform.processor() is empty on most Linux systems.
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

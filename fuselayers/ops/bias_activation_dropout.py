@@ -8,9 +8,9 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout), and one tensor of x's size at most. The op's own forms keep x; a
-compiler what it finds best; the formula run op by op what its activation keeps (the pre-activation, or for relu,
-squared_relu and star_relu its positive part; two for smelu). For the identity none of them keeps any.
+Saved for backward: a seed, no mask (see dropout, also for shards), and one tensor of x's size at most. The op's own
+forms keep x; a compiler what it finds best; the formula run op by op what its activation keeps (the pre-activation, or
+for relu, squared_relu and star_relu its positive part; two for smelu). For the identity none of them keeps any.
 
 Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and 1
 where nothing is dropped either: dx is dy, which torch sums for the bias). The kernels move that, the bias once per
@@ -83,7 +83,18 @@ def bias_activation_dropout(
     if bias is None and activation is None and seed is None:
         return x
     place = (None, 0) if seed is None else (rows_of(shard, x), first_column(shard))
-    y: Tensor = run(backend, _formula, _fused, x, bias, seed, *place, activation, p, obstacle=obstacle(shard))
+    y: Tensor = run(
+        backend,
+        _formula,
+        _fused,
+        x,
+        bias,
+        seed,
+        *place,
+        activation,
+        p,
+        obstacle=None if seed is None else obstacle(shard),
+    )
     return y
 
 

@@ -9,7 +9,7 @@
                dbias     = dx summed over every dimension but the last
                dresidual = dy
 
-Saved for backward: a seed (see dropout). Dtypes promote as in torch's own sums.
+Saved for backward: a seed (see dropout, also for shards). Dtypes promote as in torch's own sums.
 
 Floor, in elements of x: 3 forward (read x and residual, write y), 2 backward (read dy, write dx; dresidual is dy
 itself). Where nothing is dropped dx is dy too: nothing backward, but for a bias 1, for torch to sum dy. The kernels
@@ -76,7 +76,18 @@ def bias_dropout_residual(
     check_shard(shard, x.shape)
     seed = seed_for(p, training=training, seed=seed, device=x.device)
     place = (None, 0) if seed is None else (rows_of(shard, x), first_column(shard))
-    y: Tensor = run(backend, _formula, _fused, x, residual, bias, seed, *place, p, obstacle=obstacle(shard))
+    y: Tensor = run(
+        backend,
+        _formula,
+        _fused,
+        x,
+        residual,
+        bias,
+        seed,
+        *place,
+        p,
+        obstacle=None if seed is None else obstacle(shard),
+    )
     return y
 
 

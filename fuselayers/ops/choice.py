@@ -1,13 +1,15 @@
 """choice -- which form of an op is faster on this CPU: measured once, and remembered on disk.
 
-A formula of one or two ops may run faster op by op, a long one compiled; it depends on the shape, the dtype and the
-machine. So "auto" tries. To compile takes seconds, and is done only where it pays: an op begins as its formula, and
-when its forwards have taken as long as `patience` says, both forms are measured in turns, forward and backward. The
-faster one serves from then on, in this process and in later ones: `auto_file` keeps the times.
+A formula of one or two ops may run faster op by op, a long one compiled; it depends on the shape, the layout, the dtype
+and the machine. So "auto" tries. To compile takes seconds, and is done only where it pays: an op begins as its formula,
+and when its forwards have taken as long as `patience` says, both forms are measured in turns, forward and backward. The
+compiled form serves from then on where it is clearly faster, in this process and in later ones: `auto_file` keeps the
+times.
 
 The forms differ in the last bits. So nothing is measured, and the formula serves, while torch shall be deterministic
-(`torch.use_deterministic_algorithms`). It also serves small tensors, where there is no C++ compiler, and under
-`torch.utils.checkpoint` and its kin, which compare what a forward saves with what it saves when it runs again.
+(`torch.use_deterministic_algorithms`). It also serves small tensors, where there is no C++ compiler, under dispatch
+modes, which watch what is called, and under `torch.utils.checkpoint` and its kin, which compare what a forward saves
+with what it saves when it runs again.
 """
 
 import functools
@@ -17,10 +19,11 @@ import logging
 import math
 import os
 import platform
-import statistics
+import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -29,26 +32,32 @@ import torch
 from torch import Tensor
 
 from ..partition import BackendUnavailableError
-from ..partition.machine import tuned_file
-from ..partition.torch_private import saved_tensors_hooks_are_active
+from ..partition.machine import processor_name, tuned_file
+from ..partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
 from .compiled import why_not_compiled
 
 __all__ = ["auto_file", "call_faster", "patience"]
 
 _log = logging.getLogger("fuselayers")
 
-# Below this many elements a call is a matter of microseconds, and a look into a table would show.
-_SMALLEST: Final = 1 << 15
-_ROUNDS: Final = 7
-_patience = 1.0
+# Below this many elements what a compiled call costs by itself, some 50 us, is more than it could gain.
+_SMALLEST: Final = 1 << 16
+_ROUNDS: Final = 9
+# What a measurement cannot tell apart counts for the formula.
+_CLEARLY: Final = 0.95
 
-_spent: dict[str, float] = {}
-_decided: dict[str, bool] = {}
+_Key = tuple[Any, ...]
+_patience = 1.0
+_spent: dict[_Key, float] = {}
+_decided: dict[_Key, bool] = {}
+_lock = threading.RLock()
 
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
     """Change how long "auto" runs an op's formula on a CPU before it measures whether compiled code is faster.
+
+    Dropout's masks are no part of it: they have the same bits however they are made.
 
     Args:
         seconds: 0 measures at the first call; `math.inf` takes the formula always, whatever was measured before, so
@@ -81,14 +90,15 @@ def call_faster(formula: Callable[..., Any], fused: Callable[..., Any], argument
     """
     if (
         arguments[0].numel() < _SMALLEST
+        or math.isinf(_patience)
         or torch.are_deterministic_algorithms_enabled()
         or saved_tensors_hooks_are_active()
-        or math.isinf(_patience)
+        or dispatch_mode_is_active()
     ):
         return formula(*arguments)
     key = _key(formula, arguments)
     compiled = _decided.get(key)
-    if compiled is None:
+    if compiled is None and (key not in _spent or _spent[key] >= _patience):
         compiled = _decide(key, formula, fused, arguments)
     if compiled is not None:
         return (fused if compiled else formula)(*arguments)
@@ -103,47 +113,63 @@ def auto_file() -> Path:
     return tuned_file().with_name("auto.json")
 
 
-def _key(formula: Callable[..., Any], arguments: Sequence[Any]) -> str:
-    """What decides a call's speed: the op, its options, and of each tensor dtype, width, about how many rows."""
+def _key(formula: Callable[..., Any], arguments: Sequence[Any]) -> _Key:
+    """What decides a call's speed: op, threads, options; of each tensor dtype, width, layout, about how many rows."""
+    grad = torch.is_grad_enabled()
+    key = [formula, torch.get_num_threads()]
+    for one in arguments:
+        if not isinstance(one, Tensor):
+            key.append(one)
+        elif one.is_floating_point():
+            width = one.shape[-1] if one.dim() else 1
+            key += (one.dtype, width, (one.numel() // max(width, 1)).bit_length())
+            key += (one.is_contiguous(), grad and one.requires_grad)
+    return tuple(key)
+
+
+def _described(arguments: Sequence[Any], formula: Callable[..., Any]) -> str:
+    """The key in words, for the file."""
     grad = torch.is_grad_enabled()
     words = [formula.__module__.rpartition(".ops.")[2]]
     for one in arguments:
         if not isinstance(one, Tensor):
             words.append(str(one))
-        elif one.dim():
-            width = one.shape[-1]
+        elif one.is_floating_point():
+            width = one.shape[-1] if one.dim() else 1
             rows = one.numel() // max(width, 1)
             words.append(f"{one.dtype} {1 << rows.bit_length() - 1 if rows else 0}+x{width}")
-            if grad and one.requires_grad:
-                words[-1] += " grad"
+            words[-1] += "" if one.is_contiguous() else " apart"
+            words[-1] += " grad" if grad and one.requires_grad else ""
     return ", ".join(words).replace("torch.", "")
 
 
-def _decide(key: str, formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]) -> bool | None:
+def _decide(key: _Key, formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]) -> bool | None:
     """True for the compiled form, False for the formula, None while it is too early to tell."""
-    seconds = _remembered(auto_file()).get(_machine(), {}).get(key)
-    if seconds is None:
-        if _spent.get(key, 0.0) < _patience:
-            return None
-        if why_not_compiled(arguments[0].device) is not None:
-            _decided[key] = False
-            return False
-        seconds = _measure(formula, fused, arguments)
-        if seconds is not None:
-            _remember(auto_file(), key, seconds)
-            _log.info("%s: %s; kept in %s", key, seconds, auto_file())
-    _decided[key] = seconds is not None and seconds["inductor"] < seconds["eager"]
-    return _decided[key]
+    with _lock:
+        if key in _decided:
+            return _decided[key]
+        name = _described(arguments, formula)
+        seconds = _remembered().get(_machine(), {}).get(name)
+        if seconds is None:
+            if _spent.setdefault(key, 0.0) < _patience:
+                return None
+            if why_not_compiled(arguments[0].device) is None:
+                seconds = _measure(formula, fused, arguments)
+            if seconds is not None:
+                _remember(name, seconds)
+        _decided[key] = seconds is not None and seconds["inductor"] < _CLEARLY * seconds["eager"]
+        return _decided[key]
 
 
 def _measure(
     formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]
 ) -> dict[str, float] | None:
-    """Median seconds of both forms, with backward if there will be one; None if the compiled form fails."""
-    grad = torch.is_grad_enabled()
-    copies = [
-        one.detach().requires_grad_(grad and one.requires_grad) if isinstance(one, Tensor) else one for one in arguments
-    ]
+    """The least seconds of both forms, with backward if there will be one; None if the compiled form fails.
+
+    It runs where the op will run, on the caller's thread: another one has memory of its own, which decides the time of
+    what allocates.
+    """
+    copies = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, Tensor) else one for one in arguments]
     leaves = [one for one in copies if isinstance(one, Tensor) and one.requires_grad]
 
     def seconds(form: Callable[..., Any]) -> float:
@@ -155,20 +181,15 @@ def _measure(
             torch.autograd.grad(reached, leaves, [torch.ones_like(out) for out in reached], allow_unused=True)
         return time.perf_counter() - started
 
-    def both() -> dict[str, float] | None:
-        try:
-            seconds(fused)  # which compiles it
-        except BackendUnavailableError as error:
-            _log.info("the formula serves, since it could not be compiled: %s", error)
-            return None
-        rounds = [(seconds(formula), seconds(fused)) for _ in range(_ROUNDS)]
-        eager, inductor = (statistics.median(times) for times in zip(*rounds, strict=True))
-        return {"eager": eager, "inductor": inductor}
-
-    # In a thread of its own: what the caller has switched on for his (grad mode, autocast, dispatch modes, a profiler)
-    # is no part of the measurement, nor the measurement of his.
-    with torch.random.fork_rng(devices=[]), ThreadPoolExecutor(1) as thread:
-        return thread.submit(both).result()
+    try:
+        seconds(fused)  # which compiles it
+    except BackendUnavailableError as error:
+        _log.info("the formula serves, since it could not be compiled: %s", error)
+        return None
+    rounds = [(seconds(formula), seconds(fused)) for _ in range(_ROUNDS)]
+    # What else the machine does only makes a call longer: the least is the most like the call itself.
+    eager, inductor = (min(times) for times in zip(*rounds, strict=True))
+    return {"eager": eager, "inductor": inductor}
 
 
 @functools.cache
@@ -181,12 +202,14 @@ def _source() -> str:
 
 
 def _machine() -> str:
-    threads, kind = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
-    return f"{platform.machine()} {kind}, {threads} threads, torch {torch.__version__}, ops {_source()}"
+    threads = torch.get_num_threads()
+    return f"{processor_name()} {platform.machine()}, {threads} threads, torch {torch.__version__}, ops {_source()}"
 
 
-def _remembered(path: Path) -> Mapping[str, Any]:
+def _remembered() -> Mapping[str, Any]:
+    """What the file holds. A file that cannot be used is said once, and stops nothing."""
     try:
+        path = auto_file()
         return _read(path, path.stat().st_mtime_ns)
     except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
         return {}
@@ -200,19 +223,24 @@ def _read(path: Path, _modified: int) -> Mapping[str, Any]:
             for seconds in known.values():
                 seconds["eager"] + seconds["inductor"] + 0.0
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise ValueError(
-            f"{path} does not hold times as they are written there ({error}); mend it, or delete it"
-        ) from error
+        warnings.warn(
+            f"{path} does not hold times as they are written there ({type(error).__name__}: {error}) and is not used; "
+            f"mend it, or delete it",
+            stacklevel=2,
+        )
+        return {}
     return content  # type: ignore[no-any-return]
 
 
-def _remember(path: Path, key: str, seconds: dict[str, float]) -> None:
-    known = {machine: dict(times) for machine, times in _remembered(path).items()}
-    known.setdefault(_machine(), {})[key] = seconds
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
+def _remember(name: str, seconds: dict[str, float]) -> None:
     try:
+        path = auto_file()
+        known = {machine: dict(times) for machine, times in _remembered().items()}
+        known.setdefault(_machine(), {})[name] = seconds
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+            file.write(json.dumps(known, indent=2) + "\n")
+        os.replace(file.name, path)
+        _log.info("%s: %s; kept in %s", name, seconds, path)
+    except (OSError, RuntimeError) as error:
         _log.info("times are not kept for later processes: %s", error)

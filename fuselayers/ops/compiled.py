@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..partition import fuse
 from ..partition.compilers import why_inductor_is_unavailable
+from ..partition.torch_private import call_whatever_the_stance
 from .launch import INTERPRETED
 
 __all__ = ["compiled", "why_not_compiled"]
@@ -28,30 +29,32 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
     """
     parameters = inspect.signature(formula).parameters.values()
     options = [parameter.name for parameter in parameters if "Tensor" not in str(parameter.annotation)]
-    fused = fuse(formula, backend="inductor", fallback=(), fullgraph=True, static_argnames=options)
+    # Not `fullgraph`: beyond the limit of graphs for one function the formula runs op by op.
+    fused = fuse(formula, backend="inductor", fallback=(), static_argnames=options)
 
+    # Dynamo may come by in a frame that it could not compile, and knows no way through what calls it again.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @functools.wraps(formula)
     def call(*arguments: Any) -> Any:
-        arguments = tuple(map(_as_compiled, arguments))
-        # The caller's stance is about the caller's functions, and autocast about matmuls.
-        with torch.compiler.set_stance("default"), torch.autocast("cpu", enabled=False):
-            return fused(*arguments)
+        # Below autograd nothing needs a gradient, and autocast is about matmuls: neither shall make another graph.
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return call_whatever_the_stance(fused, *map(_as_compiled, arguments))
 
-    return call
+    return call  # type: ignore[no-any-return]
 
 
 def _as_compiled(argument: Any) -> Any:
     # Each new layout of a tensor would be compiled for itself. Lists come from torch, which knows no tuples; options
     # have to be hashable.
     if isinstance(argument, Tensor):
-        return argument.contiguous()
+        return argument.detach().contiguous()
     return tuple(map(_as_compiled, argument)) if isinstance(argument, list) else argument
 
 
 def why_not_compiled(device: torch.device) -> str | None:
     """Return None if formulas can be compiled for `device`, else what is missing."""
     if device.type != "cpu":
-        return f"an op's own form on {device.type} is 'triton'; to compile it there, fuse(op, backend='inductor')"
+        return f"the ops' compiled form is for a CPU, got {device.type}; fuse(op, backend='inductor') compiles there"
     if INTERPRETED:
         return "TRITON_INTERPRET is set, and the kernels take its place"
     return why_inductor_is_unavailable("cpu")

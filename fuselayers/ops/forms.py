@@ -29,7 +29,7 @@ from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
-__all__ = ["BACKENDS", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
+__all__ = ["BACKENDS", "autocast_dtype", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -157,6 +157,14 @@ def _why_plain(tensors: Sequence[Tensor]) -> str | None:
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Return whether autograd will ask for a backward of a call on these tensors."""
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return what autocast makes of a matmul's inputs, or None where it is off. Used by linear ops and losses."""
+    # Meta has no autocast, and asking for it raises. torch.amp.is_autocast_available cannot be traced in torch 2.11.
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
 
 
 def second_order(

@@ -8,15 +8,16 @@ A mask is never stored: whoever needs it again, in backward or on another machin
     keep[row, column]               = lane(column % 8 of group column // 8) >= round(p * 65536)
     scale                           = 65536 / (65536 - round(p * 65536))
 
-The row is the flattened index of all leading dimensions, the column the index in the last one; of a shard, those that
-its elements have in the whole tensor (see shards). One Philox call serves eight neighbours, so the generator costs an
-eighth of one draw per element. The probability is rounded to a multiple of 1/65536 and the scale is taken from the
-rounded value, so the mean of `keep * scale` is exactly one. A p below 1/131072 is rounded to 0, and drops nothing.
+The row is the flattened index of all leading dimensions modulo 2^32, the column the index in the last one; of a shard,
+those that its elements have in the whole tensor (see shards). One Philox call serves eight neighbours, so the generator
+costs an eighth of one draw per element. The probability is rounded to a multiple of 1/65536 and the scale is taken from
+the rounded value, so the mean of `keep * scale` is exactly one. A p below 1/131072 is rounded to 0, and drops nothing.
 
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from ..partition import fuse
+from ..partition.torch_private import call_whatever_the_stance
 from .shards import Shard, check_shard, first_column, row_numbers
 from .triton_language import tile_function, tl
 
@@ -47,8 +49,11 @@ _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 # Where in eight bytes the first of eight neighbours lies.
 _FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
-# Below this many groups a mask is computed op by op: compiling pays only where there is something to compute.
+# Below this many groups a mask is computed op by op, until all of them together have taken so many seconds: compiling
+# takes some too, and the bits are the same.
 _WORTH_COMPILING: Final = 1 << 13
+_PATIENCE: Final = 1.0
+_seconds_op_by_op = 0.0
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -277,6 +282,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # as bytes: Inductor's C++ multiplies by a uint8 at the memory's speed, by a bool at an eighth of it (2048x1024 float32,
 # two cores of an AMD EPYC: 0.13 ms against 0.92 ms). A GPU's compiler takes the formula whole, which saves the trip to
 # memory.
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # see compiled
 def _keep_on_cpu(
     seed: Tensor,
     row_R: Tensor | None,
@@ -291,13 +297,13 @@ def _keep_on_cpu(
     # As tensors, since Dynamo would compile 0 and 1 for themselves.
     first, lowest, of_seed = (torch.full_like(seed, number) for number in (first_group, threshold, offset))
     row_R = torch.arange(num_rows) if row_R is None else row_R
-    if num_rows * groups < _WORTH_COMPILING:
+    global _seconds_op_by_op
+    if num_rows * groups < _WORTH_COMPILING and _seconds_op_by_op < _PATIENCE:
+        started = time.perf_counter()
         packed = _packed(seed, row_R, first, groups, lowest, of_seed)
+        _seconds_op_by_op += time.perf_counter() - started
     else:
-        # The caller's stance is about the caller's functions: a loop that must not recompile may still drop from a
-        # tensor of a new size, and one that skips its own guards relies on shapes that are not this function's.
-        with torch.compiler.set_stance("default"):
-            packed = _compiled_packed(seed, row_R, first, groups, lowest, of_seed)
+        packed = call_whatever_the_stance(_compiled_packed, seed, row_R, first, groups, lowest, of_seed)
     return packed.view(torch.uint8)
 
 

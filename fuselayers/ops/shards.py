@@ -23,6 +23,7 @@ class Shard:
 
     Raises:
         ValueError: start and shape have no number, or not one for each dimension, or the block begins outside.
+        TypeError: a number is not whole.
 
     >>> Shard(start=(0, 512, 0), shape=(8, 1024, 768))  # of the tokens, the second half
     Shard(start=(0, 512, 0), shape=(8, 1024, 768))
@@ -33,6 +34,10 @@ class Shard:
 
     def __post_init__(self) -> None:
         start, shape = list(self.start), list(self.shape)
+        if not all(isinstance(number, int | torch.SymInt) for number in (*start, *shape)):
+            raise TypeError(f"a shard's start and shape must be whole numbers, got {start} and {shape}")
+        object.__setattr__(self, "start", tuple(start))
+        object.__setattr__(self, "shape", tuple(shape))
         if len(start) != len(shape) or not shape:
             raise ValueError(f"a shard needs a start and a size for each dimension, got {start} and {shape}")
         if not all(0 <= first <= size for first, size in zip(start, shape, strict=True)):

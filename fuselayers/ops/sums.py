@@ -23,7 +23,8 @@ def sum_of_rows(x: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.dim() == 1:
         return x.to(wide)
-    rows_RN = x.reshape(-1, x.shape[-1])
-    if rows_RN.shape[0] % _BLOCK == 0:
-        rows_RN = rows_RN.view(-1, _BLOCK, x.shape[-1]).sum(1, dtype=wide)
+    rows_RN = x.flatten(0, -2)
+    num_rows, width = rows_RN.shape
+    if num_rows % _BLOCK == 0:
+        rows_RN = rows_RN.view(num_rows // _BLOCK, _BLOCK, width).sum(1, dtype=wide)
     return rows_RN.sum(0, dtype=wide)

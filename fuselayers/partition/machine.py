@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Final
 
 import torch
 
-__all__ = ["Machine", "machine_of", "tuned_file", "write_tuned"]
+__all__ = ["Machine", "machine_of", "processor_name", "tuned_file", "write_tuned"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,18 @@ def tuned_file() -> Path:
     if own:
         return Path(own) / "machines.json"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuselayers" / "machines.json"
+
+
+@functools.cache
+def processor_name() -> str:
+    """Return the name of this machine's processor. Used beside every measurement."""
+    # platform.processor() is empty on most Linux systems.
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def write_tuned(device_type: str, machine: Machine) -> Path:

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +42,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException as DataDe
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
@@ -346,8 +348,31 @@ def trace_with_inductor(
 
 
 def transforms_are_active() -> bool:
-    """True inside `torch.vmap`, `torch.func.grad` and their kin. Used by the ops, whose kernels know none of them."""
-    return bool(torch._C._functorch.maybe_current_level() is not None)
+    """True inside `torch.vmap`, `torch.func.grad` and their kin, and in forward mode, `torch.autograd.forward_ad`.
+
+    Used by the ops, whose own forms know none of them.
+    """
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def dispatch_mode_is_active() -> bool:
+    """True under a TorchDispatchMode, which watches what is called. Used by the ops' choice."""
+    return _get_current_dispatch_mode() is not None
+
+
+_stance_lock = threading.RLock()
+
+
+def call_whatever_the_stance(compiled: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a compiled function of ours as if the caller had set no `torch.compiler.set_stance`.
+
+    The stance is about the caller's functions: a loop that must not recompile may still call an op in a new size. It
+    belongs to the process, so it is touched only where it has to be, by one thread at a time.
+    """
+    if dynamo_eval_frame._stance.stance == "default":
+        return compiled(*arguments)
+    with _stance_lock, torch.compiler.set_stance("default"):
+        return compiled(*arguments)
 
 
 def saved_tensors_hooks_are_active() -> bool:

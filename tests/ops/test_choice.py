@@ -1,13 +1,16 @@
 import json
 import math
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
 from fuselayers.ops import choice, patience
@@ -72,6 +75,20 @@ def test_both_times_are_kept_and_read_again() -> None:
     assert call(slow, fast) is fast  # without a new measurement: one call
 
 
+def test_another_layout_and_other_threads_are_other_questions() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    settle(slow, fast)
+    choice.call_faster(slow, fast, (torch.ones(WORTH_IT).mT, "double"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT), "double"))
+    finally:
+        torch.set_num_threads(threads)
+    known = json.loads(choice.auto_file().read_text())
+    assert [len(times) for times in known.values()] == [2, 1]
+
+
 def test_a_forward_alone_is_another_question_than_training() -> None:
     slow, fast = Form(0.02), Form(0.001)
     settle(slow, fast)
@@ -92,7 +109,7 @@ def test_nothing_is_measured_before_its_time() -> None:
         assert call(slow, fast) is fast
 
 
-@pytest.mark.parametrize("why", ["small", "deterministic", "checkpoint", "never"])
+@pytest.mark.parametrize("why", ["small", "deterministic", "checkpoint", "dispatch mode", "never"])
 def test_the_formula_serves_where_a_change_would_hurt(why: str) -> None:
     slow, fast = Form(0.02), Form(0.001)
     if why != "small":
@@ -106,8 +123,15 @@ def test_the_formula_serves_where_a_change_would_hurt(why: str) -> None:
         finally:
             torch.use_deterministic_algorithms(False)
     elif why == "checkpoint":
-        checkpoint(lambda: call(slow, fast), use_reentrant=False)
+        served = []
+        x = torch.ones(WORTH_IT, requires_grad=True)
+        y = checkpoint(lambda x: (served.append(call(slow, fast)), x.sin())[1], x, use_reentrant=False)
+        y.sum().backward()
+        assert served == [slow, slow]
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            assert call(slow, fast) is slow
+    elif why == "dispatch mode":
+        with FlopCounterMode(display=False):
             assert call(slow, fast) is slow
     else:
         with patience(math.inf):
@@ -121,34 +145,26 @@ def test_a_form_that_cannot_be_compiled() -> None:
     assert not choice.auto_file().exists()
 
 
-def test_the_caller_does_not_see_the_measurement() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        seen: list[bool] = []
-
-        def formula(x: Tensor, name: str) -> Tensor:
-            seen.append(torch.is_autocast_enabled("cpu"))
-            return x + torch.rand(())
-
-        choice.call_faster(formula, formula, (torch.ones(WORTH_IT), "double"))
-    assert seen[-1]
-    assert not any(seen[:-1])
-    torch.set_rng_state(before)
-    torch.rand(())
-    after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    choice._decided.clear()
-    choice.auto_file().unlink()
-    choice.call_faster(formula, formula, (torch.ones(WORTH_IT), "double"))
-    assert torch.equal(torch.get_rng_state(), after)
+@pytest.mark.parametrize("text", ["", '{"machine": {"key": {"eager": 1}}}', "[]", '{"another": 3}'])
+def test_a_file_that_cannot_be_used_is_said_and_stops_nothing(text: str) -> None:
+    choice.auto_file().write_text(text)
+    slow, fast = Form(0.02), Form(0.001)
+    with pytest.warns(UserWarning, match=rf"^{choice.auto_file()} does not hold times as they are written there \("):
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT), "double"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call(slow, fast) is fast
 
 
-def test_a_file_that_holds_something_else(tmp_path: Path) -> None:
-    choice.auto_file().write_text('{"machine": {"key": {"eager": 1}}}')
-    message = rf"^{choice.auto_file()} does not hold times as they are written there \('inductor'\); mend it, or delete"
-    with pytest.raises(ValueError, match=message):
-        call(Form(0.0), Form(0.0))
+def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FUSELAYERS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    slow, fast = Form(0.02), Form(0.001)
+    assert settle(slow, fast) is fast
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,17 +185,24 @@ def test_patience_is_checked() -> None:
 
 @pytest.mark.skipif(choice.why_not_compiled(torch.device("cpu")) is not None, reason="nothing can be compiled here")
 def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
-    def step() -> list[Tensor]:
+    def step() -> list[Any]:
         x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)).requires_grad_()
         y = ops.bias_activation_dropout(x, activation="gelu", p=0.3, seed=torch.tensor(5))
-        return [y.detach(), *torch.autograd.grad(y.square().sum(), x)]
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), x), y.grad_fn]
 
     with patience(math.inf):
-        formula = step()
-    measured = step()
+        *formula, _ = step()
+    *measured, _ = step()
     (machine,) = json.loads(choice.auto_file().read_text()).values()
     ((key, seconds),) = machine.items()
     assert key == "bias_activation_dropout, float32 64+x1024 grad, None, None, 0, gelu, 0.3"
     assert set(seconds) == {"eager", "inductor"}
+    (decided,) = choice._decided
+    for compiled in (True, False):
+        choice._decided[decided] = compiled
+        *again, node = step()
+        assert ("_FusedBackward" in str(node)) is compiled
+        for got, expected in zip(again, formula, strict=True):
+            torch.testing.assert_close(got, expected)
     for got, expected in zip(measured, formula, strict=True):
         torch.testing.assert_close(got, expected)

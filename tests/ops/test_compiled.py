@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -158,13 +159,54 @@ def test_autocast_does_not_reach_it() -> None:
 
 def test_where_it_cannot_be_asked_for() -> None:
     assert why_not_compiled(torch.device("cpu")) is None
-    reason = r"an op's own form on cuda is 'triton'; to compile it there, fuse\(op, backend='inductor'\)"
-    assert why_not_compiled(torch.device("cuda")) == reason.replace("\\", "")
+    reason = "the ops' compiled form is for a CPU, got cuda; fuse(op, backend='inductor') compiles there"
+    assert why_not_compiled(torch.device("cuda")) == reason
     form = partial(ops.gated_activation, backend="inductor")
-    with pytest.raises(BackendUnavailableError, match=r"^backend 'inductor' cannot run here: an op's own form on meta"):
+    with pytest.raises(
+        BackendUnavailableError, match=r"^backend 'inductor' cannot run here: the ops' compiled form is for a CPU"
+    ):
         form(torch.ones(2, 8, device="meta"))
     with pytest.raises(RuntimeError, match=r"^backend 'inductor' cannot take this call: inside a transform"):
         torch.vmap(form)(torch.ones(3, 2, 8))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match=r"take this call: inside a transf"):
+        form(torch.autograd.forward_ad.make_dual(torch.ones(2, 8), torch.ones(2, 8)))
+
+
+def test_one_graph_whatever_autograd_asks_for() -> None:
+    x, weight = tensors((4, 24), (24,))
+    form = partial(ops.rms_norm, eps=0.5, backend="inductor")
+    form(x, weight=weight)
+    counters = torch._dynamo.utils.counters["stats"]
+    before = counters["unique_graphs"]
+    for x_learns, weight_learns in ((True, False), (False, True), (True, True)):
+        form(x.clone().requires_grad_(x_learns), weight=weight.clone().requires_grad_(weight_learns))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        form(x, weight=weight)
+    assert counters["unique_graphs"] == before
+
+
+def test_the_stance_of_the_process_is_left_alone() -> None:
+    x = torch.randn(4, 40)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda p: ops.dropout(x, p, backend="inductor"), (0.1, 0.2, 0.3, 0.4) * 4))
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            torch.compile(lambda x: x + 1, backend="eager")(x)
+
+
+@pytest.mark.parametrize("shape", [(30, 30), (300, 300)])
+def test_a_backward_inside_of_a_compiled_step(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape, requires_grad=True)
+
+    def step() -> None:
+        ops.dropout(x, 0.5, seed=torch.tensor(3)).sum().backward()
+
+    step()
+    expected, x.grad = x.grad, None
+    torch.compile(step, backend="eager")()
+    assert expected is not None
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, expected)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

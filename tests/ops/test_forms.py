@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from fuselayers import ops
 from fuselayers.ops.compiled import why_not_compiled
 from fuselayers.ops.forms import second_order, takes_kernels
-from fuselayers.ops.launch import INTERPRETED, why_no_kernels
-from fuselayers.ops.meter import Launch
+from fuselayers.ops.launch import INTERPRETED, launch, why_no_kernels
+from fuselayers.ops.meter import KernelFault, Launch
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing import check_transforms
 from tests.ops.cases import CASES, Case
@@ -27,6 +28,14 @@ from tests.ops.contract import (
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 on_kernels = pytest.mark.kernels
+FAR_APART = (
+    "dropout",
+    "bias_activation_dropout, gelu",
+    "bias_dropout_residual",
+    "gated_activation, packed",
+    "bias_dropout_residual_layer_norm, prenorm",
+    "softmax",
+)
 all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -244,17 +253,36 @@ def test_one_tensor_given_twice_to_a_compiled_function() -> None:
 
 
 @on_kernels
-@pytest.mark.parametrize("name", ["gated_activation, silu", "layer_norm", "bias_dropout_residual", "softmax"])
-def test_rows_further_apart_than_32_bits_can_say(name: str) -> None:
-    case = CASES[name]
-    apart = (1 << 31) + 8
-    inputs = tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)
-    try:
-        memory = torch.empty(apart + 16, dtype=torch.bfloat16, device=DEVICE)  # of which only what is written is there
-    except RuntimeError:
-        pytest.skip("the address space is too small")
-    far = memory.as_strided((2, 16), (apart, 1)).copy_(inputs[0])
-    assert_as_good_as(triton_form(case), case.reference, [far, *inputs[1:]], **case.options)
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone says which address was asked for")
+@pytest.mark.parametrize("width", [16, 9000])
+@pytest.mark.parametrize("name", FAR_APART)
+def test_rows_may_lie_further_apart_than_32_bits_can_say(
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel is told that its rows are 2^31 elements apart, and asks for the right place, where there is none."""
+    case, seen = CASES[name], set()
+
+    def spy(function: Any, grid: Any, arguments: Any, constants: Any, **options: Any) -> None:
+        numbers = dict(zip(function.arg_names, (*arguments, *constants), strict=True))
+        # The gradients of the identity need no x.
+        unread = {"x_stride"} if numbers.get("ACTIVATION", "") is None else set()
+        for place, argument in enumerate(function.arg_names):
+            if argument.endswith("_stride") and numbers[argument] and argument not in unread:
+                far = (1 << 31) // numbers["VECTOR"] + 1
+                moved = (*arguments[:place], far, *arguments[place + 1 :])
+                with pytest.raises(KernelFault, match=rf"at element {far * numbers['VECTOR']} of its memory"):
+                    launch(function, grid, moved, constants, **options)
+                seen.add((function.__name__, argument))
+        launch(function, grid, arguments, constants, **options)
+
+    for module in list(sys.modules.values()):
+        if module.__name__.startswith("fuselayers.ops.") and getattr(module, "launch", None) is launch:
+            monkeypatch.setattr(module, "launch", spy)
+    inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, width)), dtype=torch.bfloat16)]
+    outputs = triton_form(case)(*inputs, **case.options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
+    assert len({kernel for kernel, _ in seen}) >= 2 or name == "dropout"
 
 
 def test_second_order_of_inputs_that_hang_together() -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale
+from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale, philox
 from fuselayers.ops.launch import kernel, launch
 from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_packed, _lanes, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
@@ -82,6 +82,16 @@ def test_every_size_and_offset_is_served_by_code_that_is_there() -> None:
         few = torch.ops.fuselayers.philox_keep(seed_of(), None, 2, 0, 3, 32768, offset)
         assert torch.equal(mask[:, :24], few.bool())
     assert counters["unique_graphs"] == before
+
+
+def test_many_small_masks_are_compiled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = keep_mask(seed_of(), (3, 20), p=0.5)
+    monkeypatch.setattr(philox, "_seconds_op_by_op", 2.0)
+    before = torch._dynamo.utils.counters["stats"]["calls_captured"]
+    assert torch.equal(keep_mask(seed_of(), (3, 20), p=0.5), small)
+    torch.compiler.reset()
+    assert torch.equal(keep_mask(seed_of(), (3, 20), p=0.5), small)
+    assert torch._dynamo.utils.counters["stats"]["calls_captured"] > before
 
 
 def test_large_masks_do_not_mind_the_callers_stance() -> None:

@@ -113,11 +113,26 @@ def test_rows_are_numbered_as_in_the_whole() -> None:
     assert row_numbers((1, 2, 3, 8), shard, device=DEVICE).tolist() == numbers[1:, :2, 2:].flatten().tolist()
 
 
+@pytest.mark.kernels
+def test_where_nothing_is_dropped_any_column_will_do() -> None:
+    (x,) = tensors((2, 8))
+    shard = Shard((0, 3), (2, 16))
+    y = ops.bias_activation_dropout(x, activation="relu", p=0.5, training=False, shard=shard, backend="triton")
+    assert torch.equal(y, x.relu())
+    assert torch.equal(ops.bias_dropout_residual(x, x, p=0.0, shard=shard, backend="triton"), 2 * x)
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^a shard needs a start and a size for each dimension, got \[0\] and \[\]$"):
         Shard((0,), ())
     with pytest.raises(ValueError, match=r"^a shard must start inside of the whole \[4, 8\], got \[5, 0\]$"):
         Shard((5, 0), (4, 8))
+    with pytest.raises(
+        TypeError, match=r"^a shard's start and shape must be whole numbers, got \[0.5, 0\] and \[4, 8\]$"
+    ):
+        Shard((0.5, 0), (4, 8))  # type: ignore[arg-type]
+    assert Shard([0, 1], [4, 8]) == Shard((0, 1), (4, 8))  # type: ignore[arg-type]
+    assert hash(Shard([0, 1], [4, 8])) == hash(Shard((0, 1), (4, 8)))  # type: ignore[arg-type]
     x = torch.ones(2, 8)
     with pytest.raises(TypeError, match=r"^shard must be a fuselayers.ops.Shard or None, got tuple$"):
         ops.dropout(x, 0.5, shard=((0, 0), (4, 8)))  # type: ignore[arg-type]

@@ -5,10 +5,10 @@ from fuselayers.ops.sums import sum_of_rows
 from tests.ops.contract import tensors
 
 
-@pytest.mark.parametrize("shape", [(5,), (1, 3), (16, 7), (17, 7), (2, 8, 3), (0, 4), (4, 5, 6)])
+@pytest.mark.parametrize("shape", [(5,), (1, 3), (16, 7), (17, 7), (2, 8, 3), (0, 4), (3, 0), (16, 0), (4, 5, 6)])
 def test_it_is_the_sum_over_all_rows(shape: tuple[int, ...]) -> None:
     (x,) = tensors(shape)
-    torch.testing.assert_close(sum_of_rows(x), x.view(-1, shape[-1]).sum(0))
+    torch.testing.assert_close(sum_of_rows(x), x.flatten(0, -2).sum(0) if x.dim() > 1 else x)
 
 
 def test_in_float32_at_least() -> None:

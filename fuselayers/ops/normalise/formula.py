@@ -17,7 +17,7 @@
 Dtypes: s has the dtype to which torch promotes what it is the sum of, and norm(s) has s's. Weight and norm_bias are
 rounded to it, whatever their own. What lies between is float32 (float64 where s is float64).
 
-Saved for backward: s, mean and rstd (two numbers per row), and a seed.
+Saved for backward: s, mean and rstd (two numbers per row), and a seed (see dropout, also for shards).
 
 Floor of the kernels, in elements of x: forward reads x and residual, writes y, and s if it is not x; backward reads
 dy, s, and what came in for s itself, writes dx, and dresidual if it is neither dx nor dy. Beside that come the
