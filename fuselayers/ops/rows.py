@@ -67,9 +67,13 @@ def tile_of_rows(rows_RN: Tensor) -> tuple[bool, int, int, int]:
     return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
 
 
-def persistent_programs(num_tiles: int, *, processors: int, side_by_side: int = 1) -> int:
-    """Return how many programs share `num_tiles` tiles in turn, `side_by_side` such groups running at a time."""
-    each = 1 if INTERPRETED else 4
+def persistent_programs(num_tiles: int, *, processors: int, num_warps: int = 4, side_by_side: int = 1) -> int:
+    """Return how many programs share `num_tiles` tiles in turn, `side_by_side` such groups running at a time.
+
+    16 warps of a kernel that keeps its sums in registers are about what a processor holds; a program that would have to
+    wait for its turn had better leave its tiles to the others.
+    """
+    each = 1 if INTERPRETED else max(16 // num_warps, 1)
     return max(1, min(num_tiles, each * processors // side_by_side))
 
 

@@ -66,6 +66,8 @@ def test_persistent_programs_fill_the_processors_and_are_no_more_than_the_tiles(
 ) -> None:
     monkeypatch.setattr(module, "INTERPRETED", False)
     assert persistent_programs(10_000, processors=132) == 528
+    assert persistent_programs(10_000, processors=132, num_warps=8) == 264
+    assert persistent_programs(10_000, processors=132, num_warps=32) == 132
     assert persistent_programs(10_000, processors=132, side_by_side=4) == 132
     assert persistent_programs(7, processors=132) == 7
     assert persistent_programs(7, processors=1, side_by_side=100) == 1

@@ -42,7 +42,7 @@ def _launch_backward(
     split, block_rows, block_columns, num_warps = tile_of_rows(s_RN)
     num_tiles, num_pieces = cdiv(s_RN.shape[0], block_rows), cdiv(s_RN.shape[1], block_columns)
     processors = num_processors(dy.device)
-    num_programs = persistent_programs(num_tiles, processors=processors, side_by_side=num_pieces)
+    num_programs = persistent_programs(num_tiles, processors=processors, num_warps=num_warps, side_by_side=num_pieces)
     partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
     tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R, dx_RN
     numbers = (

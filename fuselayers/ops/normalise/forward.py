@@ -37,7 +37,11 @@ def _launch_forward(
     num_tiles = cdiv(x_RN.shape[0], block_rows)
     launch(
         _forward_split_kernel if split else _forward_kernel,
-        (num_tiles if split else persistent_programs(num_tiles, processors=num_processors(x.device)),),
+        (
+            num_tiles
+            if split
+            else persistent_programs(num_tiles, processors=num_processors(x.device), num_warps=num_warps),
+        ),
         (
             *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
             *(y_RN, s if s.numel() else None, None if rms else mean, rstd),
