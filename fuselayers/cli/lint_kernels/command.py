@@ -26,7 +26,8 @@ Compiles the Triton kernels of every op for GPUs that need not be here, with the
 prints for each: registers, instructions that spill them, bytes of shared memory, how wide loads and stores are, and
 instructions executed per element of the largest tensor. A kernel of 16-bit tensors may execute 6.9 instructions for
 each byte that it moves (on NVIDIA's GPUs); none may spill, or move tensors in less than 128 bits at a time, or execute
-5 % more than what is checked in ({FIGURES.name}, for one version of Triton: another one's figures are not compared).
+5 % more, or have more accesses of less than 128 bits, than what is checked in ({FIGURES.name}, for one version of
+Triton: another one's figures are not compared).
 
   fuselayers lint-kernels
   fuselayers lint-kernels --arch sm_90,gfx942 --op gated_activation --json kernels.json

@@ -33,6 +33,8 @@ _SLACK: Final = 1.05
 # A loop that loads one tile ahead has each access twice.
 _ACCESSES_OF_A_SCALAR: Final = 2
 
+_Nested = dict[str, dict[str, dict[str, float]]]  # by case, kernel and architecture
+
 
 @dataclass(frozen=True)
 class Row:
@@ -49,6 +51,7 @@ class Row:
         stores: likewise.
         narrow: accesses of less than 128 bits, beyond those of single numbers (a seed, statistics of a row). Where
             there is a loop, those in it: what a program reads or writes once, a bias or a sum, is little.
+        all_narrow: the same with those of single numbers, among which a wide access that was lost could hide.
         instructions: that all threads execute, per element.
         moved: bytes per element, each tensor once.
         budget: of instructions per element, or None where there is none.
@@ -63,6 +66,7 @@ class Row:
     loads: str
     stores: str
     narrow: int
+    all_narrow: int
     instructions: float
     moved: float
     budget: float | None
@@ -100,11 +104,13 @@ class Figures:
         compiler: what the figures were measured with.
         accepted: faults that are known.
         instructions: per element, by (case, kernel, architecture).
+        narrow: `all_narrow` of the row, likewise.
     """
 
     compiler: str
     accepted: tuple[Accepted, ...]
     instructions: dict[tuple[str, str, str], float]
+    narrow: dict[tuple[str, str, str], float]
 
 
 def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> Row:
@@ -130,6 +136,7 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
         loads=_widths(accesses, "load"),
         stores=_widths(accesses, "store"),
         narrow=max(code.narrow() - _ACCESSES_OF_A_SCALAR * scalars, 0),
+        all_narrow=code.narrow(),
         instructions=round(executed / elements, 1),
         moved=round(moved, 1),
         budget=round(BUDGET * moved, 1) if arch.startswith("sm_") and largest.element_size() == 2 else None,
@@ -155,11 +162,15 @@ def faults(rows: Iterable[Row], figures: Figures, *, compiler: str) -> list[str]
                 found.append(f"{row.place}: {fault} are accepted, and there are none; run lint-kernels --write")
         if not same:
             continue
-        before = figures.instructions.get((row.case, row.kernel, row.arch))
-        if before is None:
+        key = row.case, row.kernel, row.arch
+        if key not in figures.instructions or key not in figures.narrow:
             found.append(f"{row.place}: no figure to compare with; run lint-kernels --write")
-        elif row.instructions > _SLACK * before:
-            found.append(f"{row.place}: {row.instructions} instructions per element, they were {before}")
+            continue
+        instructions, narrow = figures.instructions[key], figures.narrow[key]
+        if row.instructions > _SLACK * instructions:
+            found.append(f"{row.place}: {row.instructions} instructions per element, they were {instructions}")
+        if row.all_narrow > narrow:
+            found.append(f"{row.place}: {row.all_narrow} accesses of less than 128 bits in all, they were {narrow}")
     return found
 
 
@@ -179,22 +190,20 @@ def read_figures(path: Path = FIGURES) -> Figures:
     return Figures(
         compiler=content["compiler"],
         accepted=tuple(Accepted(**one) for one in content["accepted"]),
-        instructions={
-            (case, kernel, arch): figure
-            for case, kernels in content["instructions"].items()
-            for kernel, by_arch in kernels.items()
-            for arch, figure in by_arch.items()
-        },
+        instructions=_flat(content["instructions"]),
+        narrow=_flat(content.get("narrow", {})),
     )
 
 
 def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: Path = FIGURES) -> None:
     """Write the figures of rows, of all that there are. What is accepted stays as far as it is still there: what is
     new has to be written down by hand, with its reason."""
-    figures: dict[str, dict[str, dict[str, float]]] = {}
+    instructions: _Nested = {}
+    narrow: _Nested = {}
     now: dict[tuple[str, str, str, str], float] = {}
     for row in rows:
-        figures.setdefault(row.case, {}).setdefault(row.kernel, {})[row.arch] = row.instructions
+        for figures, figure in ((instructions, row.instructions), (narrow, row.all_narrow)):
+            figures.setdefault(row.case, {}).setdefault(row.kernel, {})[row.arch] = figure
         for fault, (figure, _) in _judged(row).items():
             now[row.case, row.kernel, fault, row.arch] = figure
     accepted = []
@@ -203,24 +212,34 @@ def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: 
         at_most = {arch: figure for arch, figure in still.items() if figure}
         if at_most:
             accepted.append({**vars(one), "at_most": at_most})
-    write_whole(path, lambda file: file.write(_json(compiler, accepted, figures).encode()))
-
-
-def _json(compiler: str, accepted: list[dict[str, Any]], figures: dict[str, dict[str, dict[str, float]]]) -> str:
-    """With a kernel's figures on one line, so that a change is a line of a diff."""
     parts = [
         f'"compiler": {json.dumps(compiler)}',
         '"accepted": ' + json.dumps(accepted, indent=2).replace("\n", "\n  "),
-        '"instructions": {'
-        + ",".join(
-            f"\n    {json.dumps(case)}: {{"
-            + ",".join(f"\n      {json.dumps(kernel)}: {json.dumps(by_arch)}" for kernel, by_arch in kernels.items())
-            + "\n    }"
-            for case, kernels in figures.items()
-        )
-        + "\n  }",
+        f'"instructions": {_json(instructions)}',
+        f'"narrow": {_json(narrow)}',
     ]
-    return "{\n  " + ",\n  ".join(parts) + "\n}\n"
+    text = "{\n  " + ",\n  ".join(parts) + "\n}\n"
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _flat(figures: _Nested) -> dict[tuple[str, str, str], float]:
+    return {
+        (case, kernel, arch): figure
+        for case, kernels in figures.items()
+        for kernel, by_arch in kernels.items()
+        for arch, figure in by_arch.items()
+    }
+
+
+def _json(figures: _Nested) -> str:
+    """With a kernel's figures on one line, so that a change is a line of a diff."""
+    cases = (
+        f"\n    {json.dumps(case)}: {{"
+        + ",".join(f"\n      {json.dumps(kernel)}: {json.dumps(by_arch)}" for kernel, by_arch in kernels.items())
+        + "\n    }"
+        for case, kernels in figures.items()
+    )
+    return "{" + ",".join(cases) + "\n  }"
 
 
 def _kernel_name(function: Any) -> str:

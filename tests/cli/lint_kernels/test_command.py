@@ -42,7 +42,7 @@ def test_no_kernel_of_any_case_has_a_fault() -> None:
     ids=lambda value: value.op if isinstance(value, Case) else None,
 )
 def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
-    found = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
+    found = faults(lint([case], archs=[arch]), Figures("another", (), {}, {}), compiler=compiler())
     if fault is None:
         assert found == []
     else:
@@ -91,6 +91,8 @@ def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[
     assert set(written["instructions"]) == {GOOD.title, NARROW.title}
     (figures_of_good,) = written["instructions"][GOOD.title].values()
     assert set(figures_of_good) == set(ARCHS)
+    (narrow_of_narrow,) = written["narrow"][NARROW.title].values()
+    assert narrow_of_narrow["sm_90"] == 32
     figures_of_good["gfx942"] *= 0.9
     two_cases.write_text(json.dumps(written))
     capsys.readouterr()

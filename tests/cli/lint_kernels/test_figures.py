@@ -28,12 +28,14 @@ ROW = Row(
     loads="4x128",
     stores="4x128",
     narrow=0,
+    all_narrow=2,
     instructions=20.0,
     moved=4.0,
     budget=27.6,
 )
 PLACE = "dropout 4096 bfloat16, dropout.dropout, sm_90"
-FIGURES = Figures("Triton 1", (), {(ROW.case, ROW.kernel, ROW.arch): 20.0})
+KEY = ROW.case, ROW.kernel, ROW.arch
+FIGURES = Figures("Triton 1", (), {KEY: 20.0}, {KEY: 2})
 
 
 def _case(title: str) -> Case:
@@ -63,6 +65,21 @@ def test_a_seed_may_be_read_in_less_than_128_bits(narrow: int, beyond: int) -> N
 
 
 @compiles
+def test_a_lost_wide_access_does_not_hide_among_single_numbers() -> None:
+    case = _case("bias_dropout_residual_layer_norm prenorm 4096 bfloat16")
+    forward = launches_of(case)[0]
+    good = Code(55, 0, once=Counter(), looped=Counter({"LDG.E.128": 4, "STG.E.128": 3}))
+    lost = Code(55, 0, once=Counter(), looped=Counter({"LDG.E.128": 4, "STG.E.128": 2, "STG.E.64": 2}))
+    before, after = (measure(case, forward, "sm_90", code, 0) for code in (good, lost))
+    assert (before.narrow, after.narrow) == (0, 0)
+    key = before.case, before.kernel, before.arch
+    figures = Figures("Triton 1", (), {key: after.instructions}, {key: before.all_narrow})
+    assert faults([before], figures, compiler="Triton 1") == []
+    (fault,) = faults([after], figures, compiler="Triton 1")
+    assert fault == f"{after.place}: 2 accesses of less than 128 bits in all, they were 0"
+
+
+@compiles
 @pytest.mark.parametrize(("title", "arch"), [("dropout 4096 bfloat16", "gfx942"), ("dropout 4096 float32", "sm_90")])
 def test_there_is_no_budget_for_amd_and_32_bits(title: str, arch: str) -> None:
     case = _case(title)
@@ -78,6 +95,8 @@ def test_there_is_no_budget_for_amd_and_32_bits(title: str, arch: str) -> None:
         (replace(ROW, instructions=21.1), "21.1 instructions per element, they were 20.0"),
         (replace(ROW, spills=3), "3 instructions move registers to memory or back"),
         (replace(ROW, narrow=8), "8 accesses of less than 128 bits to tensors"),
+        (replace(ROW, all_narrow=1), None),
+        (replace(ROW, all_narrow=3), "3 accesses of less than 128 bits in all, they were 2"),
         (replace(ROW, budget=19.9), "20.0 instructions per element, the budget is 19.9"),
         (replace(ROW, budget=None), None),
     ],
@@ -89,10 +108,13 @@ def test_what_is_a_fault(row: Row, fault: str | None) -> None:
 def test_a_kernel_without_a_figure_is_a_fault() -> None:
     found = faults([replace(ROW, arch="sm_80")], FIGURES, compiler="Triton 1")
     assert found == [f"{PLACE[:-5]}sm_80: no figure to compare with; run lint-kernels --write"]
+    for without in (replace(FIGURES, narrow={}), replace(FIGURES, instructions={})):
+        found = faults([ROW], without, compiler="Triton 1")
+        assert found == [f"{PLACE}: no figure to compare with; run lint-kernels --write"]
 
 
 def test_figures_of_another_compiler_are_not_compared() -> None:
-    assert faults([replace(ROW, instructions=25.0)], FIGURES, compiler="Triton 2") == []
+    assert faults([replace(ROW, instructions=25.0, all_narrow=9)], FIGURES, compiler="Triton 2") == []
     assert faults([replace(ROW, arch="sm_80")], FIGURES, compiler="Triton 2") == []
     assert len(faults([replace(ROW, instructions=28.0, spills=1)], FIGURES, compiler="Triton 2")) == 2
 
@@ -128,7 +150,11 @@ def test_writing_and_reading(tmp_path: Path) -> None:
             Accepted(ROW.case, ROW.kernel, "budget", "it was known", {"sm_90": 30}),
         ),
     )
-    rows = [replace(ROW, spills=4), replace(ROW, arch="sm_80", instructions=22.5), replace(ROW, kernel="other")]
+    rows = [
+        replace(ROW, spills=4),
+        replace(ROW, arch="sm_80", instructions=22.5, all_narrow=0),
+        replace(ROW, kernel="other"),
+    ]
     write_figures(rows, before, compiler="Triton 2", path=path)
     after = read_figures(path)
     assert after.compiler == "Triton 2"
@@ -139,9 +165,22 @@ def test_writing_and_reading(tmp_path: Path) -> None:
         (ROW.case, ROW.kernel, "sm_80"): 22.5,
         (ROW.case, "other", "sm_90"): 20.0,
     }
+    assert after.narrow == {
+        (ROW.case, ROW.kernel, "sm_90"): 2,
+        (ROW.case, ROW.kernel, "sm_80"): 0,
+        (ROW.case, "other", "sm_90"): 2,
+    }
     assert faults(rows, after, compiler="Triton 2") == []
     # One line for each kernel, for the sake of diffs.
-    assert '      "dropout.dropout": {"sm_90": 20.0, "sm_80": 22.5},\n' in path.read_text()
+    lines = path.read_text().splitlines()
+    assert '      "dropout.dropout": {"sm_90": 20.0, "sm_80": 22.5},' in lines
+    assert '      "dropout.dropout": {"sm_90": 2, "sm_80": 0},' in lines
+
+
+def test_a_file_without_narrow_accesses_has_no_figures_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text('{"compiler": "Triton 1", "accepted": [], "instructions": {}}')
+    assert read_figures(path) == Figures("Triton 1", (), {}, {})
 
 
 def test_the_file_holds_figures_of_today_s_cases_alone() -> None:
