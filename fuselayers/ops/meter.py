@@ -8,14 +8,16 @@ after a launch is not seen.
 Two faults are errors, with kernel, argument, offset and programs in their text. They are silent on a GPU.
 
     an access out of bounds    an address that is no element of the tensor whose pointer it was made of
-    a double store             two stores to one address in one launch: on a GPU the last wins, and that may be either
+    a double store             two stores to one address in one launch, through one argument or two that share memory:
+                               on a GPU the last wins, and that may be either
 
-An atomic operation loads and stores; several to one address are no fault.
+An atomic operation loads and stores; several to one address are no fault. What is reached through a pointer that was
+not made of an argument (of a number, of a tensor in a tuple) is neither counted nor judged.
 
 Note: [tagged pointers] Two arguments may lie in one storage, interleaved (the halves of a packed gradient), so an
 address alone does not say which argument it was made of. While metered, each pointer carries the number of its argument
 in its upper 16 bits, which no address of a process uses; arithmetic leaves them alone, and they are taken off before
-memory is touched. Checked with Triton 3.6 and 3.7.
+memory is touched. A block of pointers may be made of several arguments, by `tl.where`. Checked with Triton 3.6 and 3.7.
 """
 
 import math
@@ -34,7 +36,6 @@ __all__ = ["KernelFault", "Launch", "Traffic", "metered"]
 
 _TAG: Final = np.uint64(48)
 _ADDRESS: Final = np.uint64((1 << 48) - 1)
-_NOBODY: Final = -1
 
 Program = tuple[int, int, int]
 
@@ -118,9 +119,9 @@ def metered() -> Iterator[list[Launch]]:
 
 
 class _Argument:
-    """A tensor argument: where its elements lie, and which program has stored to each of them."""
+    """A tensor argument: where its elements lie, and who has stored to each byte of its storage."""
 
-    def __init__(self, name: str, tensor: torch.Tensor, traffic: Traffic) -> None:
+    def __init__(self, name: str, tensor: torch.Tensor, traffic: Traffic, stores: dict[int, Any]) -> None:
         self.name, self.traffic = name, traffic
         self.base, self.element_size = tensor.data_ptr(), tensor.element_size()
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -128,7 +129,10 @@ class _Argument:
         self.is_element = np.zeros(span, dtype=bool)
         if span:
             torch.from_numpy(self.is_element).as_strided(tensor.shape, tensor.stride()).fill_(True)
-        self.stored_by = np.full(span, _NOBODY, dtype=np.int64)
+        # Arguments in one storage share their marks. Zeros take memory only where they are written to.
+        storage = tensor.untyped_storage()
+        self.start = self.base - storage.data_ptr()
+        self.stored_by = stores.setdefault(storage.data_ptr(), np.zeros(storage.nbytes(), dtype=np.int64))
 
 
 class _Meter:
@@ -138,6 +142,8 @@ class _Meter:
         self._launch = Launch("")
         self._arguments: list[_Argument] = []
         self._number_of: dict[int, int] = {}
+        # Of a storage: for each byte at which an element was stored 1 + program * arguments + argument, else 0.
+        self._stores: dict[int, Any] = {}
         self._fault: KernelFault | None = None
 
     def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +159,7 @@ class _Meter:
                     raise self._fault from None
                 raise
             finally:
-                self._arguments, self._number_of = [], {}
+                self._arguments, self._number_of, self._stores = [], {}, {}
             self._launch.programs = math.prod(self._builder.grid_dim)
             self.launches.append(self._launch)
             return result
@@ -170,7 +176,7 @@ class _Meter:
                 if isinstance(tensor, torch.Tensor):
                     traffic = self._launch.traffic[name] = Traffic(tuple(tensor.shape))
                     self._number_of[id(tensor)] = len(self._arguments)
-                    self._arguments.append(_Argument(name, tensor, traffic))
+                    self._arguments.append(_Argument(name, tensor, traffic, self._stores))
             return found
 
         return init_args
@@ -190,8 +196,7 @@ class _Meter:
         """A load, and its bytes."""
 
         def create(builder: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-            argument, offsets = self._touched("loads", pointers, mask.data, builder.grid_idx)
-            if argument is not None:
+            for argument, offsets in self._touched("loads", pointers, mask.data, builder.grid_idx):
                 argument.traffic.loaded += len(offsets) * argument.element_size
             return original(builder, _untagged(pointers), mask, *rest, **options)
 
@@ -201,14 +206,17 @@ class _Meter:
         """A store, and its bytes; each address is marked with the program."""
 
         def create(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
-            argument, offsets = self._touched("stores to", pointers, mask.data, builder.grid_idx, once=True)
-            if argument is not None:
-                before = argument.stored_by[offsets]
-                if (before != _NOBODY).any():
-                    place = int((before != _NOBODY).argmax())
-                    first = _program(int(before[place]), builder.grid_dim)
-                    self._fail(argument, int(offsets[place]), "stores to", [first, builder.grid_idx])
-                argument.stored_by[offsets] = _number(builder.grid_idx, builder.grid_dim)
+            program, grid = builder.grid_idx, builder.grid_dim
+            for argument, offsets in self._touched("stores to", pointers, mask.data, program, once=True):
+                bytes_of = argument.start + offsets * argument.element_size
+                before = argument.stored_by[bytes_of]
+                if before.any():
+                    place = int((before > 0).argmax())
+                    number, other = divmod(int(before[place]) - 1, len(self._arguments))
+                    first = _program(number, grid)
+                    self._fail_twice(argument, int(offsets[place]), first, self._arguments[other], program)
+                mine = _number(program, grid) * len(self._arguments) + self._arguments.index(argument)
+                argument.stored_by[bytes_of] = 1 + mine
                 argument.traffic.stored += len(offsets) * argument.element_size
             return original(builder, _untagged(pointers), value, mask, *rest, **options)
 
@@ -221,8 +229,7 @@ class _Meter:
             place = next(at for at, one in enumerate(given) if hasattr(one, "data") and one.data.dtype == np.uint64)
             pointers = given[place]
             mask = given[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
-            argument, offsets = self._touched("changes", pointers, mask, builder.grid_idx)
-            if argument is not None:
+            for argument, offsets in self._touched("changes", pointers, mask, builder.grid_idx):
                 argument.traffic.loaded += len(offsets) * argument.element_size
                 argument.traffic.stored += len(offsets) * argument.element_size
             return original(builder, *given[:place], _untagged(pointers), *given[place + 1 :], **options)
@@ -231,32 +238,35 @@ class _Meter:
 
     def _touched(
         self, verb: str, pointers: Any, mask: Any, program: Program, *, once: bool = False
-    ) -> tuple[_Argument | None, Any]:
-        """The argument that `pointers` were made of, and the offsets of its elements that they touch, each one once."""
+    ) -> Iterator[tuple[_Argument, Any]]:
+        """The arguments that `pointers` were made of, each with the offsets of its elements that they touch."""
         live = pointers.data[np.broadcast_to(mask, pointers.data.shape).astype(bool)]
-        if not live.size:
-            return None, live
-        argument = self._arguments[int(live.flat[0] >> _TAG) - 1]
-        addresses = (live & _ADDRESS).astype(np.int64)
-        offsets = (addresses - argument.base) // argument.element_size
-        inside = (offsets >= 0) & (offsets < len(argument.is_element))
-        inside[inside] = argument.is_element[offsets[inside]]
-        if not inside.all():
-            self._fail(argument, int(offsets[inside.argmin()]), verb, [program])
-        distinct = np.unique(offsets)
-        if once and len(distinct) < len(offsets):
-            ordered = np.sort(offsets)
-            self._fail(argument, int(ordered[1:][ordered[1:] == ordered[:-1]][0]), verb, [program, program])
-        return argument, distinct
+        tags = live >> _TAG
+        for tag in np.unique(tags[tags > 0]):
+            argument = self._arguments[int(tag) - 1]
+            addresses = (live[tags == tag] & _ADDRESS).astype(np.int64)
+            offsets = (addresses - argument.base) // argument.element_size
+            inside = (offsets >= 0) & (offsets < len(argument.is_element))
+            inside[inside] = argument.is_element[offsets[inside]]
+            if not inside.all():
+                stray = int(offsets[inside.argmin()])
+                self._fail(argument, stray, verb, f", which is not one of the tensor's, in program {program}")
+            distinct = np.unique(offsets)
+            if once and len(distinct) < len(offsets):
+                ordered = np.sort(offsets)
+                self._fail_twice(argument, int(ordered[1:][ordered[1:] == ordered[:-1]][0]), program, argument, program)
+            yield argument, distinct
 
-    def _fail(self, argument: _Argument, offset: int, verb: str, programs: list[Program]) -> None:
+    def _fail(self, argument: _Argument, offset: int, verb: str, rest: str) -> None:
         shape = list(argument.traffic.shape)
-        where = f"{self._launch.kernel} {verb} {argument.name} {shape} at element {offset} of its memory"
-        if len(programs) == 1:
-            self._fault = KernelFault(f"{where}, which is not one of the tensor's, in program {programs[0]}")
-        else:
-            self._fault = KernelFault(f"{where} twice, in program {programs[0]} and in program {programs[1]}")
+        self._fault = KernelFault(
+            f"{self._launch.kernel} {verb} {argument.name} {shape} at element {offset} of its memory{rest}"
+        )
         raise self._fault
+
+    def _fail_twice(self, argument: _Argument, offset: int, first: Program, other: _Argument, second: Program) -> None:
+        through = "" if other is argument else f" through {other.name}"
+        self._fail(argument, offset, "stores to", f" twice, in program {first}{through} and in program {second}")
 
 
 def _untagged(pointers: Any) -> Any:

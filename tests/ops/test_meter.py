@@ -49,6 +49,29 @@ def _swap_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-
 
 
 @kernel
+def _both_kernel(x_ptr, a_ptr, b_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place)
+    tl.store(a_ptr + place, x)
+    tl.store(b_ptr + place, x)
+
+
+@kernel
+def _either_kernel(x_ptr, a_ptr, b_ptr, shift, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.arange(0, BLOCK)
+    first = place < BLOCK // 2
+    chosen = tl.where(first, a_ptr + place, b_ptr + place - shift)
+    tl.store(chosen, tl.load(x_ptr + place))
+
+
+@kernel
+def _by_number_kernel(x_ptr, address, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    place = tl.arange(0, BLOCK)
+    y_ptr = address.to(tl.pointer_type(tl.float32))
+    tl.store(y_ptr + place, tl.load(x_ptr + place))
+
+
+@kernel
 def _add_up_kernel(x_ptr, sum_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(sum_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + place))
@@ -95,6 +118,21 @@ class TestCounts:
         with metered() as launches:
             launch(_copy_kernel, (1,), (x, x, 16, 0, 1), (16,))
         assert launches[0].traffic == {"x_ptr": Traffic((16,), loaded=64), "y_ptr": Traffic((16,), stored=64)}
+
+    def test_one_instruction_through_two_arguments(self) -> None:
+        x, a, b = torch.randn(16), torch.zeros(8), torch.zeros(8)
+        with metered() as launches:
+            launch(_either_kernel, (1,), (x, a, b, 8), (16,))
+        assert torch.equal(torch.cat([a, b]), x)
+        assert launches[0].traffic["a_ptr"] == Traffic((8,), stored=32)
+        assert launches[0].traffic["b_ptr"] == Traffic((8,), stored=32)
+
+    def test_a_pointer_made_of_a_number_is_not_metered(self) -> None:
+        x, y = torch.randn(16), torch.zeros(16)
+        with metered() as launches:
+            launch(_by_number_kernel, (1,), (x, y.data_ptr()), (16,))
+        assert torch.equal(x, y)
+        assert launches[0].traffic == {"x_ptr": Traffic((16,), loaded=64)}
 
     def test_atomics_load_and_store_and_may_share_an_address(self) -> None:
         x, total = torch.randn(32), torch.zeros(16)
@@ -176,6 +214,25 @@ class TestFaults:
         text = r"element 0 of its memory twice, in program \(0, 0, 0\) and in program \(0, 0, 0\)$"
         with pytest.raises(KernelFault, match=text), metered():
             launch(_copy_kernel, (1,), (torch.randn(16), torch.empty(16), 16, 0, 0), (16,))
+
+    def test_two_arguments_that_share_memory(self) -> None:
+        x, y = torch.randn(16), torch.empty(17)
+        with metered():
+            launch(_both_kernel, (1,), (x, y[:16], torch.empty(16)), (16,))
+        text = (
+            r"^_both_kernel stores to b_ptr \[16\] at element 0 of its memory twice, in program \(0, 0, 0\) through "
+            r"a_ptr and in program \(0, 0, 0\)$"
+        )
+        for other in (y[:16], y[1:]):
+            with pytest.raises(KernelFault, match=text), metered():
+                launch(_both_kernel, (1,), (x, y[:16], other), (16,))
+
+    def test_one_instruction_through_two_arguments(self) -> None:
+        x, y = torch.randn(16), torch.zeros(8)
+        with pytest.raises(KernelFault, match=r"^_either_kernel stores to b_ptr \[8\] at element 8 of its"), metered():
+            launch(_either_kernel, (1,), (x, torch.zeros(16), y, 0), (16,))
+        with pytest.raises(KernelFault, match=r"twice, in program \(0, 0, 0\) through a_ptr and in"), metered():
+            launch(_either_kernel, (1,), (x, y, y, 8), (16,))
 
     def test_what_a_kernel_itself_raises_is_not_hidden(self) -> None:
         from triton.runtime.errors import InterpreterError
