@@ -1,9 +1,15 @@
 """What Triton's interpreter gets wrong and our kernels need, mended. Loaded by `launch` where TRITON_INTERPRET is set.
 
-It keeps bfloat16 as 16-bit integers. Its cast from float32 drops the lower bits where a GPU rounds to the nearest, ties
-to even, and its matmul multiplies the integers. Triton 3.6 cannot take a loop's bounds from arrays of NumPy 2.4 and
-later. And it has none of libdevice's functions. Checked with Triton 3.6 and 3.7. What it cannot show, mended or not: a
-masked load without `other`, a variable that changes its type in a loop, races.
+It keeps bfloat16 as 16-bit integers, and adds, multiplies, compares and sums up these. Here it computes in float32 and
+rounds each result, as a GPU does; a sum is rounded after every element. Its cast from float32 drops the lower bits
+where a GPU rounds to the nearest, ties to even, its matmul multiplies the integers, and it has no constants of
+bfloat16. Triton 3.6 cannot take a loop's bounds from arrays of NumPy 2.4 and later. And it has none of libdevice's
+functions. Checked with Triton 3.6 and 3.7.
+
+Not mended, and loud: inline assembly, autotuning of several configs, atomics of bfloat16, what else libdevice has. Not
+mended, and silent: 8-bit floats are computed with as integers; a masked load without `other` gives 0 where a GPU gives
+anything; a variable may change its type in a loop; programs run one after another, so that there are no races and
+atomics have an order.
 """
 
 from typing import Any, Final
@@ -25,10 +31,13 @@ def mend_interpreter() -> None:
     if getattr(builder, "has_bfloat16", False):
         return
     cast, convert, dot = builder.cast_impl, builder.create_fp_to_fp, builder.create_dot
+    reduces, scans = interpreter.ReduceOps, interpreter.ScanOps
+    binary_op, create_fma, total = builder.binary_op, builder.create_fma, reduces.sum
 
     def rounded(source: Any, dtype: Any) -> Any:
         kinds = source.dtype.scalar, dtype.scalar
-        if tl.bfloat16 not in kinds or kinds[0] == kinds[1]:
+        # Casts to and from 8-bit floats are right as they are.
+        if tl.bfloat16 not in kinds or kinds[0] == kinds[1] or any(kind.is_fp8() for kind in kinds):
             return None
         data = _widened(source.data) if kinds[0] == tl.bfloat16 else source.data
         if kinds[1] == tl.bfloat16:
@@ -49,6 +58,27 @@ def mend_interpreter() -> None:
         left, right = (_widened(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
         return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
+    def mended_binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+        if left.dtype.scalar != tl.bfloat16:
+            return binary_op(self, left, right, op)
+        found = op(_widened(left.data), _widened(right.data))
+        return handle(found, tl.int1) if found.dtype == np.bool_ else handle(_rounded(found), tl.bfloat16)
+
+    def mended_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.dtype.scalar != tl.bfloat16:
+            return create_fma(self, x, y, z)
+        wide = (_widened(one.data) for one in (x, y, z))
+        return handle(_rounded(next(wide) * next(wide) + next(wide)), tl.bfloat16)
+
+    def get_bf16(self: Any, value: float) -> Any:
+        return handle(_rounded(np.array([value], dtype=np.float32)), tl.bfloat16)
+
+    def mended_sum(self: Any, given: Any) -> Any:
+        return self.generic_reduce((given,))[0] if given.dtype == tl.bfloat16 else total(self, given)
+
+    def mended_scan(scan: Any) -> Any:
+        return lambda self, given: self.generic_scan((given,)) if given.dtype == tl.bfloat16 else scan(self, given)
+
     patch_tensor = interpreter._patch_lang_tensor
 
     def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
@@ -59,6 +89,8 @@ def mend_interpreter() -> None:
     libdevice.fast_expf = lambda a: tl.exp(a)
     interpreter._patch_lang_tensor = _patch_lang_tensor
     builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
+    builder.binary_op, builder.create_fma, builder.get_bf16 = mended_binary_op, mended_fma, get_bf16
+    reduces.sum, scans.cumsum, scans.cumprod = mended_sum, mended_scan(scans.cumsum), mended_scan(scans.cumprod)
     builder.has_bfloat16 = True
 
 
