@@ -21,6 +21,7 @@ from ..partition import BackendUnavailableError, fuse
 from ..partition.torch_private import torch_compile
 from .comparison import (
     Op,
+    Overwritten,
     as_tuple,
     assert_as_good_as,
     backward,
@@ -29,7 +30,7 @@ from .comparison import (
     forward,
     incoming_for,
     results,
-    samples,
+    untouched,
 )
 
 __all__ = [
@@ -73,7 +74,7 @@ def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **option
 
     The other dtype is float32, or bfloat16 where the inputs are float32.
     """
-    own = inputs[0].dtype
+    own = _floating_dtype(inputs)
     other = torch.bfloat16 if own == torch.float32 else torch.float32
     fused = fuse(op, backend="eager", fallback=(), fullgraph=True, static_argnames=_static(options))
     for most, one in ((other, own), (own, other)):
@@ -97,6 +98,8 @@ def check_autocast(op: Op, reference: Op, inputs: Sequence[Tensor], **options: A
 
     try:
         assert_as_good_as(under_autocast(op), reference, inputs, **options)
+    except Overwritten:
+        raise
     except AssertionError:
         assert_as_good_as(under_autocast(op), under_autocast(reference), inputs, **options)
 
@@ -140,6 +143,7 @@ def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
     The reference in float64 may be followed too: torch's vectorised gelu makes NaN of inf on a CPU, its scalar one inf.
     """
+    _floating_dtype(inputs)
     for value in (torch.nan, torch.inf, -torch.inf):
         spoilt = [one.clone(memory_format=torch.contiguous_format) for one in inputs]
         next(one for one in spoilt if one.is_floating_point()).view(-1)[:1] = value
@@ -180,6 +184,8 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
     exact, plain = second(reference, cast(inputs, torch.float64)), second(reference, inputs)
     try:
         got = second(op, inputs)
+    except Overwritten:
+        raise
     except Exception as error:
         return _said(error)
     compare(got, plain, exact, inputs, slack=_LOOSE)
@@ -198,14 +204,16 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
     def by_func(fn: Op, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         call = partial(fn, **options)
-        outputs, pull = torch.func.vjp(lambda *args: as_tuple(call(*args)), *inputs)[:2]
-        gradients = pull(tuple(incoming_for(outputs)))
+        with untouched({f"input {place}": value for place, value in enumerate(inputs)}, by="the call"):
+            outputs, pull = torch.func.vjp(lambda *args: as_tuple(call(*args)), *inputs)[:2]
+            gradients = pull(tuple(incoming_for(outputs)))
         named = {f"y{place}": out for place, out in enumerate(outputs)}
         return named | {f"d{place}": gradient for place, gradient in enumerate(gradients)}
 
     if not all(value.is_floating_point() for value in inputs):
         raise NotApplicable("has inputs that are not floating")
-    stacked = [torch.stack([value, -value, value / 2]) for value in inputs]
+    # The values that were given, at other places: the function may be defined for such ones alone.
+    stacked = [torch.stack([value, _flipped(value), value.roll(1)]) for value in inputs]
     doubles = cast(inputs, torch.float64)
     exact = results(one_by_one, cast(stacked, torch.float64)), by_func(reference, doubles)
     plain = results(one_by_one, stacked), by_func(reference, inputs)
@@ -214,6 +222,8 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     for place, (name, run) in enumerate(runs):
         try:
             got = run()
+        except Overwritten:
+            raise
         except Exception as error:
             said.append(f"{name} {_said(error)}")
         else:
@@ -253,7 +263,8 @@ def check_dynamic(
 
     Args:
         op, reference, options: as everywhere.
-        inputs: tensors, all of whose sizes above one are multiplied; or what makes them for [rows, columns].
+        inputs: tensors, all of whose sizes above one are multiplied and filled with the same values, shuffled; or what
+            makes them for [rows, columns].
     """
     if callable(inputs):
         families = [inputs(shape) for shape in ((3, 21), (2, 16), (7, 129), (5, 40))]
@@ -277,19 +288,20 @@ def check_dynamic(
 
 
 def _enlarged(inputs: Sequence[Tensor], factor: int) -> list[Tensor]:
-    shapes = [[size * factor if size > 1 else size for size in value.shape] for value in inputs]
-    made = samples(*shapes, device=inputs[0].device)
-    return [
-        new.to(value.dtype)
-        if value.is_floating_point()
-        else value.repeat([larger // max(size, 1) for larger, size in zip(new.shape, value.shape, strict=True)])
-        for new, value in zip(made, inputs, strict=True)
-    ]
+    generator = torch.Generator().manual_seed(factor)
+    enlarged = []
+    for value in inputs:
+        tiled = value.repeat([factor if size > 1 else 1 for size in value.shape])
+        if value.is_floating_point() and factor > 1:
+            order = torch.randperm(tiled.numel(), generator=generator).to(value.device)
+            tiled = tiled.view(-1)[order].view(tiled.shape)
+        enlarged.append(tiled)
+    return enlarged
 
 
 def check_gradients_of_reference(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     """The reference's gradients are those of its values: `torch.autograd.gradcheck`, which needs float64."""
-    if inputs[0].dtype != torch.float64:
+    if _floating_dtype(inputs) != torch.float64:
         raise NotApplicable("needs float64")
     doubles = [value.detach().requires_grad_(value.is_floating_point()) for value in cast(inputs, torch.float64)]
     try:
@@ -303,8 +315,9 @@ def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **option
     ops_of_torch = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), torch.library.CustomOpDef  # type: ignore[attr-defined]
     if not isinstance(op, ops_of_torch):
         raise NotApplicable("is no torch.ops op")
+    leaves = tuple(value.clone().requires_grad_(value.is_floating_point()) for value in inputs)
     try:
-        torch.library.opcheck(op, tuple(value.clone().requires_grad_() for value in inputs), options)
+        torch.library.opcheck(op, leaves, options)
     except Exception as error:
         raise AssertionError(_said(error)) from error
 
@@ -342,13 +355,25 @@ def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()
-    other = [-value if value.is_floating_point() else value for value in inputs]
+    other = [_flipped(value) if value.is_floating_point() else value for value in inputs]
     with torch.no_grad():
         for place, value in zip(static, other, strict=True):
             place.copy_(value)
     graph.replay()
     exact = results(reference, cast(other, torch.float64), **options)
     compare(captured, results(reference, other, **options), exact, inputs)
+
+
+def _floating_dtype(inputs: Sequence[Tensor]) -> torch.dtype:
+    """Of the first floating input."""
+    for value in inputs:
+        if value.is_floating_point():
+            return value.dtype
+    raise NotApplicable("has no floating input")
+
+
+def _flipped(x: Tensor) -> Tensor:
+    return x.flip(tuple(range(x.dim())))
 
 
 def _static(options: dict[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ float64, which shows what that dtype costs, and the form's error may be at most 
 beside the last bit of a result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "DTYPES",
     "SLACK",
     "Op",
+    "Overwritten",
     "as_tuple",
     "assert_as_good_as",
     "backward",
@@ -24,12 +26,17 @@ __all__ = [
     "incoming_for",
     "results",
     "samples",
+    "untouched",
 ]
 
 SLACK: Final = 2.0
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 Op = Callable[..., Any]
+
+
+class Overwritten(AssertionError):
+    """A function wrote into what it was only to read."""
 
 
 def samples(
@@ -62,11 +69,36 @@ def forward(
     """Call `fn` and return its leaves and its outputs.
 
     The inputs are used as they lie in memory. Leaves are those at `wanted`, or else all floating ones, by place.
+
+    Raises:
+        Overwritten: an input has other values afterwards.
     """
     places = wanted or [place for place, value in enumerate(inputs) if value.is_floating_point()]
     given = [value.detach() for value in inputs]
     leaves = {place: given[place].requires_grad_() for place in places}
-    return leaves, as_tuple(fn(*given, **options))
+    with untouched({f"input {place}": value for place, value in enumerate(given)}, by="the forward"):
+        outputs = as_tuple(fn(*given, **options))
+    return leaves, outputs
+
+
+@contextmanager
+def untouched(tensors: Mapping[str, Tensor], *, by: str) -> Iterator[None]:
+    """Raise Overwritten if the block leaves other bits in one of the tensors, which have names for the message.
+
+    Nothing can be compared while a CUDA graph is captured; a call before that has to be looked at.
+    """
+    if any(value.is_cuda for value in tensors.values()) and torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    before = {name: value.detach().clone() for name, value in tensors.items()}
+    yield
+    for name, value in tensors.items():
+        if not torch.equal(_bits(value), _bits(before[name])):
+            raise Overwritten(f"{by} overwrote {name}")
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def incoming_for(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -84,19 +116,25 @@ def backward(
         leaves, outputs: from `forward`.
         incoming: a gradient for each output.
         again: whether another backward will follow.
+
+    Raises:
+        Overwritten: a leaf, an output or an incoming gradient has other values afterwards.
     """
     named = {f"y{place}": out.detach() for place, out in enumerate(outputs)}
     reached = [place for place, out in enumerate(outputs) if out.requires_grad]
     if not reached:
         return named | {f"d{place}": torch.zeros_like(leaf) for place, leaf in leaves.items()}
-    found = torch.autograd.grad(
-        [outputs[place] for place in reached],
-        list(leaves.values()),
-        [incoming[place] for place in reached],
-        retain_graph=again,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    read = {f"input {place}": leaf for place, leaf in leaves.items()} | named
+    read |= {f"the gradient of y{place}": one for place, one in enumerate(incoming)}
+    with untouched(read, by="the backward"):
+        found = torch.autograd.grad(
+            [outputs[place] for place in reached],
+            list(leaves.values()),
+            [incoming[place] for place in reached],
+            retain_graph=again,
+            allow_unused=True,
+            materialize_grads=True,
+        )
     return named | {f"d{place}": gradient for place, gradient in zip(leaves, found, strict=True)}
 
 
@@ -146,14 +184,17 @@ def compare(
     To that come what the reference's roundings cost on the way, on average; the last bit of a result, in the inputs'
     coarsest dtype; and what the order of a sum makes of numbers of the order of one, in float32 at least.
 
+    Where both are infinite or NaN, so must `got` be; where one of them is, `got` may be what either is.
+
     Args:
         got, plain, exact: results of a form, of the reference, and of the reference in float64.
         inputs: what the first two were given.
         where: what to say before the name of what differs.
         slack: above SLACK all that is allowed grows with it.
     """
-    coarse = max(torch.finfo(value.dtype).eps for value in inputs if value.is_floating_point())
-    fine = min(coarse, torch.finfo(torch.float32).eps)
+    single = torch.finfo(torch.float32).eps
+    coarse = max((torch.finfo(value.dtype).eps for value in inputs if value.is_floating_point()), default=single)
+    fine = min(coarse, single)
     assert got.keys() == exact.keys(), f"{where}wanted {', '.join(exact)}, got {', '.join(got)}"
     for name, value in got.items():
         expected = plain[name]
@@ -161,16 +202,32 @@ def compare(
         assert value.shape == expected.shape, f"{where}{name}: wanted {[*expected.shape]}, got {[*value.shape]}"
         if not value.numel():
             continue
-        error = (value.double() - exact[name]).abs()
-        own = (expected.double() - exact[name]).abs()
+        got_wide, plain_wide, exact_wide = value.double(), expected.double(), exact[name].double()
+        truth = torch.where(exact_wide.isfinite(), exact_wide, plain_wide)
+        is_number = truth.isfinite()
+        size = truth.abs().where(is_number, 0)
+        error = (got_wide - truth).abs()
+        both = plain_wide.isfinite() & exact_wide.isfinite()
+        own = (plain_wide - exact_wide).abs().where(both, 0)
         # What is more than a last rounding comes from roundings on the way, which fall on other elements elsewhere.
-        on_the_way = (own - coarse / 2 * exact[name].abs()).clamp(min=0).mean()
+        on_the_way = (own - coarse / 2 * size).clamp(min=0).mean()
         allowed = SLACK * (own + on_the_way)
         # A result is rounded once more at most, by half a unit; a gradient is a sum of such results, on another way.
-        rounded_often = exact[name].abs() + 4 * exact[name].abs().mean() if name.startswith("d") else 0
-        allowed += coarse / 2 * (exact[name].abs() + rounded_often)
-        allowed += 8 * fine * (1 + exact[name].abs().max())
+        # Where a gradient is 0 for all inputs (above a mask's diagonal) there are no such sums.
+        rounded_often = size + 4 * size.sum() / size.count_nonzero().clamp(min=1) if name.startswith("d") else 0
+        allowed += coarse / 2 * (size + rounded_often)
+        allowed += 8 * fine * (1 + size.max())
         allowed *= slack / SLACK
-        worst = int((error - allowed).argmax())
+        is_same = _same(got_wide, plain_wide) | _same(got_wide, exact_wide)
+        strange = (~is_number & ~is_same).flatten()
+        place = int(strange.int().argmax())
+        message = f"{where}{name}: wanted {truth.flatten()[place]:.3g}, got {got_wide.flatten()[place]:.3g}"
+        assert not strange.any(), message
+        is_good = (error <= allowed) | (is_same & ~both) | ~is_number
+        worst = int((error - allowed).where(~is_good, -torch.inf).argmax())
         message = f"{where}{name}: error {error.flatten()[worst]:.3g}, allowed {allowed.flatten()[worst]:.3g}"
-        assert bool((error <= allowed).all()), message
+        assert bool(is_good.all()), message
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    return (one == other) | (one.isnan() & other.isnan())

@@ -175,6 +175,24 @@ class TestDynamic:
         with pytest.raises(NotApplicable, match=r"^the reference takes no other sizes: raises RuntimeError: shape"):
             testing.check_dynamic(reference, reference, samples((6, 9)))
 
+    def test_larger_tensors_hold_the_values_that_were_given(self) -> None:
+        seen: list[Tensor] = []
+
+        def noting(x: Tensor, place: Tensor) -> Tensor:
+            if not torch.compiler.is_compiling() and x.dtype == torch.float32:
+                seen.append(x.detach())
+            return x.log() + place
+
+        inputs = [samples((3, 5))[0].abs() + 1, torch.arange(5)]
+        testing.check_dynamic(lambda x, place: x.log() + place, noting, inputs)
+        assert {tuple(x.shape) for x in seen} == {(3, 5), (6, 10), (9, 15), (15, 25)}
+        for x in seen:
+            values, counts = x.unique(return_counts=True)
+            assert torch.equal(values, inputs[0].unique())
+            assert counts.sum() == x.numel()
+        largest = max(seen, key=torch.numel)
+        assert not torch.equal(largest, inputs[0].repeat(5, 5))
+
 
 def test_gradcheck_of_a_wrong_reference() -> None:
     inputs = samples((3, 5), (3, 5), dtype=torch.float64)
@@ -191,6 +209,8 @@ def test_an_op_without_a_fake_is_seen() -> None:
         return x * 3
 
     testing.check_registration(torch.ops.aten.mul.Tensor, torch.mul, samples((3, 5), (3, 5)))
+    table, places = samples((3, 5))[0], torch.tensor([2, 0])
+    testing.check_registration(torch.ops.aten.embedding.default, torch.embedding, [table, places])
     with pytest.raises(AssertionError, match=r"^raises OpCheckError: opcheck"):
         testing.check_registration(no_fake, lambda x: x * 3, samples((3, 5)))
     with pytest.raises(NotApplicable, match=r"^is no torch.ops op$"):

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -74,3 +76,111 @@ def test_samples_are_exact_in_every_dtype() -> None:
     assert x.unique().numel() > 200
     for dtype in DTYPES:
         assert torch.equal(x.to(dtype).double(), x)
+
+
+class TestNotFinite:
+    """A result that is infinite in one place is held to the reference there and elsewhere."""
+
+    @staticmethod
+    def hidden(x: Tensor) -> Tensor:
+        return x.masked_fill(torch.eye(5, device=x.device).bool(), -torch.inf)
+
+    def test_the_same(self) -> None:
+        assert_as_good_as(self.hidden, self.hidden, samples((5, 5)))
+
+    @pytest.mark.parametrize(
+        ("at", "value", "problem"),
+        [
+            ((1, 1), 3.0, "y0: wanted -inf, got 3"),
+            ((1, 1), torch.inf, "y0: wanted -inf, got inf"),
+            ((1, 1), torch.nan, "y0: wanted -inf, got nan"),
+            ((1, 2), torch.nan, "y0: error nan, allowed"),
+            ((1, 2), torch.inf, "y0: error inf, allowed"),
+            ((1, 2), 9.0, r"y0: error \d"),
+        ],
+    )
+    def test_another_in_one_place(self, at: tuple[int, int], value: float, problem: str) -> None:
+        def changed(x: Tensor) -> Tensor:
+            y = self.hidden(x)
+            y[at] = value
+            return y
+
+        with pytest.raises(AssertionError, match=f"^{problem}"):
+            assert_as_good_as(changed, self.hidden, samples((5, 5)))
+
+    def test_what_overflows_in_the_reference_alone_may_do_either(self) -> None:
+        def squared(x: Tensor) -> Tensor:
+            return (x * 128) ** 2 / 128**2
+
+        def wide(x: Tensor) -> Tensor:
+            return squared(x.float()).half()
+
+        def wrong(x: Tensor) -> Tensor:
+            return wide(x) + 1
+
+        inputs = samples((5, 5), dtype=torch.float16)
+        assert squared(inputs[0]).isinf().any()
+        assert_as_good_as(squared, squared, inputs)
+        assert_as_good_as(wide, squared, inputs)
+        with pytest.raises(AssertionError, match=r"^y0: error 1"):
+            assert_as_good_as(wrong, squared, inputs)
+
+
+def test_gradients_that_are_zero_by_construction_do_not_narrow_what_is_allowed() -> None:
+    def first(x: Tensor) -> Tensor:
+        return x[:1] * x[:1]
+
+    def off(by: float) -> Any:
+        class Off(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                ctx.save_for_backward(x)
+                return first(x)
+
+            @staticmethod
+            def backward(ctx: Any, dy: Tensor) -> Tensor:
+                (x,) = ctx.saved_tensors
+                dx = torch.zeros_like(x)
+                dx[:1] = 2 * dy * x[:1] + by
+                return dx
+
+        return Off.apply
+
+    # A hundredth of the gradients that there are, which are of the order of one.
+    inputs = samples((64, 8), dtype=torch.bfloat16)
+    assert_as_good_as(off(0.01), first, inputs)
+    with pytest.raises(AssertionError, match=r"^d0: error 0\.1\d*, allowed 0.0"):
+        assert_as_good_as(off(0.1), first, inputs)
+
+
+def test_what_a_function_was_only_to_read() -> None:
+    class Wipes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, what: str) -> Tensor:
+            y = x * 2
+            ctx.what = what
+            ctx.save_for_backward(x, y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+            dx = dy * 2
+            x, y = ctx.saved_tensors
+            {"x": x, "y": y, "dy": dy, "nothing": dx.clone()}[ctx.what].detach().zero_()
+            return dx, None
+
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    assert_as_good_as(lambda x: Wipes.apply(x, "nothing"), double, samples((3, 5)))
+    for what, name in (("x", "input 0"), ("y", "y0"), ("dy", "the gradient of y0")):
+        with pytest.raises(AssertionError, match=f"^the backward overwrote {name}$"):
+            assert_as_good_as(lambda x, what=what: Wipes.apply(x, what), double, samples((3, 5)))
+
+    def wipes(place: Tensor, x: Tensor) -> Tensor:
+        y = x[place]
+        place.zero_()
+        return y
+
+    with pytest.raises(AssertionError, match=r"^the forward overwrote input 0$"):
+        assert_as_good_as(wipes, lambda place, x: x[place], [torch.arange(3), *samples((3, 5))])
