@@ -28,12 +28,12 @@ from .checks import (
 )
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
 from .layouts import check_layouts
-from .report import Cell, Report
+from .report import VALUES, Cell, Report
 
 __all__ = ["CHECKS", "check", "check_module"]
 
 CHECKS: Final[dict[str, Callable[..., str | None]]] = {
-    "values and gradients": assert_as_good_as,
+    VALUES: assert_as_good_as,
     "gradcheck of the reference": check_gradients_of_reference,
     "layouts": check_layouts,
     "single gradients": check_single_gradients,
@@ -72,7 +72,8 @@ def check(
         inputs: the tensors, or their shapes, for random ones on the CPU. Small ones will do; give different dimensions
             different sizes. What is not floating has no gradient and keeps its dtype.
         options: for both. An op that draws random numbers needs its seed here.
-        checks: names of CHECKS, and "fused, <backend>"; all if None.
+        checks: names of CHECKS, and "fused, <backend>"; all if None. Leave "values and gradients" among them: a report
+            in which it passed in no dtype is taken for a failure, as is one without it in which nothing passed.
         backends: the backends of `fuselayers.fuse` that are to compile the op. "inductor" takes seconds for a dtype.
         dtypes: of the floating inputs; a column each.
 
@@ -184,10 +185,12 @@ def _matrix(
     cells = []
     for name, run in runs.items():
         for dtype in dtypes if wanted is None or name in wanted else ():
-            given: Any = cast(inputs, dtype)
+            # Copies for each check: what one overwrites must not reach the next.
+            given: Any = [value.detach().clone() for value in cast(inputs, dtype)]
             if name == "dynamic sizes" and inputs_of is not None:
                 given = partial(_in_dtype, inputs_of, dtype)
-            cells.append(_cell(name, dtype, partial(run, op, _or_not_applicable(reference), given, **options)))
+            own = {key: one.detach().clone() if isinstance(one, Tensor) else one for key, one in options.items()}
+            cells.append(_cell(name, dtype, partial(run, op, _or_not_applicable(reference), given, **own)))
     return Report(subject, cells)
 
 
@@ -217,7 +220,7 @@ def _or_not_applicable(reference: Op) -> Op:
 def _in_dtype(
     inputs_of: Callable[[tuple[int, int]], list[Tensor]], dtype: torch.dtype, shape: tuple[int, int]
 ) -> list[Tensor]:
-    return cast(inputs_of(shape), dtype)
+    return [value.detach().clone() for value in cast(inputs_of(shape), dtype)]
 
 
 def _tensors(inputs: Sequence[Tensor] | Sequence[Sequence[int]]) -> list[Tensor]:

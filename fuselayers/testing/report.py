@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["Cell", "Report"]
+__all__ = ["VALUES", "Cell", "Report"]
+
+VALUES: Final = "values and gradients"
+"""The check without which no other says anything."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,22 @@ class Report:
         """The cells that failed."""
         return [cell for cell in self.cells if cell.outcome == "fail"]
 
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether values and gradients passed in no dtype, or, where they were not asked for, nothing did.
+
+        That is what a reference that always raises, or a misspelt option, makes of every check.
+        """
+        needed = [cell for cell in self.cells if cell.check == VALUES] or self.cells
+        return not any(cell.outcome == "pass" for cell in needed)
+
     def raise_on_failure(self) -> None:
-        """Do nothing if nothing failed.
+        """Do nothing if nothing failed, and something was shown.
 
         Raises:
-            AssertionError: a check failed; the text is the whole report.
+            AssertionError: a check failed, or the report `shows_nothing`; the text is the whole report.
         """
-        if self.failures:
+        if self.failures or self.shows_nothing:
             raise AssertionError(str(self))
 
     def __str__(self) -> str:
@@ -55,7 +67,10 @@ class Report:
         checks = list(dict.fromkeys(cell.check for cell in self.cells))
         outcomes = {(cell.check, cell.dtype): cell.outcome for cell in self.cells}
         width = max(map(len, checks), default=0)
-        head = [f"{self.subject}: {len(self.failures)} of {len(self.cells)} checks failed", ""]
+        left_out = sum(cell.outcome == "n/a" for cell in self.cells)
+        counts = f"{len(self.failures)} of {len(self.cells)} checks failed" + f", {left_out} n/a" * (left_out > 0)
+        nothing = "; that shows nothing: no values were compared" * (self.shows_nothing and not self.failures)
+        head = [f"{self.subject}: {counts}{nothing}", ""]
         table = ["  ".join([" " * width, *(f"{dtype:8}" for dtype in dtypes)])]
         table += [
             "  ".join([f"{check:{width}}", *(f"{_shown(outcomes[check, dtype]):8}" for dtype in dtypes)])

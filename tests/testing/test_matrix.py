@@ -70,6 +70,83 @@ def test_what_the_reference_refuses_is_not_asked() -> None:
     assert refusing.failures[0].reason == "raises TypeError: only double"
 
 
+def test_a_reference_that_always_raises_makes_no_green_report() -> None:
+    def broken(x: Tensor) -> Any:
+        return x.no_such()
+
+    names = ["values and gradients", "kernels"]
+    with pytest.raises(AssertionError, match=r"^sin: 0 of 2 checks failed, 2 n/a; that shows nothing: no values were"):
+        check(torch.sin, broken, [(3, 5)], checks=names, dtypes=[torch.float32]).raise_on_failure()
+    misspelt = check(torch.sin, torch.sin, [(3, 5)], checks=names, options={"oot": None}, dtypes=[torch.float32])
+    with pytest.raises(AssertionError, match=r"the reference raises TypeError: "):
+        misspelt.raise_on_failure()
+    with pytest.raises(AssertionError, match=r"^sin: 0 of 0 checks failed; that shows nothing"):
+        check(torch.sin, torch.sin, [(3, 5)], checks=[]).raise_on_failure()
+
+
+def test_an_op_that_overwrites_is_seen_in_every_check_and_keeps_its_hands_off_ours() -> None:
+    def wipes(x: Tensor, *, scale: Tensor) -> Tensor:
+        y = x * 2
+        x.detach().zero_()
+        scale.zero_()
+        return y
+
+    x, scale = torch.ones(6, 9), torch.tensor(2.0)
+    options = {"scale": scale}
+    names = [
+        "values and gradients",
+        "layouts",
+        "single gradients",
+        "mixed dtypes",
+        "autocast",
+        "unwritten memory",
+        "double backward",
+        "torch.func",
+    ]
+    report = check(wipes, lambda x, *, scale: x * 2, [x], checks=names, options=options, dtypes=[torch.float32])
+    found = {cell.check: cell.reason for cell in report.failures}
+    assert found == dict.fromkeys(names, "the forward overwrote input 0")
+    assert bool(x.eq(1).all())
+    assert scale == 2
+
+
+def test_a_function_of_few_numbers_passes_with_those() -> None:
+    def log(x: Tensor) -> Tensor:
+        return x.log()
+
+    def masked(x: Tensor, is_hidden: Tensor) -> Tensor:
+        return x.masked_fill(is_hidden, -torch.inf)
+
+    x = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)) + 0.5
+    one_dtype: dict[str, Any] = {"dtypes": [torch.float32], **EAGER}
+    report = check(log, log, [x], **one_dtype)
+    report.raise_on_failure()
+    # Nothing of it is left out because there were other numbers.
+    assert {cell.check for cell in report.cells if cell.outcome == "n/a"} == {
+        *{"gradcheck of the reference", "opcheck", "CUDA graph", "kernels"}
+    }
+    assert {cell.reason for cell in report.cells if cell.outcome == "pass"} == {""}
+    check(masked, masked, [x, torch.rand(6, 9) < 0.3], **one_dtype).raise_on_failure()
+
+
+def test_a_first_input_of_integers() -> None:
+    def scaled(place: Tensor, x: Tensor) -> Tensor:
+        return place * x
+
+    names = ["mixed dtypes", "gradcheck of the reference", "NaN and infinity"]
+    report = check(scaled, scaled, [torch.arange(9), torch.randn(6, 9)], checks=names)
+    assert [cell.outcome for cell in report.cells if cell.check != names[1]] == ["pass"] * 8
+    assert {cell.dtype: cell.outcome for cell in report.cells if cell.check == names[1]} == {
+        **{"float32": "n/a", "bfloat16": "n/a", "float16": "n/a"},
+        "float64": "pass",
+    }
+    alone = check(torch.negative, torch.negative, [torch.arange(9)], checks=["values and gradients", *names])
+    assert {(cell.outcome, cell.reason) for cell in alone.cells if cell.check in names} == {
+        ("n/a", "has no floating input")
+    }
+    alone.raise_on_failure()
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
