@@ -337,7 +337,7 @@ def goes_through_kernels(y: Tensor) -> bool:
     nodes = [y.grad_fn]
     for node in nodes:
         nodes.extend(above for above, _ in node.next_functions if above is not None)
-    return "_KernelsBackward" in {type(node).__name__ for node in nodes}
+    return "_FusedBackward" in {type(node).__name__ for node in nodes}
 
 
 @on_kernels

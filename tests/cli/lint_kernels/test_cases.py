@@ -52,7 +52,7 @@ def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
         (),
     ]
     assert backward.grid == (264, 2)  # four programs for each of 132 processors
-    assert backward.arguments[5].shape == (264, 4096)
+    assert backward.arguments[7].shape == (264, 4096)
 
 
 def test_the_same_launch_is_compiled_once() -> None:

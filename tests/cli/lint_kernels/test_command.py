@@ -105,7 +105,10 @@ def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[
     ("arguments", "text"),
     [
         (["--arch", "sm_91"], "no architecture 'sm_91'; did you mean 'sm_90'? there are: gfx942, sm_100, sm_80, sm_90"),
-        (["--op", "rottary"], "no op with kernels 'rottary'; there are: bias_activation_dropout, "),
+        (
+            ["--op", "rottary"],
+            "no op with kernels 'rottary'; did you mean 'rotary'? there are: bias_activation_dropout, ",
+        ),
         (["--write", "--op", "dropout"], "--write renews all figures; leave --arch and --op out"),
     ],
 )

@@ -152,6 +152,7 @@ def test_writing_and_reading(tmp_path: Path) -> None:
     )
     rows = [
         replace(ROW, spills=4),
+        replace(ROW, spills=3, instructions=19.0),  # the same kernel in backward
         replace(ROW, arch="sm_80", instructions=22.5, all_narrow=0),
         replace(ROW, kernel="other"),
     ]
