@@ -155,7 +155,7 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         compose(arguments.name if subject == "model" else "gpt_nano", getattr(arguments, "overrides", []))
         return 0
 
-    for command in ("train", "bench", "explain", "tune"):
+    for command in ("train", "bench", "explain", "tune", "lint_kernels"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 
 

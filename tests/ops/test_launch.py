@@ -139,7 +139,7 @@ def test_launches_are_recorded_instead_of_made() -> None:
     forward = launches[0]
     assert forward.grid == (32, 2)
     assert [one.shape if isinstance(one, torch.Tensor) else one for one in forward.arguments] == [
-        *(x.shape, None, y.shape, seed.shape),
+        *(x.shape, None, y.shape, seed.shape, None, 0),
         *(64, 512, 512, 6554, pytest.approx(65536 / (65536 - 6554))),
     ]
     assert forward.constants == ("relu", False, 8, 2, 2048)

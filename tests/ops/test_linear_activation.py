@@ -415,5 +415,5 @@ def test_errors() -> None:
         linear_activation(torch.tensor(3.0), weight)
     with pytest.raises(ValueError, match=r"^no activation 'gleu'; did you mean 'gelu'\?"):
         linear_activation(x, weight, activation="gleu")
-    with pytest.raises(ValueError, match=r"^no backend 'cublas'; there are: auto, eager, triton$"):
+    with pytest.raises(ValueError, match=r"^no backend 'cublas'; there are: auto, eager, inductor, triton$"):
         linear_activation(x, weight, backend="cublas")
