@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -7,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import rotary
-from fuselayers.ops.launch import INTERPRETED
-from fuselayers.ops.meter import Launch
+from fuselayers.ops.launch import INTERPRETED, launch
+from fuselayers.ops.meter import KernelFault, Launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from tests.ops.contract import (
@@ -282,17 +283,22 @@ def test_rows_at_odd_distances(interleaved: bool) -> None:
 
 
 @on_kernels
-def test_offsets_beyond_32_bits() -> None:
-    q, k, cos, sin = tensors((2, 1, 1, 16), (2, 1, 1, 16), (2, 1, 8), (2, 1, 8), dtype=torch.bfloat16)
-    # Only the pages that are written take memory, where it is the host's.
-    memory = torch.empty((1 << 31) + 32, dtype=torch.bfloat16, device=DEVICE)
-    far_q = memory.as_strided(q.shape, (1 << 31, 16, 16, 1)).copy_(q)
-    far_cos, far_sin = (
-        memory.as_strided(table.shape, (1 << 31, 8, 1), offset).copy_(table) for table, offset in ((cos, 16), (sin, 24))
-    )
-    got = rotary(far_q, k, far_cos, far_sin, backend="triton")
-    for one, expected in zip(got, rotary(q, k, cos, sin, backend="eager"), strict=True):
-        torch.testing.assert_close(one, expected)
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone says which address was asked for")
+@pytest.mark.parametrize("distance", ["x0_batch", "x0_token", "x1_head"])
+def test_distances_beyond_32_bits(distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is told that q or k lies 2^31 elements apart, and asks for the right place, where there is nothing."""
+    module = sys.modules["fuselayers.ops.rotary"]
+
+    def spy(function: Any, grid: Any, arguments: Any, constants: Any, **options: Any) -> None:
+        numbers = dict(zip(function.arg_names, (*arguments, *constants), strict=True))
+        place, far = function.arg_names.index(distance), (1 << 31) // numbers["VECTOR"] + 1
+        moved = (*arguments[:place], far, *arguments[place + 1 :])
+        with pytest.raises(KernelFault, match=rf"at element {far * numbers['VECTOR']} of its memory"):
+            launch(function, grid, moved, constants, **options)
+
+    monkeypatch.setattr(module, "launch", spy)
+    q, k, cos, sin = tensors((2, 1, 2, 16), (2, 2, 2, 16), (2, 2, 8), (2, 2, 8), dtype=torch.bfloat16)
+    rotary(q, k, cos, sin, backend="triton")
 
 
 @both_forms
@@ -418,7 +424,7 @@ def test_the_kernel_moves_the_floor_in_one_launch(interleaved: bool, launches: l
     torch.autograd.grad(outputs, (q, k), [torch.ones_like(one) for one in outputs])
     assert len(launches) == 2
     heads = q.nbytes + k.nbytes
-    for launch in launches:
+    for one_launch in launches:
         # The tables of a token once for each sequence and up to eight heads, at most once for each head.
         tables = (cos.nbytes + sin.nbytes) * 2
-        assert 2 * heads + tables <= launch.loaded + launch.stored <= 2 * heads + tables * 24
+        assert 2 * heads + tables <= one_launch.loaded + one_launch.stored <= 2 * heads + tables * 24
