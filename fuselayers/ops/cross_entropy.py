@@ -2,17 +2,21 @@
 
     logits   [..., V]   any float dtype; V classes
     target   [...]      int64, in [0, V) or ignore_index
-    lse      [R]        float32; R rows
+    m, s     [R]        float32; R rows
     a, z                label_smoothing, z_loss
 
-    forward    lse    = log(sum_j exp(logits_j))
-               loss   = lse - (1 - a) * logits_target - a * mean_j(logits_j) + z * lse^2
-    backward   dlogits_j = dloss * (exp(logits_j - lse) * (1 + 2 * z * lse) - (1 - a) * [j = target] - a / V)
+    forward    m      = max_j(logits_j),  s = sum_j exp(logits_j - m),  lse = m + log(s)
+               loss   = log(s) + (1 - a) * (m - logits_target) + a * (m - mean_j(logits_j)) + z * lse^2
+    backward   dlogits_j = dloss * (exp(logits_j - m) / s * (1 + 2 * z * lse) - (1 - a) * [j = target] - a / V)
+
+Note: [m and s] They are kept apart, and nothing is taken from lse: where logits lie far from 0, as a bias common to all
+classes lets them, lse is rounded in steps as large as the loss of a row that is well predicted, and a probability
+exp(logits_j - lse) would have that error. The difference of a logit and the largest one is exact.
 
 The loss of a row whose target is ignore_index is 0, and so is its gradient. "mean" divides by the number of the other
 rows, on the device: nothing waits for a GPU. All of it is computed in float32 at least and rounded once.
 
-Saved for backward: by the op's own forms logits, target and lse (for "mean" the number of rows too), never a softmax,
+Saved for backward: by the op's own forms logits, target, m and s (for "mean" the number of rows too), never a softmax,
 and backward writes dlogits without touching them. The formula run op by op keeps log_softmax(logits), in float32 at
 least; with a z-loss the logits too. A compiler keeps what it finds best.
 
@@ -229,14 +233,14 @@ def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-        loss, lse, count = _in_one_piece(logits, target, *options)
-        ctx.save_for_backward(logits, target, lse, count)
+        loss, sums, count = _in_one_piece(logits, target, *options)
+        ctx.save_for_backward(logits, target, sums, count)
         ctx.options = options
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        logits, target, lse, count = ctx.saved_tensors
+        logits, target, sums, count = ctx.saved_tensors
         if torch.is_grad_enabled():
 
             def formula(logits: Tensor) -> Tensor:
@@ -244,7 +248,7 @@ class _Fused(torch.autograd.Function):
 
             (dlogits,) = second_order(formula, (logits,), (dloss,), (True,))
         else:
-            dlogits = gradients_in_one_piece(dloss, count, logits, target, lse, *ctx.options[:3])
+            dlogits = gradients_in_one_piece(dloss, count, logits, target, sums, *ctx.options[:3])
         return dlogits, None, *(None for _ in ctx.options)
 
 
@@ -257,7 +261,7 @@ def _in_one_piece(
     reduction: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    losses, lse = losses_in_one_piece(
+    losses, sums = losses_in_one_piece(
         *(
             logits,
             target,
@@ -268,7 +272,7 @@ def _in_one_piece(
         )
     )
     count = count_for(reduction, target, ignore_index)
-    return losses if reduction == "none" else reduced(losses, count, reduction, dtype), lse, count
+    return losses if reduction == "none" else reduced(losses, count, reduction, dtype), sums, count
 
 
 def _losses_formula(
@@ -280,11 +284,16 @@ def _losses_formula(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
-    lse_R = logits_RV.logsumexp(-1)
-    losses_R = lse_R - (1 - label_smoothing) * torch.where(wanted_RV, logits_RV, 0.0).sum(-1) + z_loss * lse_R.square()
+    largest_R = logits_RV.amax(-1)
+    below_RV = largest_R[:, None] - logits_RV
+    total_R = below_RV.neg().exp().sum(-1)
+    log_total_R = total_R.log()
+    losses_R = log_total_R + (1 - label_smoothing) * torch.where(wanted_RV, below_RV, 0.0).sum(-1)
+    losses_R = losses_R + z_loss * (largest_R + log_total_R).square()
     if label_smoothing:
-        losses_R = losses_R - label_smoothing * logits_RV.mean(-1)
-    return torch.where(used_R1[:, 0], losses_R, 0.0).to(dtype).view(target.shape), lse_R
+        losses_R = losses_R + label_smoothing * below_RV.mean(-1)
+    losses_R = torch.where(used_R1[:, 0], losses_R, 0.0)
+    return losses_R.to(dtype).view(target.shape), torch.stack((largest_R, total_R), -1)
 
 
 def _gradients_formula(
@@ -292,15 +301,16 @@ def _gradients_formula(
     count: Tensor | None,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    sums: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
     logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
-    lse_R1, dloss_R1 = lse[:, None], dloss.reshape(-1, 1).to(logits_RV.dtype)
+    (largest_R1, total_R1), dloss_R1 = sums.split(1, -1), dloss.reshape(-1, 1).to(logits_RV.dtype)
     dloss_R1 = dloss_R1 if count is None else dloss_R1 / count
-    probabilities_RV = (logits_RV - lse_R1).exp() * (1 + 2 * z_loss * lse_R1)
+    of_probability_R1 = (1 + 2 * z_loss * (largest_R1 + total_R1.log())) / total_R1
+    probabilities_RV = (logits_RV - largest_R1).exp() * of_probability_R1
     wanted = wanted_RV.to(logits_RV.dtype) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
     dlogits_RV = torch.where(used_R1, dloss_R1 * (probabilities_RV - wanted), 0.0)
     return dlogits_RV.to(logits.dtype).view(logits.shape)
@@ -322,9 +332,9 @@ def _launch_losses(
     z_loss: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    losses, lse = _like_losses(logits, target, ignore_index, label_smoothing, z_loss, dtype)
+    losses, sums = _like_losses(logits, target, ignore_index, label_smoothing, z_loss, dtype)
     if not target.numel():
-        return losses, lse
+        return losses, sums
     logits_RV, target_R = as_rows(logits), target.reshape(-1)
     num_rows, width = logits_RV.shape
     vector = vector_of(logits_RV)
@@ -334,13 +344,13 @@ def _launch_losses(
         _losses_kernel,
         (cdiv(num_rows, block_rows),),
         (
-            *(logits_RV, target_R, losses, lse, num_rows, width // vector),
+            *(logits_RV, target_R, losses, sums, num_rows, width // vector),
             *(logits_RV.stride(0) // vector, target_R.stride(0), ignore_index, label_smoothing, z_loss),
         ),
         (label_smoothing > 0, vector, block_rows, block_columns),
         num_warps=max(4, block_rows * block_columns // _ELEMENTS_OF_A_WARP),
     )
-    return losses, lse
+    return losses, sums
 
 
 def _like_losses(
@@ -353,7 +363,7 @@ def _like_losses(
 ) -> tuple[Tensor, Tensor]:
     losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return losses, torch.empty(target.numel(), dtype=wide, device=logits.device)
+    return losses, torch.empty(target.numel(), 2, dtype=wide, device=logits.device)
 
 
 def _launch_gradients(
@@ -361,12 +371,12 @@ def _launch_gradients(
     count: Tensor | None,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    sums: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    dlogits = _like_gradients(dloss, count, logits, target, lse, ignore_index, label_smoothing, z_loss)
+    dlogits = _like_gradients(dloss, count, logits, target, sums, ignore_index, label_smoothing, z_loss)
     if not target.numel():
         return dlogits
     logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
@@ -378,7 +388,7 @@ def _launch_gradients(
         _gradients_kernel,
         (cdiv(num_rows, block_rows), cdiv(width, block_columns)),
         (
-            *(dloss_R, count, logits_RV, target_R, lse, dlogits_RV, num_rows, width // vector),
+            *(dloss_R, count, logits_RV, target_R, sums, dlogits_RV, num_rows, width // vector),
             # One incoming number serves all rows.
             *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_RV.stride(0) // vector, target_R.stride(0)),
             *(ignore_index, label_smoothing, z_loss),
@@ -393,7 +403,7 @@ def _like_gradients(
     count: Tensor | None,
     logits: Tensor,
     target: Tensor,
-    lse: Tensor,
+    sums: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -406,7 +416,7 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     target_ptr,
     losses_ptr,
-    lse_ptr,
+    sums_ptr,
     num_rows,
     num_columns,
     logits_stride,
@@ -428,6 +438,7 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     logits_row = logits_ptr + row * logits_stride * VECTOR
     largest = tl.full((BLOCK_ROWS, 1), float("-inf"), tl.float32)
     shift = tl.zeros((BLOCK_ROWS, 1), tl.float32)
+    origin = tl.zeros((BLOCK_ROWS, 1), tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     plain = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in tl.range(0, width, BLOCK_COLUMNS):
@@ -440,17 +451,21 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
         total = total * tl.exp(largest - shift) + libdevice.fast_expf(x - shift)
         largest = new
         if SMOOTH:
-            plain += tl.where(live, x, 0.0)
-    shift = tl.sum(shift, 1)  # of one column: [BLOCK_ROWS]
-    log_total = tl.log(tl.where(used, tl.sum(total, 1), 1.0))
+            # Summed as differences from the first piece's largest.
+            origin = tl.where(first == 0, shift, origin)
+            plain += tl.where(live, x - origin, 0.0)
+    shift, origin = tl.sum(shift, 1), tl.sum(origin, 1)  # of one column: [BLOCK_ROWS]
+    row_total = tl.where(used, tl.sum(total, 1), 1.0)
+    log_total = tl.log(row_total)
     lse = shift + log_total
     in_range = used & (target >= 0) & (target < width)
     logit = tl.load(logits_row + target, mask=in_range, other=float("nan")).to(tl.float32)
-    # Not from lse: where one class stands out, its logit less the largest is exact, and the loss is next to nothing.
+    # See [m and s].
     loss = log_total + (1 - label_smoothing) * (shift - logit) + z_loss * lse * lse
     if SMOOTH:
-        loss += label_smoothing * (shift - tl.sum(plain, 1) / width)
-    tl.store(lse_ptr + row, lse, mask=in_column)
+        loss += label_smoothing * (shift - origin - tl.sum(plain, 1) / width)
+    tl.store(sums_ptr + 2 * row, shift, mask=in_column)
+    tl.store(sums_ptr + 2 * row + 1, row_total, mask=in_column)
     tl.store(losses_ptr + row, tl.where(used, loss, 0.0).to(losses_ptr.dtype.element_ty), mask=in_column)
 
 
@@ -460,7 +475,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     count_ptr,
     logits_ptr,
     target_ptr,
-    lse_ptr,
+    sums_ptr,
     dlogits_ptr,
     num_rows,
     num_columns,
@@ -481,34 +496,35 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     width = num_columns * VECTOR
     target = tl.load(target_ptr + row * target_stride, mask=in_column, other=0)
     used = in_column & (target != ignore_index)
-    lse = tl.load(lse_ptr + row, mask=in_column, other=0.0)
+    shift = tl.load(sums_ptr + 2 * row, mask=in_column, other=0.0)
+    total = tl.load(sums_ptr + 2 * row + 1, mask=in_column, other=1.0)
     scale = tl.load(dloss_ptr + row * dloss_stride, mask=in_column, other=0.0).to(tl.float32)
     if count_ptr is not None:
         scale /= tl.load(count_ptr).to(tl.float32)
     in_range = (target >= 0) & (target < width)
     scale = tl.where(in_range, scale, float("nan"))
     place = tl.where(in_range, target, -1).to(tl.int32)[:, None]  # half the work of comparing in int64
-    of_probability = scale * (1 + 2 * z_loss * lse)
+    of_probability = scale * (1 + 2 * z_loss * (shift + tl.log(total))) / total
     of_target = scale * (1 - label_smoothing)
     of_all = scale * (label_smoothing / width)
     in_row = (columns < width)[None, :]
     logits_row = (logits_ptr + row * logits_stride * VECTOR)[:, None]
     x = tl.load(logits_row + columns[None, :], mask=used[:, None] & in_row, other=0.0).to(tl.float32)
-    dlogits = tl.exp(x - lse[:, None]) * of_probability[:, None] - of_all[:, None]
+    dlogits = tl.exp(x - shift[:, None]) * of_probability[:, None] - of_all[:, None]
     dlogits -= tl.where(columns[None, :] == place, of_target[:, None], 0.0)
     dlogits = tl.where(used[:, None], dlogits, 0.0).to(dlogits_ptr.dtype.element_ty)
     tl.store(dlogits_ptr + row[:, None] * width + columns[None, :], dlogits, mask=in_column[:, None] & in_row)
 
 
 losses_in_one_piece = define(
-    "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
+    "cross_entropy_losses(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
     "ScalarType dtype) -> (Tensor, Tensor)",
     _launch_losses,
     _like_losses,
     formula=_losses_formula,
 )
 gradients_in_one_piece = define(
-    "cross_entropy_backward(Tensor dloss, Tensor? count, Tensor logits, Tensor target, Tensor lse, int ignore_index, "
+    "cross_entropy_backward(Tensor dloss, Tensor? count, Tensor logits, Tensor target, Tensor sums, int ignore_index, "
     "float label_smoothing, float z_loss) -> Tensor",
     _launch_gradients,
     _like_gradients,

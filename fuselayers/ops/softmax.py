@@ -165,7 +165,7 @@ class _Fused(torch.autograd.Function):
 
 def _gradient_formula(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
     wide = torch.promote_types(y.dtype, torch.float32)
-    wide_dy, wide_y = dy.to(wide), y.to(wide)
+    wide_dy, wide_y = dy.to(wide).masked_fill(y == 0, 0.0), y.to(wide)
     total = wide_y.sum(-1, keepdim=True)
     mean = (wide_dy * wide_y).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1.0)
     dscores = scale * wide_y * (wide_dy - mean)
@@ -421,8 +421,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     row = rows.to(tl.int64)[:, None]
     dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=reached, other=0.0).to(tl.float32)
     y = tl.load(y_ptr + row * y_stride * VECTOR + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-    mean = (tl.sum(dy * y, 1) / tl.sum(y, 1))[:, None]
-    # In a row of NaN, what is hidden keeps its gradient 0: it has no part in it.
+    # What is hidden has no part: neither what comes in for it, be it infinite, nor a NaN elsewhere in the row.
+    mean = (tl.sum(tl.where(y == 0.0, 0.0, dy * y), 1) / tl.sum(y, 1))[:, None]
     dscores = tl.where(y == 0.0, 0.0, scale * y * (dy - mean))
     tl.store(dscores_ptr + row * width + columns[None, :], dscores.to(dscores_ptr.dtype.element_ty), mask=live)
 
@@ -459,7 +459,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
         reached = _reached(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
         dy = tl.load(dy_row + columns[None, :], mask=reached, other=0.0).to(tl.float32)
         y = tl.load(y_row + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-        products += dy * y
+        products += tl.where(y == 0.0, 0.0, dy * y)  # as above, where rows are in registers
         weights += y
     mean = (tl.sum(products, 1) / tl.sum(weights, 1))[:, None]
     for first in tl.range(0, width, BLOCK_COLUMNS):

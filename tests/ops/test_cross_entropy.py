@@ -12,6 +12,7 @@ from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.launch import INTERPRETED
 from fuselayers.ops.meter import Launch
 from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition.compilers import why_inductor_is_unavailable
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -27,6 +28,13 @@ from tests.ops.contract import (
 
 on_kernels = pytest.mark.kernels
 forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+compiled = pytest.param(
+    "inductor",
+    marks=pytest.mark.skipif(
+        INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+    ),
+)
+every_form = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
 
@@ -181,7 +189,20 @@ def test_kernels_do_not_look_at_rows_that_are_ignored() -> None:
     assert torch.equal(gradient(loss, logits)[0], torch.zeros(5, device=DEVICE))
 
 
-@forms
+@every_form
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("width", [33, 4200])
+def test_logits_far_from_zero(width: int, label_smoothing: float, backend: str) -> None:
+    def of_torchs_own(logits: Tensor, **options: Any) -> Tensor:
+        return of_torch(logits, target_of(logits), **options)
+
+    options: dict[str, Any] = {"label_smoothing": label_smoothing, "reduction": "none"}
+    for offset in (-1000, 1e5):  # float32 still has multiples of 1/32 there
+        inputs = [tensors((6, width))[0] + offset]
+        assert_as_good_as(partial(op, backend=backend), of_torchs_own, inputs, **options)
+
+
+@every_form
 def test_one_class_far_above_the_others(backend: str) -> None:
     logits = torch.tensor([[1e4, 1e4 - 12, 0.0]], device=DEVICE)
     got = cross_entropy(logits, torch.tensor([0], device=DEVICE), backend=backend)
@@ -226,10 +247,10 @@ def test_autocast_leaves_float64() -> None:
 @on_kernels
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @reductions
-def test_kernels_keep_logits_target_and_lse(reduction: str, dtype: torch.dtype) -> None:
+def test_kernels_keep_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype) -> None:
     logits = torch.randn(64, 40, device=DEVICE, dtype=dtype, requires_grad=True)
     kept = saved_bytes(partial(op, reduction=reduction, backend="triton"), logits)
-    assert kept == logits.nbytes + 64 * (8 + 4) + (8 if reduction == "mean" else 0)
+    assert kept == logits.nbytes + 64 * (8 + 8) + (8 if reduction == "mean" else 0)
 
 
 def test_formula_keeps_one_tensor_of_the_logits_size() -> None:
@@ -292,12 +313,12 @@ def test_gradcheck_of_reference_and_formula(reduction: str) -> None:
 def test_opcheck() -> None:
     logits = torch.randn(3, 5, device=DEVICE)
     target = torch.tensor([1, -100, 4], device=DEVICE)
-    losses_op, gradients_op = torch.ops.fuselayers.cross_entropy, torch.ops.fuselayers.cross_entropy_backward
+    losses_op, gradients_op = torch.ops.fuselayers.cross_entropy_losses, torch.ops.fuselayers.cross_entropy_backward
     torch.library.opcheck(losses_op.default, (logits, target, -100, 0.1, 0.01, torch.float32))
-    _, lse = losses_op(logits, target, -100, 0.1, 0.01, torch.bfloat16)
+    _, sums = losses_op(logits, target, -100, 0.1, 0.01, torch.bfloat16)
     count = torch.tensor(2, device=DEVICE)
     for dloss, number in ((torch.ones(3, device=DEVICE), None), (torch.ones((), device=DEVICE), count)):
-        torch.library.opcheck(gradients_op.default, (dloss, number, logits, target, lse, -100, 0.1, 0.01))
+        torch.library.opcheck(gradients_op.default, (dloss, number, logits, target, sums, -100, 0.1, 0.01))
 
 
 def test_errors() -> None:
@@ -345,7 +366,7 @@ def test_kernels_move_the_floor(launches: list[Launch]) -> None:
     loss = cross_entropy(logits, target, backend="triton")
     forward = launches.copy()
     loss.backward()
-    beside = 64 * (8 + 4 + 4 + 2 + 8)  # for each row its target, its lse, its loss, its logit; what comes in
+    beside = 64 * (8 + 8 + 4 + 2 + 8)  # for each row its target, its two sums, its loss, its logit; what comes in
     for floor, moved in ((1, forward), (2, launches[len(forward) :])):
         got = sum(launch.loaded + launch.stored for launch in moved)
         assert floor * logits.nbytes <= got <= floor * logits.nbytes + beside

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.ops import softmax
+from fuselayers.ops.launch import INTERPRETED
 from fuselayers.ops.softmax import _mask_levels, softmax_reference
 from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing import poisoned_memory
 from tests.ops import truth
 from tests.ops.cases import CASES, Case, mask_of
@@ -76,10 +78,16 @@ KERNELS = [pytest.param(name, marks=pytest.mark.kernels) for name in ("rows in r
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
     if request.param == "rows in pieces":
         monkeypatch.setattr(sys.modules["fuselayers.ops.softmax"], "tile_of_rows", lambda rows: (True, 1, 8, 1))
-    return partial(softmax, backend="eager" if request.param == "formula" else "triton")
+    return partial(softmax, backend={"formula": "eager", "compiled": "inductor"}.get(request.param, "triton"))
 
 
-form = pytest.fixture(params=["formula", *KERNELS], name="form")(_form)
+COMPILED = pytest.param(
+    "compiled",
+    marks=pytest.mark.skipif(
+        INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+    ),
+)
+form = pytest.fixture(params=["formula", COMPILED, *KERNELS], name="form")(_form)
 kernels = pytest.fixture(params=KERNELS, name="kernels")(_form)
 
 
@@ -187,6 +195,23 @@ def test_what_is_not_finite_goes_through_as_in_torch(form: Form, hide: str) -> N
         torch.testing.assert_close(got if mask is None else got[8:, mask], wanted, equal_nan=True)
         if mask is not None:
             assert torch.equal(got[:, ~mask], torch.zeros_like(got[:, ~mask]))
+
+
+@pytest.mark.parametrize("hide", ["a mask", "causality"])
+@pytest.mark.parametrize("width", [7, 16])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_comes_in_for_hidden_places_has_no_part(value: float, width: int, hide: str, form: Form) -> None:
+    (scores, incoming) = tensors((5, width), (5, width))
+    sees = mask_of(scores) if hide == "a mask" else causal_mask(5, width)
+    found = []
+    for dy in (incoming.masked_fill(~sees, value), incoming.masked_fill(~sees, 0.0)):
+        for create_graph in (False, True):
+            leaf = scores.clone().requires_grad_()
+            y = form(leaf, sees if hide == "a mask" else None, causal=hide == "causality")
+            found.append(torch.autograd.grad(y, leaf, dy, create_graph=create_graph)[0].detach())
+    assert not found[0].isnan().any()
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
+    torch.testing.assert_close(found[1], found[3], rtol=0, atol=0)
 
 
 def test_scores_far_from_zero(form: Form) -> None:
