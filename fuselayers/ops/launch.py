@@ -23,6 +23,7 @@ __all__ = ["INTERPRETED", "Launch", "kernel", "launch", "num_processors", "recor
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
 """True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
 
+_SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
 _ALIGNMENT: Final = 16
 _PROCESSORS_OF_AN_H200: Final = 132
@@ -99,7 +100,7 @@ def _launch(
     kinds = [
         (one.dtype, one.data_ptr() % _ALIGNMENT == 0)
         if isinstance(one, Tensor)
-        else one is None or (one.__class__ is int and one > _LARGEST_INT32)
+        else one is None or (one.__class__ is int and not _SMALLEST_INT32 <= one <= _LARGEST_INT32)
         for one in arguments
     ]
     key = (id(function), device_index, num_warps, num_stages, constants, *kinds)

@@ -60,8 +60,9 @@ class TestLaunch:
             (torch.zeros(64)[1:], None, 4),  # at an address that is no multiple of 16
             (torch.zeros(64), torch.zeros(64), 4),
             (torch.zeros(64), None, 1 << 31),
+            (torch.zeros(64), None, -(1 << 31) - 1),
         ],
-        ids=["dtype", "alignment", "one tensor more", "a wide number"],
+        ids=["dtype", "alignment", "one tensor more", "a wide number", "a wide number below zero"],
     )
     def test_compiles_again_for_what_triton_specialises_on(self, arguments: tuple[Any, ...]) -> None:
         function = Function()
