@@ -7,6 +7,8 @@
 Su et al., "RoFormer", 2021, section 3.2.2.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,8 +29,8 @@ class RotaryPosition(Position):
         fraction: share of a head's channels that is turned, 0 < fraction <= 1; 0.25 in GPT-NeoX.
 
     Raises:
-        ValueError: base is not positive or fraction not within its bounds; in `check_head_dim` and `rotate`, an odd
-            number of channels would be turned, or none.
+        ValueError: base is not positive and finite, or fraction not within its bounds; in `check_head_dim` and
+            `rotate`, an odd number of channels would be turned, or none.
 
     >>> q = torch.tensor([1.0, 0.0]).repeat(1, 1, 2, 1)
     >>> RotaryPosition().rotate(q, q)[0][0, 0]
@@ -38,8 +40,8 @@ class RotaryPosition(Position):
 
     def __init__(self, *, base: float = 10000.0, interleaved: bool = False, fraction: float = 1.0) -> None:
         super().__init__()
-        if base <= 0:
-            raise ValueError(f"base must be positive, got {base}")
+        if not 0 < base < math.inf:
+            raise ValueError(f"base must be positive and finite, got {base}")
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must satisfy 0 < fraction <= 1, got {fraction}")
         self.base = base

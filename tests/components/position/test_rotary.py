@@ -1,4 +1,5 @@
 import cmath
+import math
 
 import pytest
 import torch
@@ -89,8 +90,9 @@ def test_repr_names_every_option() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^base must be positive, got 0$"):
-        RotaryPosition(base=0)
+    for base in (0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"^base must be positive and finite, got {base}$"):
+            RotaryPosition(base=base)
     for fraction in (0.0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=rf"^fraction must satisfy 0 < fraction <= 1, got {fraction}$"):
             RotaryPosition(fraction=fraction)
