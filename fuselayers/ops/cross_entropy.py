@@ -53,7 +53,6 @@ __all__ = [
     "cross_entropy_reference",
     "gradients_in_one_piece",
     "loss_dtype",
-    "losses_by_formula",
     "losses_in_one_piece",
     "reduced",
 ]
@@ -170,18 +169,14 @@ def _formula(
     dtype: torch.dtype,
 ) -> Tensor:
     logits_RV, target_R = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-    losses, _ = losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
+    losses = _losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
     return reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
 
 
-def losses_by_formula(
+def _losses_by_formula(
     logits_RV: Tensor, target_R: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
-) -> tuple[Tensor, Tensor]:
-    """Return the losses of rows, and the logarithms of their probabilities, in float32 at least. Used by both losses.
-
-    Raises:
-        IndexError: a target is out of range, on the CPU.
-    """
+) -> Tensor:
+    """The losses of rows, in float32 at least. On the CPU it raises an IndexError for a target that is out of range."""
     wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
     log_probabilities_RV = F.log_softmax(wide_RV, -1)
     losses_R = F.nll_loss(log_probabilities_RV, target_R, ignore_index=ignore_index, reduction="none")
@@ -191,7 +186,7 @@ def losses_by_formula(
         losses_R = (1 - label_smoothing) * losses_R + label_smoothing * even_R
     if z_loss:
         losses_R = losses_R + z_loss * wide_RV.logsumexp(-1).masked_fill(ignored_R, 0.0).square()
-    return losses_R, log_probabilities_RV
+    return losses_R
 
 
 def cross_entropy_reference(
@@ -307,7 +302,7 @@ def _gradients_formula(
     z_loss: float,
 ) -> Tensor:
     logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
-    (largest_R1, total_R1), dloss_R1 = sums.split(1, -1), dloss.reshape(-1, 1).to(logits_RV.dtype)
+    largest_R1, total_R1, dloss_R1 = sums[:, :1], sums[:, 1:], dloss.reshape(-1, 1).to(logits_RV.dtype)
     dloss_R1 = dloss_R1 if count is None else dloss_R1 / count
     of_probability_R1 = (1 + 2 * z_loss * (largest_R1 + total_R1.log())) / total_R1
     probabilities_RV = (logits_RV - largest_R1).exp() * of_probability_R1

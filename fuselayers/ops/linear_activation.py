@@ -32,10 +32,10 @@ from torch import Tensor
 
 from .activations import activate, activate_tile, check_activation
 from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
-from .forms import autocast_dtype, define, needs_grad, second_order, takes_kernels
+from .forms import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels
 from .launch import kernel, launch, num_processors
 from .rows import cdiv, next_power_of_2, vector_of
-from .shapes import check_floating, check_rows
+from .shapes import check_linear
 from .triton_language import tl
 
 __all__ = ["linear_activation", "linear_activation_reference"]
@@ -78,7 +78,7 @@ def linear_activation(
     >>> linear_activation(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 1.0], [1.0, -1.0]]), activation="relu")
     tensor([3., 0.])
     """
-    _check_tensors(x, weight, bias)
+    check_linear(x, weight, bias)
     check_activation(activation)
     if not takes_kernels(backend, x, weight, bias):
         return _formula(x, weight, bias, activation)
@@ -90,32 +90,13 @@ def linear_activation(
     dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if torch.compiler.is_compiling():
+        x, weight, bias = each_once((x, weight, bias))
     if needs_grad(x, weight, bias):
         y: Tensor = _Kernels.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
         return y
     y, _ = _forward(x, weight, bias, activation, False)
     return y
-
-
-def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    check_rows("x", x)
-    check_floating("weight", weight)
-    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
-        raise ValueError(f"weight must be [N, {x.shape[-1]}] to fit x {list(x.shape)}, got {list(weight.shape)}")
-    others = {"weight": weight}
-    if bias is not None:
-        check_floating("bias", bias)
-        if bias.shape != weight.shape[:1]:
-            wanted = list(weight.shape[:1])
-            raise ValueError(f"bias must be {wanted} to fit weight {list(weight.shape)}, got {list(bias.shape)}")
-        others["bias"] = bias
-    for name, other in others.items():
-        if other.device != x.device:
-            raise ValueError(f"{name} must be on x's device {x.device}, got {other.device}; move it with .to(x.device)")
-        if other.dtype != x.dtype and autocast_dtype(x.device) is None:
-            raise TypeError(
-                f"{name} must have x's dtype {x.dtype}, got {other.dtype}; convert it, or call under torch.autocast"
-            )
 
 
 def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

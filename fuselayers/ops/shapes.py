@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-__all__ = ["check_floating", "check_like", "check_row_vector", "check_rows"]
+from .forms import autocast_dtype
+
+__all__ = ["check_floating", "check_like", "check_linear", "check_row_vector", "check_rows"]
 
 
 def check_floating(name: str, x: Tensor) -> None:
@@ -39,3 +41,30 @@ def check_like(name: str, other: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name} must have x's shape {list(x.shape)}, got {list(other.shape)}")
     if other.device != x.device:
         raise ValueError(f"{name} must be on x's device {x.device}, got {other.device}; move it with .to(x.device)")
+
+
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, letter: str = "N") -> None:
+    """Raise unless x [..., K], weight [N, K] and bias [N] or None fit each other, as for F.linear. Used by linear ops.
+
+    Args:
+        x, weight, bias: of one device and, outside autocast, of one dtype.
+        letter: what the caller's docstring calls N.
+    """
+    check_rows("x", x)
+    check_floating("weight", weight)
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        raise ValueError(f"weight must be [{letter}, {x.shape[-1]}] to fit x {list(x.shape)}, got {list(weight.shape)}")
+    others = {"weight": weight}
+    if bias is not None:
+        check_floating("bias", bias)
+        if bias.shape != weight.shape[:1]:
+            wanted = list(weight.shape[:1])
+            raise ValueError(f"bias must be {wanted} to fit weight {list(weight.shape)}, got {list(bias.shape)}")
+        others["bias"] = bias
+    for name, other in others.items():
+        if other.device != x.device:
+            raise ValueError(f"{name} must be on x's device {x.device}, got {other.device}; move it with .to(x.device)")
+        if other.dtype != x.dtype and autocast_dtype(x.device) is None:
+            raise TypeError(
+                f"{name} must have x's dtype {x.dtype}, got {other.dtype}; convert it, or call under torch.autocast"
+            )

@@ -137,6 +137,21 @@ def test_kernel_inside_a_compiled_function(backend: str, activation: str | None)
     check_fused(kernels, linear_activation_reference, inputs, backend=backend, activation=activation)
 
 
+@on_kernels
+@pytest.mark.parametrize("activation", ["gelu", None])
+def test_kernel_with_one_tensor_as_x_and_weight(activation: str | None) -> None:
+    def form(x: Tensor) -> Tensor:
+        return linear_activation(x, x, x[0, :5] if x.shape[0] == 5 else None, activation=activation, backend="triton")
+
+    def reference(x: Tensor) -> Tensor:
+        return linear_activation_reference(x, x, x[0, :5] if x.shape[0] == 5 else None, activation=activation)
+
+    for rows in (3, 5):
+        (x,) = tensors((rows, 8))
+        assert_as_good_as(form, reference, [x / 8])
+        check_fused(form, reference, [x / 8], backend="eager")
+
+
 def test_dynamic_shapes() -> None:
     check_dynamic(
         linear_activation,

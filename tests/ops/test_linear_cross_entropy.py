@@ -1,4 +1,6 @@
 import importlib
+import weakref
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fuselayers.ops import cross_entropy, linear_cross_entropy
+from fuselayers.ops.launch import recorded_launches
 from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference, rows_of_a_chunk
+from fuselayers.ops.triton_language import HAS_TRITON
 from fuselayers.partition import fuse, saved_bytes
 from tests.ops.contract import (
     DEVICE,
@@ -29,6 +33,7 @@ from tests.ops.test_cross_entropy import target_of
 
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
 on_kernels = pytest.mark.kernels
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
 forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
@@ -113,11 +118,40 @@ def test_fused(compiler: str, reduction: str, backend: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_dynamic_shapes(reduction: str) -> None:
-    # As many chunks as there are is written into a graph, so all of these have one.
-    def inputs(shape: tuple[int, int]) -> list[Tensor]:
-        return inputs_of(*shape, classes=3)
+    check_dynamic(op, reference, lambda shape: inputs_of(*shape, classes=3), reduction=reduction, **FULL)
 
-    check_dynamic(op, reference, inputs, reduction=reduction, **FULL)
+
+@forms
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_one_graph_for_any_number_of_chunks(reduction: str, backend: str) -> None:
+    graphs = []
+
+    def count(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        graphs.append(graph_module)
+        return graph_module.forward
+
+    form = partial(op, backend=backend, reduction=reduction)
+    compiled = torch.compile(form, backend=count, fullgraph=True, dynamic=True)
+    _, *others = leaves_of(5, 2)
+    for rows in range(5, 49, 4):
+        x = leaves_of(rows, 2)[0]
+        torch.testing.assert_close(compiled(x, *others), form(x, *others))
+    assert len(graphs) == 1
+
+
+@forms
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("rows", [4, 9])  # fewer than its width, and more
+def test_compiled_with_one_tensor_as_x_and_weight(rows: int, reduction: str, backend: str) -> None:
+    def form(x: Tensor) -> Tensor:
+        target = torch.arange(len(x), device=x.device)
+        return linear_cross_entropy(x, x, target, backend=backend, reduction=reduction)
+
+    (x,) = tensors((rows, 5))
+    x.div_(8).requires_grad_()
+    got, expected = torch.compile(form, backend="aot_eager", fullgraph=True)(x), form(x)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(gradients(got, [x]), gradients(expected, [x]))
 
 
 @forms
@@ -169,16 +203,33 @@ def test_a_target_out_of_range_for_kernels() -> None:
     assert losses.isnan().tolist() == [False, True]
 
 
-class LargestTensor(TorchDispatchMode):
-    """Records how many elements the largest tensor has that any op makes."""
+class Memory(TorchDispatchMode):
+    """Counts the bytes that are alive of what ops make, and how many elements the largest tensor of them has."""
 
-    elements = 0
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.elements = self.peak = self._alive = 0
+        self._tensors: dict[int, int] = {}
+        self._known = {one.untyped_storage()._cdata for one in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = [one.numel() for one in tree_leaves(out) if isinstance(one, Tensor)]
-        self.elements = max([self.elements, *made])
+        for one in tree_leaves(out):
+            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in self._known:
+                storage = one.untyped_storage()
+                if storage._cdata not in self._tensors:
+                    self._alive += storage.nbytes()
+                self._tensors[storage._cdata] = self._tensors.get(storage._cdata, 0) + 1
+                weakref.finalize(one, self._dropped, storage._cdata, storage.nbytes())
+                self.elements = max(self.elements, one.numel())
+        self.peak = max(self.peak, self._alive)
         return out
+
+    def _dropped(self, storage: int, size: int) -> None:
+        self._tensors[storage] -= 1
+        if not self._tensors[storage]:
+            del self._tensors[storage]
+            self._alive -= size
 
 
 R, D, V = 96, 8, 300
@@ -187,7 +238,7 @@ CHUNK = 8 * V
 
 def test_how_many_rows_a_chunk_has() -> None:
     assert rows_of_a_chunk(R, D, V) == 8
-    assert rows_of_a_chunk(1000, D, 100) == 80
+    assert rows_of_a_chunk(1000, D, 100) == 77  # 13 times; 80 at most
     assert rows_of_a_chunk(R, 1, V) == 4
 
 
@@ -197,13 +248,77 @@ def test_how_many_rows_a_chunk_has() -> None:
 def test_no_tensor_is_larger_than_the_logits_of_a_chunk(dtype: torch.dtype, reduction: str, backend: str) -> None:
     x, weight, bias = leaves_of(R, D, classes=V, dtype=dtype)
     target = target_for(x, weight)
-    with LargestTensor() as made:
+    with Memory() as made:
         loss = linear_cross_entropy(x, weight, target, bias=bias, reduction=reduction, backend=backend, **FULL)
         gradients(loss, [x, weight, bias])
     assert made.elements == CHUNK
-    with LargestTensor() as plain:
+    with Memory() as plain:
         F.cross_entropy(F.linear(x, weight, bias), target, reduction=reduction)
     assert plain.elements == R * V
+
+
+def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
+    """The bytes of forward and backward, at most."""
+    rows, width, classes = shape
+    x = torch.empty(rows, width, dtype=dtype, device="meta", requires_grad=True)
+    weight = torch.empty(classes, width, dtype=dtype, device="meta", requires_grad=True)
+    target = torch.zeros(rows, dtype=torch.int64, device="meta")
+    with Memory(x, weight, target) as memory:
+        torch.autograd.grad(form(x, weight, target), [x, weight])
+    return memory.peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize(
+    ("shape", "share"),
+    [
+        ((512, 4096, 128256), 1.05),
+        ((2048, 4096, 128256), 1.05),
+        ((4096, 4096, 128256), 1.05),
+        ((4097, 4096, 128256), 1.2),  # two chunks, and next to no more rows
+        ((8192, 4096, 128256), 0.9),
+        ((4096, 2048, 32000), 0.9),
+        ((65536, 768, 50257), 0.05),
+    ],
+    ids=str,
+)
+def test_takes_no_more_memory_than_the_plain_way(
+    shape: tuple[int, int, int], share: float, backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("fuselayers.ops.linear_cross_entropy"), "_FEWEST_ROWS", 512)
+    plain = peak_of(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target), shape, dtype)
+    with recorded_launches() if backend == "triton" else nullcontext():
+        ours = peak_of(partial(linear_cross_entropy, backend=backend), shape, dtype)
+    assert ours <= share * plain
+
+
+@forms
+@pytest.mark.parametrize("classes", [33, 9000])
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_sums_of_many_chunks_in_slices_of_the_classes(dtype: torch.dtype, classes: int, backend: str) -> None:
+    inputs = inputs_of(13, 2, classes=classes, dtype=dtype)
+    assert rows_of_a_chunk(13, 2, classes) == 4
+    assert_as_good_as(partial(op, backend=backend), reference, inputs, reduction="sum")
+
+
+@forms
+def test_fewer_rows_than_the_width(backend: str) -> None:
+    form = partial(op, backend=backend)
+    for reduction in ("mean", "sum"):
+        assert_as_good_as(form, reference, inputs_of(2, 3, 40), reduction=reduction, **FULL)
+    check_single_gradients(form, reference, inputs_of(2, 3, 40), **FULL)
+    leaves = x, weight, bias = leaves_of(6, 40)
+    assert saved_bytes(form, *leaves, parameters=[weight, bias]) == x.nbytes + 6 * 33 * 4  # dlogits
+    frozen = leaves[0], *(one.detach() for one in leaves[1:])
+    assert saved_bytes(form, *frozen, parameters=leaves) == x.nbytes  # dx
+
+
+@forms
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiled_too_for_fewer_rows_than_the_width(reduction: str, backend: str) -> None:
+    form = partial(op, backend=backend)
+    check_fused(form, reference, inputs_of(6, 40), backend="eager", reduction=reduction, **FULL)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -218,7 +333,8 @@ def test_nor_is_one_in_a_compiled_graph(reduction: str) -> None:
     leaves = leaves_of(R, D, classes=V)
     compiled = torch.compile(partial(op, reduction=reduction), backend=aot_autograd(fw_compiler=look, bw_compiler=look))
     gradients(compiled(*leaves), leaves)
-    assert max(largest) == CHUNK
+    # The weight and its gradient; no logits.
+    assert max(largest) == V * D
 
 
 PLACES = {
@@ -242,15 +358,15 @@ def test_a_mean_keeps_the_gradients(dtype: torch.dtype, place: Any) -> None:
 )
 def test_else_it_keeps_its_inputs(dtype: torch.dtype, reduction: str, place: Any) -> None:
     leaves = leaves_of(R, D, classes=V, dtype=dtype)
-    # The target, and for "mean" how many rows there are.
-    assert saved_bytes(place(partial(op, reduction=reduction)), *leaves, parameters=leaves) <= R * 8 + 8
+    # The target and two numbers for each row, and for "mean" how many rows there are.
+    assert saved_bytes(place(partial(op, reduction=reduction)), *leaves, parameters=leaves) <= R * (8 + 8) + 8
 
 
 @on_kernels
-def test_kernels_keep_logsumexp_too() -> None:
+def test_kernels_keep_no_more() -> None:
     leaves = leaves_of(R, D, classes=V)
     form = partial(op, reduction="none", backend="triton")
-    assert saved_bytes(form, *leaves, parameters=leaves) == R * (8 + 4)
+    assert saved_bytes(form, *leaves, parameters=leaves) == R * (8 + 8)
     assert saved_bytes(partial(op, backend="triton"), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
 
 
@@ -309,6 +425,34 @@ def test_a_second_derivative_is_refused(backend: str) -> None:
             torch.autograd.grad(loss, leaves, create_graph=True)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("rows", [4, 14])  # fewer than its width, and more
+@pytest.mark.parametrize("place", ["torch.compile", "fuse", "fuse, default"])
+def test_a_second_derivative_is_refused_compiled_too(place: str, rows: int, reduction: str, autocast: bool) -> None:
+    def second(loss: Tensor, leaf: Tensor) -> Tensor:
+        first = torch.autograd.grad(loss, leaf, create_graph=True)[0]
+        return torch.autograd.grad(first.square().sum(), leaf)[0]
+
+    torch._dynamo.reset()
+    compiled = PLACES[place](partial(op, reduction=reduction))
+    for wanted in range(3):
+        leaves = leaves_of(rows, 5)
+        # Not by itself: by itself it would need no gradient, which autograd says.
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=autocast):
+            loss = compiled(*leaves).sum() + sum(one.pow(3).sum() for one in leaves)
+        with pytest.raises(RuntimeError, match=r"does not currently support double backward|requires create_graph=F"):
+            second(loss, leaves[wanted])
+
+
+def test_rows_of_no_elements() -> None:
+    x, weight, bias = leaves_of(3, 0)
+    loss = op(x, weight, bias)
+    torch.testing.assert_close(loss, reference(x, weight, bias))
+    for got, expected in zip(gradients(loss, [bias]), gradients(reference(x, weight, bias), [bias]), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_transforms() -> None:
     x, weight, bias = inputs_of(14, 5)
     target = target_for(x, weight)
@@ -343,9 +487,17 @@ def test_gradcheck(reduction: str) -> None:
 
 @pytest.mark.parametrize("wanted", [[True, True, True], [True, False, False], [False, True, False]])
 def test_opcheck(wanted: list[bool]) -> None:
+    of_torch = torch.ops.fuselayers
     x, weight, bias = inputs_of(14, 5)
-    call = (torch.ones(14, device=DEVICE), x, weight, bias, target_for(x, weight), None, -100, 0.1, 0.01, False, wanted)
-    torch.library.opcheck(torch.ops.fuselayers.linear_cross_entropy_again.default, call)
+    call = (x, weight, bias, target_for(x, weight))
+    options = (-100, 0.1, 0.01, "eager")
+    _, sums = of_torch.linear_cross_entropy_losses(*call, *options)
+    torch.library.opcheck(of_torch.linear_cross_entropy_losses.default, (*call, *options))
+    torch.library.opcheck(of_torch.linear_cross_entropy_ahead.default, (*call, *options, "mean", torch.float64, wanted))
+    dlosses = torch.ones(14, device=DEVICE)
+    torch.library.opcheck(of_torch.linear_cross_entropy_backward.default, (dlosses, *call, sums, *options, wanted))
+    torch.library.opcheck(of_torch.linear_cross_entropy_once.default, (dlosses, [x, weight]))
+    torch.library.opcheck(of_torch.linear_cross_entropy_between.default, (*call, *options, "sum", torch.float32))
 
 
 def test_errors() -> None:
@@ -365,9 +517,7 @@ def test_errors() -> None:
         linear_cross_entropy(x, weight, target, bias=torch.zeros(5))
     with pytest.raises(ValueError, match=r"^weight must be on x's device cpu, got meta; move it with .to\(x.device\)$"):
         linear_cross_entropy(x, weight.to("meta"), target)
-    with pytest.raises(
-        ValueError, match=r"^bias must have x's dtype torch.float32, got torch.float64; convert one, or"
-    ):
+    with pytest.raises(TypeError, match=r"^bias must have x's dtype torch.float32, got torch.float64; convert it, or"):
         linear_cross_entropy(x, weight, target, bias=torch.zeros(7).double())
     with pytest.raises(ValueError, match=r"^target must be \[3\] to fit x \[3, 5\], got \[2\]$"):
         linear_cross_entropy(x, weight, target[:2])

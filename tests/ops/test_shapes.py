@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.ops.shapes import check_floating, check_like, check_row_vector, check_rows
+from fuselayers.ops.shapes import check_floating, check_like, check_linear, check_row_vector, check_rows
 
 X = torch.ones(3, 5)
 
@@ -11,6 +11,10 @@ def test_what_fits_passes() -> None:
     check_row_vector("bias", torch.ones(5), X)
     check_like("residual", torch.ones(3, 5), X)
     check_rows("x", X)
+    check_linear(X, torch.ones(4, 5), None)
+    check_linear(X, torch.ones(4, 5), torch.ones(4))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_linear(X, torch.ones(4, 5).bfloat16(), torch.ones(4).half())
     check_floating("x", X[0, 0].bfloat16())
 
 
@@ -54,3 +58,24 @@ def test_rows_have_a_last_dimension() -> None:
     text = r"^gate must be \[..., N\], got a tensor without dimensions; give it one with .reshape\(1\)$"
     with pytest.raises(ValueError, match=text):
         check_rows("gate", torch.tensor(1.0))
+
+
+def test_a_linear_layers_tensors_fit() -> None:
+    weight, bias = torch.ones(4, 5), torch.ones(4)
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        check_linear(X[0, 0], weight, None)
+    for wrong in (torch.ones(5, 4), torch.ones(5)):
+        with pytest.raises(ValueError, match=r"^weight must be \[V, 5\] to fit x \[3, 5\], got \[5(, 4)?\]$"):
+            check_linear(X, wrong, None, letter="V")
+    with pytest.raises(ValueError, match=r"^bias must be \[4\] to fit weight \[4, 5\], got \[5\]$"):
+        check_linear(X, weight, torch.ones(5))
+    for name, tensors in (("weight", (weight.to("meta"), bias)), ("bias", (weight, bias.to("meta")))):
+        with pytest.raises(ValueError, match=rf"^{name} must be on x's device cpu, got meta; move it with .to\(x.dev"):
+            check_linear(X, *tensors)
+    text = r"must have x's dtype torch.float32, got torch.bfloat16; convert it, or call under torch.autocast$"
+    for name, tensors in (("weight", (weight.bfloat16(), bias)), ("bias", (weight, bias.bfloat16()))):
+        with pytest.raises(TypeError, match=rf"^{name} {text}"):
+            check_linear(X, *tensors)
+    for name, tensors in (("weight", (weight.long(), bias)), ("bias", (weight, bias.long()))):
+        with pytest.raises(TypeError, match=rf"^{name} must be a floating-point tensor, got torch.int64; convert it"):
+            check_linear(X, *tensors)
