@@ -12,7 +12,8 @@
                dbias   = dz summed over every dimension but the last
 
 Saved for backward: x, the weight, and z; y in place of z where it has the same slope (relu, leaky_relu), and neither
-for the identity. The formula run op by op keeps what its activation keeps.
+for the identity. The kernel keeps the bias too, for a second derivative: unlike after F.linear it may not be changed in
+place before backward. The formula run op by op keeps what its activation keeps.
 
 Floor, in elements: R K + N K + R N forward, and R N more where z is kept, for 2 R N K operations: what the kernel moves
 but for tiles of x and of the weight that the caches have lost. cuBLAS and an activation's kernel after it move 2 R N
@@ -135,13 +136,14 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         y = bias_activation_dropout(z, activation=activation)
-        ctx.save_for_backward(y if activation in _SLOPE_OF_RESULT else z, bias)
-        ctx.activation = activation
+        ctx.save_for_backward(y if activation in _SLOPE_OF_RESULT else z)
+        # Not saved: its values are not read, and may be changed before backward, as after F.linear.
+        ctx.bias, ctx.activation = bias, activation
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        z, bias = ctx.saved_tensors
+        (z,), bias = ctx.saved_tensors, ctx.bias
         wants_z, wants_bias = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():
 

@@ -94,13 +94,14 @@ def linear_cross_entropy(
         label_smoothing: between 0 and 1, the share of the target that is spread evenly over all classes.
         z_loss: times logsumexp(logits)^2 is added to a row's loss.
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
-        backend: "auto", "eager" for the formula, or "triton" for cross_entropy's kernels, inside a compiled function
-            too; the matmuls are torch's in any case.
+        backend: "auto", "eager" for the formula, or "triton" for cross_entropy's kernels, which "auto" takes on a GPU;
+            inside a compiled function too. The matmuls are torch's in any case.
 
     Raises:
         ValueError: x, weight, bias and target do not fit each other, label_smoothing or z_loss is out of range, or the
             reduction or the backend is unknown.
-        TypeError: a tensor is not floating, target is not int64, or an option is no number.
+        TypeError: a tensor is not floating or, outside autocast, not of x's dtype; target is not int64; or an option is
+            no number.
         IndexError: a target is out of range; the kernels give NaN instead.
         RuntimeError: "triton" was asked for and cannot take the call; or, in backward, a second derivative is wanted.
 

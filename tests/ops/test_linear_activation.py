@@ -306,6 +306,18 @@ class TestAuto:
     def test_a_second_derivative_is_the_formulas(self, activation: str | None) -> None:
         check_second_derivative(linear_activation, activation)
 
+    @pytest.mark.parametrize("activation", ["gelu", "relu"])
+    def test_a_bias_that_is_changed_before_backward(self, activation: str) -> None:
+        found = []
+        for form in (linear_activation, linear_activation_reference):
+            inputs = [value.requires_grad_() for value in inputs_of((3, 4), 5)]
+            y = form(*inputs, activation=activation)
+            with torch.no_grad():
+                inputs[2].add_(1.0)
+            found.append(torch.autograd.grad(y, inputs, torch.ones_like(y)))
+        for got, expected in zip(*found, strict=True):
+            torch.testing.assert_close(got, expected)
+
     def test_what_asks_for_no_gradient(self) -> None:
         inputs = inputs_of((3, 4), 5)
         got = linear_activation(*inputs, activation="gelu")
