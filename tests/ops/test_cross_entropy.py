@@ -13,6 +13,7 @@ from fuselayers.ops.launch import INTERPRETED
 from fuselayers.ops.meter import Launch
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
+from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -23,6 +24,7 @@ from tests.ops.contract import (
     check_layouts,
     check_mixed_dtypes,
     check_poisoned,
+    check_single_gradients,
     tensors,
 )
 
@@ -94,10 +96,21 @@ def test_rows_of_any_length(width: int, backend: str) -> None:
         assert_as_good_as(partial(op, backend=backend), reference, tensors((3, width), dtype=dtype), **FULL)
 
 
-@forms
-@pytest.mark.parametrize("check", [check_layouts, check_mixed_dtypes, check_poisoned])
+@every_form
+@pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_mixed_dtypes, check_poisoned])
 def test_contract(check: Any, backend: str) -> None:
     check(partial(op, backend=backend), reference, tensors((2, 6, 9)), reduction="none", **FULL)
+
+
+@every_form
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_second_derivatives_transforms_and_what_is_not_finite(reduction: str, backend: str) -> None:
+    call = (partial(op, backend=backend), reference, tensors((6, 9)))
+    options = {"reduction": reduction, **FULL}
+    assert check_double_backward(*call, **options) is None
+    check_not_finite(*call, **options)
+    said = check_transforms(*call, **options)
+    assert said is None if backend == "eager" else f"backend '{backend}' cannot take this call" in str(said)
 
 
 @forms
@@ -244,12 +257,12 @@ def test_autocast_leaves_float64() -> None:
         assert op(torch.zeros(2, 5, device=DEVICE, dtype=torch.float64)).dtype == torch.float64
 
 
-@on_kernels
+@pytest.mark.parametrize("backend", [compiled, pytest.param("triton", marks=on_kernels)])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @reductions
-def test_kernels_keep_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype) -> None:
+def test_kernels_keep_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype, backend: str) -> None:
     logits = torch.randn(64, 40, device=DEVICE, dtype=dtype, requires_grad=True)
-    kept = saved_bytes(partial(op, reduction=reduction, backend="triton"), logits)
+    kept = saved_bytes(partial(op, reduction=reduction, backend=backend), logits)
     assert kept == logits.nbytes + 64 * (8 + 8) + (8 if reduction == "mean" else 0)
 
 

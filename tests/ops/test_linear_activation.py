@@ -12,6 +12,7 @@ from fuselayers.ops import launch as launch_module
 from fuselayers.ops.forms import takes_kernels
 from fuselayers.ops.linear_activation import _TILES, _precision, _tile, linear_activation_reference
 from fuselayers.partition import fuse, saved_bytes
+from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from tests.ops import truth
 from tests.ops.contract import (
     DEVICE,
@@ -31,7 +32,7 @@ SIZES = [
     *[((1,), 1), ((7,), 3), ((3, 5), 7), ((2, 3, 129), 129), ((1, 1025), 40), ((129, 7), 9), ((130, 72), 200)],
     *[((6, 1), 5), ((0, 4), 3), ((2, 0, 4), 3), ((5, 0), 4), ((0,), 4), ((3, 4), 0)],
 ]
-CHECKS = (check_layouts, check_single_gradients, check_poisoned)
+CHECKS = (check_layouts, check_single_gradients, check_poisoned, check_not_finite)
 on_kernels = pytest.mark.kernels
 kernels = partial(linear_activation, backend="triton")
 every_size = pytest.mark.parametrize(("shape", "width"), SIZES, ids=str)
@@ -105,6 +106,16 @@ def test_contract(check: Callable[..., None]) -> None:
 def test_contract_of_the_kernel(check: Callable[..., None], activation: str | None) -> None:
     check(kernels, linear_activation_reference, inputs_of((6, 16), 24), activation=activation)
     check(kernels, linear_activation_reference, inputs_of((6, 9), 7), activation=activation)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", None])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+def test_second_derivatives_and_transforms(backend: str, activation: str | None) -> None:
+    form = partial(linear_activation, backend=backend)
+    call = (form, linear_activation_reference, inputs_of((6, 9), 7))
+    assert check_double_backward(*call, activation=activation) is None
+    said = check_transforms(*call, activation=activation)
+    assert said is None if backend == "eager" else "backend 'triton' cannot take this call" in str(said)
 
 
 @on_kernels

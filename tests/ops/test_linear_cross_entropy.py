@@ -18,6 +18,7 @@ from fuselayers.ops.launch import recorded_launches
 from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference, rows_of_a_chunk
 from fuselayers.ops.triton_language import HAS_TRITON
 from fuselayers.partition import fuse, saved_bytes
+from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -101,6 +102,18 @@ def test_mean(classes: int, dtype: torch.dtype, backend: str) -> None:
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_poisoned])
 def test_contract(check: Any, backend: str) -> None:
     check(partial(op, backend=backend), reference, inputs_of(2, 7, 5), reduction="none", **FULL)
+
+
+@forms
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("rows", [4, 14])  # fewer than its width, and more
+def test_second_derivatives_transforms_and_what_is_not_finite(rows: int, reduction: str, backend: str) -> None:
+    call = (partial(op, backend=backend), reference, inputs_of(rows, 5))
+    options = {"reduction": reduction, **FULL}
+    assert "is differentiated once" in str(check_double_backward(*call, **options))
+    check_not_finite(*call, **options)
+    said = check_transforms(*call, **options)
+    assert said is None if backend == "eager" else "backend 'triton' cannot take this call" in str(said)
 
 
 @forms

@@ -12,6 +12,8 @@ from fuselayers.ops.launch import INTERPRETED, launch
 from fuselayers.ops.meter import KernelFault, Launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
+from fuselayers.partition.compilers import why_inductor_is_unavailable
+from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -28,6 +30,13 @@ from tests.ops.contract import (
 
 on_kernels = pytest.mark.kernels
 both_forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+compiled = pytest.param(
+    "inductor",
+    marks=pytest.mark.skipif(
+        INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+    ),
+)
+every_form = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 
 # Heads of a multiple of eight pairs, of four, of an odd number; a part of the channels turned; a table per sequence.
@@ -117,6 +126,22 @@ def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], i
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_autocast, check_poisoned])
 def test_contract(check: Callable[..., None], interleaved: bool, backend: str) -> None:
     check(form(backend), rotary_reference, inputs_of(6, 16, pairs=6), interleaved=interleaved)
+
+
+@every_form
+@both_pairings
+def test_second_derivatives_transforms_and_what_is_not_finite(interleaved: bool, backend: str) -> None:
+    call = (form(backend), rotary_reference, inputs_of(5, 12, pairs=4))
+    assert check_double_backward(*call, interleaved=interleaved) is None
+    check_not_finite(*call, interleaved=interleaved)
+    said = check_transforms(*call, interleaved=interleaved)
+    assert said is None if backend == "eager" else f"backend '{backend}' cannot take this call" in str(said)
+
+
+@pytest.mark.parametrize("backend", [compiled])
+@pytest.mark.parametrize("check", [check_layouts, check_single_gradients])
+def test_contract_of_the_compiled_form(check: Callable[..., None], backend: str) -> None:
+    check(form(backend), rotary_reference, inputs_of(6, 16, pairs=6))
 
 
 @both_forms
@@ -343,11 +368,11 @@ def test_incoming_gradients_stay_as_they_are() -> None:
     assert all(map(torch.equal, incoming, before))
 
 
-@on_kernels
-def test_kernels_keep_the_tables_and_what_they_learn_from() -> None:
+@pytest.mark.parametrize("backend", [compiled, pytest.param("triton", marks=on_kernels)])
+def test_kernels_keep_the_tables_and_what_they_learn_from(backend: str) -> None:
     inputs = inputs_of(64, 32)
     q, k, cos, sin = (value.nbytes for value in inputs)
-    keeps = partial(saved_bytes, partial(rotary, backend="triton"))
+    keeps = partial(saved_bytes, form(backend))
     assert keeps(inputs[0].requires_grad_(), *inputs[1:]) == cos + sin
     assert keeps(inputs[0], inputs[1].requires_grad_(), *inputs[2:]) == cos + sin
     assert keeps(*inputs[:3], inputs[3].requires_grad_()) == q + k + cos + sin
