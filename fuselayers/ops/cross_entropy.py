@@ -2,21 +2,21 @@
 
     logits   [..., V]   any float dtype; V classes
     target   [...]      int64, in [0, V) or ignore_index
-    m, s     [R]        float32; R rows
+    m, l     [R]        float32; R rows
     a, z                label_smoothing, z_loss
 
-    forward    m      = max_j(logits_j),  s = sum_j exp(logits_j - m),  lse = m + log(s)
-               loss   = log(s) + (1 - a) * (m - logits_target) + a * (m - mean_j(logits_j)) + z * lse^2
-    backward   dlogits_j = dloss * (exp(logits_j - m) / s * (1 + 2 * z * lse) - (1 - a) * [j = target] - a / V)
+    forward    m      = max_j(logits_j),  l = log(sum_j exp(logits_j - m)),  lse = m + l
+               loss   = l + (1 - a) * (m - logits_target) + a * (m - mean_j(logits_j)) + z * lse^2
+    backward   dlogits_j = dloss * (exp(logits_j - m) exp(-l) (1 + 2 * z * lse) - (1 - a) * [j = target] - a / V)
 
-Note: [m and s] They are kept apart, and nothing is taken from lse: where logits lie far from 0, as a bias common to all
+Note: [m and l] They are kept apart, and nothing is taken from lse: where logits lie far from 0, as a bias common to all
 classes lets them, lse is rounded in steps as large as the loss of a row that is well predicted, and a probability
 exp(logits_j - lse) would have that error. The difference of a logit and the largest one is exact.
 
 The loss of a row whose target is ignore_index is 0, and so is its gradient. "mean" divides by the number of the other
 rows, on the device: nothing waits for a GPU. All of it is computed in float32 at least and rounded once.
 
-Saved for backward: by the op's own forms logits, target, m and s (for "mean" the number of rows too), never a softmax,
+Saved for backward: by the op's own forms logits, target, m and l (for "mean" the number of rows too), never a softmax,
 and backward writes dlogits without touching them. The formula run op by op keeps log_softmax(logits), in float32 at
 least; with a z-loss the logits too. A compiler keeps what it finds best.
 
@@ -281,14 +281,13 @@ def _losses_formula(
     logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
     largest_R = logits_RV.amax(-1)
     below_RV = largest_R[:, None] - logits_RV
-    total_R = below_RV.neg().exp().sum(-1)
-    log_total_R = total_R.log()
+    log_total_R = below_RV.neg().exp().sum(-1).log()
     losses_R = log_total_R + (1 - label_smoothing) * torch.where(wanted_RV, below_RV, 0.0).sum(-1)
     losses_R = losses_R + z_loss * (largest_R + log_total_R).square()
     if label_smoothing:
         losses_R = losses_R + label_smoothing * below_RV.mean(-1)
     losses_R = torch.where(used_R1[:, 0], losses_R, 0.0)
-    return losses_R.to(dtype).view(target.shape), torch.stack((largest_R, total_R), -1)
+    return losses_R.to(dtype).view(target.shape), torch.stack((largest_R, log_total_R))
 
 
 def _gradients_formula(
@@ -302,9 +301,9 @@ def _gradients_formula(
     z_loss: float,
 ) -> Tensor:
     logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
-    largest_R1, total_R1, dloss_R1 = sums[:, :1], sums[:, 1:], dloss.reshape(-1, 1).to(logits_RV.dtype)
+    largest_R1, log_total_R1, dloss_R1 = sums[0, :, None], sums[1, :, None], dloss.reshape(-1, 1).to(logits_RV.dtype)
     dloss_R1 = dloss_R1 if count is None else dloss_R1 / count
-    of_probability_R1 = (1 + 2 * z_loss * (largest_R1 + total_R1.log())) / total_R1
+    of_probability_R1 = (1 + 2 * z_loss * (largest_R1 + log_total_R1)) * (-log_total_R1).exp()
     probabilities_RV = (logits_RV - largest_R1).exp() * of_probability_R1
     wanted = wanted_RV.to(logits_RV.dtype) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
     dlogits_RV = torch.where(used_R1, dloss_R1 * (probabilities_RV - wanted), 0.0)
@@ -339,7 +338,7 @@ def _launch_losses(
         _losses_kernel,
         (cdiv(num_rows, block_rows),),
         (
-            *(logits_RV, target_R, losses, sums, num_rows, width // vector),
+            *(logits_RV, target_R, losses, sums[0], sums[1], num_rows, width // vector),
             *(logits_RV.stride(0) // vector, target_R.stride(0), ignore_index, label_smoothing, z_loss),
         ),
         (label_smoothing > 0, vector, block_rows, block_columns),
@@ -358,7 +357,7 @@ def _like_losses(
 ) -> tuple[Tensor, Tensor]:
     losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return losses, torch.empty(target.numel(), 2, dtype=wide, device=logits.device)
+    return losses, torch.empty(2, target.numel(), dtype=wide, device=logits.device)
 
 
 def _launch_gradients(
@@ -383,7 +382,7 @@ def _launch_gradients(
         _gradients_kernel,
         (cdiv(num_rows, block_rows), cdiv(width, block_columns)),
         (
-            *(dloss_R, count, logits_RV, target_R, sums, dlogits_RV, num_rows, width // vector),
+            *(dloss_R, count, logits_RV, target_R, sums[0], sums[1], dlogits_RV, num_rows, width // vector),
             # One incoming number serves all rows.
             *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_RV.stride(0) // vector, target_R.stride(0)),
             *(ignore_index, label_smoothing, z_loss),
@@ -411,7 +410,8 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,
     target_ptr,
     losses_ptr,
-    sums_ptr,
+    largest_ptr,
+    log_total_ptr,
     num_rows,
     num_columns,
     logits_stride,
@@ -450,17 +450,16 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
             origin = tl.where(first == 0, shift, origin)
             plain += tl.where(live, x - origin, 0.0)
     shift, origin = tl.sum(shift, 1), tl.sum(origin, 1)  # of one column: [BLOCK_ROWS]
-    row_total = tl.where(used, tl.sum(total, 1), 1.0)
-    log_total = tl.log(row_total)
+    log_total = tl.log(tl.where(used, tl.sum(total, 1), 1.0))
     lse = shift + log_total
     in_range = used & (target >= 0) & (target < width)
     logit = tl.load(logits_row + target, mask=in_range, other=float("nan")).to(tl.float32)
-    # See [m and s].
+    # See [m and l].
     loss = log_total + (1 - label_smoothing) * (shift - logit) + z_loss * lse * lse
     if SMOOTH:
         loss += label_smoothing * (shift - origin - tl.sum(plain, 1) / width)
-    tl.store(sums_ptr + 2 * row, shift, mask=in_column)
-    tl.store(sums_ptr + 2 * row + 1, row_total, mask=in_column)
+    tl.store(largest_ptr + row, shift, mask=in_column)
+    tl.store(log_total_ptr + row, log_total, mask=in_column)
     tl.store(losses_ptr + row, tl.where(used, loss, 0.0).to(losses_ptr.dtype.element_ty), mask=in_column)
 
 
@@ -470,7 +469,8 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     count_ptr,
     logits_ptr,
     target_ptr,
-    sums_ptr,
+    largest_ptr,
+    log_total_ptr,
     dlogits_ptr,
     num_rows,
     num_columns,
@@ -491,15 +491,15 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     width = num_columns * VECTOR
     target = tl.load(target_ptr + row * target_stride, mask=in_column, other=0)
     used = in_column & (target != ignore_index)
-    shift = tl.load(sums_ptr + 2 * row, mask=in_column, other=0.0)
-    total = tl.load(sums_ptr + 2 * row + 1, mask=in_column, other=1.0)
+    shift = tl.load(largest_ptr + row, mask=in_column, other=0.0)
+    log_total = tl.load(log_total_ptr + row, mask=in_column, other=0.0)
     scale = tl.load(dloss_ptr + row * dloss_stride, mask=in_column, other=0.0).to(tl.float32)
     if count_ptr is not None:
         scale /= tl.load(count_ptr).to(tl.float32)
     in_range = (target >= 0) & (target < width)
     scale = tl.where(in_range, scale, float("nan"))
     place = tl.where(in_range, target, -1).to(tl.int32)[:, None]  # half the work of comparing in int64
-    of_probability = scale * (1 + 2 * z_loss * (shift + tl.log(total))) / total
+    of_probability = scale * (1 + 2 * z_loss * (shift + log_total)) * tl.exp(-log_total)
     of_target = scale * (1 - label_smoothing)
     of_all = scale * (label_smoothing / width)
     in_row = (columns < width)[None, :]
@@ -512,7 +512,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
 
 
 losses_in_one_piece = define(
-    "cross_entropy_losses(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
+    "cross_entropy_rows(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
     "ScalarType dtype) -> (Tensor, Tensor)",
     _launch_losses,
     _like_losses,

@@ -281,7 +281,7 @@ class _Once(torch.autograd.Function):
 
 
 def _run_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """The rows' losses [R], and cross_entropy's two numbers of each, [R, 2]."""
+    """The rows' losses [R], and cross_entropy's two numbers of each, [2, R]."""
     losses, sums, _ = _in_chunks(x, weight, bias, target, options)
     assert losses is not None
     assert sums is not None
@@ -316,7 +316,7 @@ def _run_between(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
             options,
             takes_kernels(backend, x, weight, bias),
             scale_C=scale.reshape(-1),
-            sums_C2=None,
+            sums_2C=None,
         )
     assert losses is not None
     assert dlogits_RV is not None
@@ -337,7 +337,7 @@ def _run_again(
 
 def _like_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(target.numel(), dtype=wide), x.new_empty(target.numel(), 2, dtype=wide)
+    return x.new_empty(target.numel(), dtype=wide), x.new_empty(2, target.numel(), dtype=wide)
 
 
 def _like_loss_and_gradients(
@@ -375,8 +375,7 @@ def _define(schema: str, run: Any, fake: Any) -> Any:
 
 _OPTIONS: Final = "int ignore_index, float label_smoothing, float z_loss, str backend"
 _losses = _define(
-    f"linear_cross_entropy_losses(Tensor x, Tensor weight, Tensor? bias, Tensor target, {_OPTIONS}) "
-    "-> (Tensor, Tensor)",
+    f"linear_cross_entropy_rows(Tensor x, Tensor weight, Tensor? bias, Tensor target, {_OPTIONS}) -> (Tensor, Tensor)",
     _run_losses,
     _like_losses,
 )
@@ -442,7 +441,7 @@ def _in_chunks(
         options: as _Options.
         scale: [...] as target, where gradients are wanted.
         wanted: of x, weight and bias.
-        sums: what an earlier call returned, [R, 2].
+        sums: what an earlier call returned, [2, R].
     """
     *loss_options, backend = options
     by_kernel = takes_kernels(backend, x, weight, bias)
@@ -457,16 +456,16 @@ def _in_chunks(
         for start in range(0, max(num_rows, 1), size):
             rows = slice(start, start + size)
             x_CD = x_RD[rows]
-            losses_C, sums_C2, dlogits_CV = _in_one_chunk(
+            losses_C, sums_2C, dlogits_CV = _in_one_chunk(
                 F.linear(x_CD, weight, bias),
                 target_R[rows],
                 loss_options,
                 by_kernel,
                 scale_C=None if scale is None else scale.reshape(-1)[rows],
-                sums_C2=None if sums is None else sums[rows],
+                sums_2C=None if sums is None else sums[:, rows],
             )
             if losses_C is not None:
-                made.append((losses_C, sums_C2))
+                made.append((losses_C, sums_2C))
             if dlogits_CV is None:
                 continue
             if wanted[0]:
@@ -485,7 +484,7 @@ def _in_chunks(
     if not made:
         return None, None, gradients
     losses, kept = zip(*made, strict=True)
-    return torch.cat(losses), torch.cat(kept), gradients
+    return torch.cat(losses), torch.cat(kept, dim=1), gradients
 
 
 def _in_one_chunk(
@@ -495,26 +494,26 @@ def _in_one_chunk(
     by_kernel: bool,
     *,
     scale_C: Tensor | None,
-    sums_C2: Tensor | None,
+    sums_2C: Tensor | None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """Return losses (None where the sums were known), the sums, and dlogits where a scale was given."""
     losses_C = None
     if by_kernel:
-        if sums_C2 is None:
-            losses_C, sums_C2 = losses_in_one_piece(logits_CV, target_C, *options, torch.float32)
+        if sums_2C is None:
+            losses_C, sums_2C = losses_in_one_piece(logits_CV, target_C, *options, torch.float32)
         if scale_C is None:
-            return losses_C, sums_C2, None
-        return losses_C, sums_C2, gradients_in_one_piece(scale_C, None, logits_CV, target_C, sums_C2, *options)
+            return losses_C, sums_2C, None
+        return losses_C, sums_2C, gradients_in_one_piece(scale_C, None, logits_CV, target_C, sums_2C, *options)
     dtype = logits_CV.dtype
     # From here on there is one tensor of this size, worked on in place.
     logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
-    if sums_C2 is None:
-        losses_C, sums_C2 = _losses_in_place(logits_CV, target_C, *options)
+    if sums_2C is None:
+        losses_C, sums_2C = _losses_in_place(logits_CV, target_C, *options)
     else:
-        logits_CV.sub_(sums_C2[:, :1]).exp_()
+        logits_CV.sub_(sums_2C[0, :, None]).exp_()
     if scale_C is None:
-        return losses_C, sums_C2, None
-    return losses_C, sums_C2, _cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_C2, *options), dtype)
+        return losses_C, sums_2C, None
+    return losses_C, sums_2C, _cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_2C, *options), dtype)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -530,31 +529,30 @@ def _losses_in_place(
     losses_C = F.nll_loss(below_CV, target_C, ignore_index=ignore_index, reduction="none")
     if label_smoothing:
         losses_C = (1 - label_smoothing) * losses_C - label_smoothing * below_CV.mean(-1)
-    total_C1 = below_CV.exp_().sum(-1, keepdim=True)
-    log_total_C1 = total_C1.log()
+    log_total_C1 = below_CV.exp_().sum(-1, keepdim=True).log()
     losses_C = losses_C + log_total_C1[:, 0]
     if z_loss:
         losses_C = losses_C + z_loss * (largest_C1 + log_total_C1)[:, 0].square()
-    return losses_C.masked_fill(target_C == ignore_index, 0.0), torch.cat((largest_C1, total_C1), -1)
+    return losses_C.masked_fill(target_C == ignore_index, 0.0), torch.stack((largest_C1[:, 0], log_total_C1[:, 0]))
 
 
 def _gradients_in_place(
     scale_C: Tensor,
     exponentials_CV: Tensor,
     target_C: Tensor,
-    sums_C2: Tensor,
+    sums_2C: Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
     """Return dlogits, written over the exponentials."""
     ignored_C = target_C == ignore_index
-    scale_C1 = scale_C.to(sums_C2.dtype).masked_fill(ignored_C, 0.0)[:, None]
+    scale_C1 = scale_C.to(sums_2C.dtype).masked_fill(ignored_C, 0.0)[:, None]
     target_C1 = target_C.masked_fill(ignored_C, 0)[:, None]
-    largest_C1, total_C1 = sums_C2[:, :1], sums_C2[:, 1:]
-    of_probability_C1 = scale_C1 / total_C1
+    largest_C1, log_total_C1 = sums_2C[0, :, None], sums_2C[1, :, None]
+    of_probability_C1 = scale_C1 * (-log_total_C1).exp()
     if z_loss:
-        of_probability_C1 = of_probability_C1 * (1 + 2 * z_loss * (largest_C1 + total_C1.log()))
+        of_probability_C1 = of_probability_C1 * (1 + 2 * z_loss * (largest_C1 + log_total_C1))
     dlogits_CV = exponentials_CV.mul_(of_probability_C1)
     if label_smoothing:
         dlogits_CV.sub_(scale_C1 * (label_smoothing / dlogits_CV.shape[1]))
