@@ -29,37 +29,51 @@ FEW = (
     "softmax, masked and causal",
 )
 WITH_ONE = tuple(name for name in CASES if any(name.startswith(few.split(",")[0]) for few in FEW) or "norm" in name)
-names = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for name in WITH_ONE]
-)
+# Each op and dtype is compiled, forward and backward, which takes seconds.
+EVERY_DAY = {(name, torch.float32) for name in FEW} | {(name, torch.bfloat16) for name in FEW if "norm, " in name}
+
+
+def compiled_once(*dtypes: torch.dtype) -> Any:
+    """For every case and dtype, marked slow but for a few."""
+    pairs = [(name, dtype) for name in WITH_ONE for dtype in dtypes]
+    marked = [
+        pytest.param(*pair, marks=() if pair in EVERY_DAY else (pytest.mark.slow,), id=f"{pair[0]}, {pair[1]}")
+        for pair in pairs
+    ]
+    return pytest.mark.parametrize(("name", "dtype"), marked)
 
 
 def compiled_form(name: str) -> Any:
     return partial(CASES[name].op, backend="inductor")
 
 
-@names
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@compiled_once(torch.float32, torch.bfloat16, torch.float64)
 def test_the_compiled_form_matches_the_reference(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
     inputs = tensors(*case.shapes((2, 3, 129)), dtype=dtype)
     assert_as_good_as(compiled_form(name), case.reference, inputs, **case.options)
 
 
-@pytest.mark.parametrize("name", ["bias_activation_dropout, gelu", "bias_dropout_residual_layer_norm, prenorm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bias_activation_dropout, gelu",
+        pytest.param("bias_dropout_residual_layer_norm, prenorm", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients])
 def test_contract(check: Any, name: str) -> None:
     case = CASES[name]
     check(compiled_form(name), case.reference, tensors(*case.shapes((6, 9))), **case.options)
 
 
-@names
-def test_it_keeps_what_the_kernels_keep(name: str) -> None:
+@compiled_once(torch.float32)
+def test_it_keeps_what_the_kernels_keep(name: str, dtype: torch.dtype) -> None:
     case = CASES[name]
-    inputs = [value.requires_grad_() for value in tensors(*case.shapes((64, 128)))]
+    inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 3, 129)), dtype=dtype)]
     vectors = [value for value in inputs if value.dim() == 1]
     kept = saved_bytes(partial(compiled_form(name), **case.options), *inputs, parameters=vectors)
-    rows = 64 * 2 * 4
+    rows = 129 * 3 * 2 * 4  # the causal case is upright
     assert case.kept * inputs[0].nbytes <= kept <= case.kept * inputs[0].nbytes + rows + 8
 
 
@@ -68,7 +82,7 @@ def test_it_may_be_differentiated_twice(name: str) -> None:
     case = CASES[name]
 
     def second(form: Any) -> list[torch.Tensor]:
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 5)))]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 3, 129)))]
         outputs = form(*inputs, **case.options)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         loss = torch.stack([out.square().sum() for out in outputs]).sum()
@@ -79,7 +93,11 @@ def test_it_may_be_differentiated_twice(name: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float64))],
+    ids=str,
+)
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rotary(interleaved: bool, dtype: torch.dtype) -> None:
     angles = torch.linspace(0, 6, 7 * 4).view(7, 4)
@@ -101,7 +119,11 @@ def test_rotary(interleaved: bool, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float64))],
+    ids=str,
+)
 def test_cross_entropy(dtype: torch.dtype, reduction: str) -> None:
     target = torch.tensor([[3, -100, 0], [128, 7, 7]])
     options = {"target": target, "reduction": reduction, "label_smoothing": 0.2, "z_loss": 0.01}
@@ -190,8 +212,9 @@ def test_the_stance_of_the_process_is_left_alone() -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(lambda p: ops.dropout(x, p, backend="inductor"), (0.1, 0.2, 0.3, 0.4) * 4))
-        with pytest.raises(RuntimeError, match="fail_on_recompile"):
-            torch.compile(lambda x: x + 1, backend="eager")(x)
+        # Asked for, not tried: where it raises, Dynamo of torch 2.13 leaves something behind in the process.
+        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+    assert torch._dynamo.eval_frame._stance.stance == "default"
 
 
 @pytest.mark.parametrize("shape", [(30, 30), (300, 300)])

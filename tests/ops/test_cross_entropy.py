@@ -32,9 +32,13 @@ on_kernels = pytest.mark.kernels
 forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
 compiled = pytest.param(
     "inductor",
-    marks=pytest.mark.skipif(
-        INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-    ),
+    marks=[
+        # Each shape is compiled, forward and backward; test_compiled has what is tested every day.
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+        ),
+    ],
 )
 every_form = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -83,9 +83,13 @@ def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fo
 
 COMPILED = pytest.param(
     "compiled",
-    marks=pytest.mark.skipif(
-        INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-    ),
+    marks=[
+        # Each shape is compiled, forward and backward; test_compiled has what is tested every day.
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+        ),
+    ],
 )
 form = pytest.fixture(params=["formula", COMPILED, *KERNELS], name="form")(_form)
 kernels = pytest.fixture(params=KERNELS, name="kernels")(_form)
