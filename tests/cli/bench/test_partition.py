@@ -152,6 +152,7 @@ def test_one_thread_times_a_call_and_gives_the_threads_back() -> None:
     assert all(0 < row["us"] < 1e5 for row in rows)
 
 
+@pytest.mark.slow
 def test_saved_rows_count_units_and_refuse_to_time_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong(TransformerLayer):
         def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
