@@ -311,7 +311,7 @@ def _run_between(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
     count, scale = _scale_for(x, target, options[0], reduction)
     with _in_own_dtype(x):
         losses, _, dlogits_RV = _in_one_chunk(
-            F.linear(x.reshape(target.numel(), x.shape[-1]), weight, bias),
+            (x.reshape(target.numel(), x.shape[-1]), weight, bias),
             target.reshape(-1),
             options,
             takes_kernels(backend, x, weight, bias),
@@ -457,7 +457,7 @@ def _in_chunks(
             rows = slice(start, start + size)
             x_CD = x_RD[rows]
             losses_C, sums_2C, dlogits_CV = _in_one_chunk(
-                F.linear(x_CD, weight, bias),
+                (x_CD, weight, bias),
                 target_R[rows],
                 loss_options,
                 by_kernel,
@@ -488,7 +488,7 @@ def _in_chunks(
 
 
 def _in_one_chunk(
-    logits_CV: Tensor,
+    factors: tuple[Tensor, Tensor, Tensor | None],
     target_C: Tensor,
     options: Sequence[Any],
     by_kernel: bool,
@@ -497,6 +497,8 @@ def _in_one_chunk(
     sums_2C: Tensor | None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """Return losses (None where the sums were known), the sums, and dlogits where a scale was given."""
+    # Multiplied here: a caller may keep what it passes until the call is over, and does while Dynamo watches frames.
+    logits_CV = F.linear(*factors)
     losses_C = None
     if by_kernel:
         if sums_2C is None:

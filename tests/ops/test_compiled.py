@@ -212,7 +212,7 @@ def test_the_stance_of_the_process_is_left_alone() -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(lambda p: ops.dropout(x, p, backend="inductor"), (0.1, 0.2, 0.3, 0.4) * 4))
-        # Asked for, not tried: where it raises, Dynamo of torch 2.13 leaves something behind in the process.
+        # Asked for, not tried: where it raises, Dynamo of torch 2.13 goes on watching every frame of the process.
         assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
     assert torch._dynamo.eval_frame._stance.stance == "default"
 

@@ -233,7 +233,7 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("residual_rms_norm", "", _residual_norm(ops.residual_rms_norm), 4096, 8192),
     *_each("layer_norm", "", _norm(ops.layer_norm), 4096, 8192),
     *_each("rms_norm", "", _norm(ops.rms_norm), *_WIDTHS, daily={4096: _ON_THE_H200}),
-    *_each("softmax", "", _softmax(), 2048, 16384, dtypes=_WIDE_TOO, daily={2048: _ON_THE_H200}),
+    *_each("softmax", "", _softmax(), 2048, 16384, dtypes=_WIDE_TOO, daily={2048: _ON_THE_H200, 16384: _ON_THE_H200}),
     *_each("softmax", "causal", _softmax(causal=True), 2048, 16384),
     *_each("softmax", "masked", _softmax(masked=True), 2048),
     *_each("cross_entropy", "", _cross_entropy, 32_000, dtypes=_WIDE_TOO, daily={32_000: _ON_THE_H200}),
