@@ -98,6 +98,7 @@ def test_a_budget_that_we_cannot_keep_is_a_point_above(monkeypatch: pytest.Monke
     assert bench.budget_note(rows) == "fuse lies above torch's curve at torch's budget 0.3."
 
 
+@pytest.mark.slow
 def test_speed_rows_have_ratios_of_their_own_columns() -> None:
     rows = bench.speed(SMALL)
     assert [row["layers"] for row in rows] == [1, 2]
