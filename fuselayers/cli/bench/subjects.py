@@ -15,7 +15,7 @@ from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate
 
-__all__ = ["COMPILE", "Check", "Proof", "Subject", "model_subject", "op_subject"]
+__all__ = ["COMPILE", "Check", "Proof", "Subject", "model_subject", "op_candidate", "op_subject"]
 
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
@@ -64,21 +64,24 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
         ValueError: no such op, or settings that do not fit it.
     """
     case, still = op_case(name, settings), op_case(name, replace(settings, dropout=0.0))
-    plain, eager = _op(_PLAIN, case, case.plain), _op(_EAGER, case, case.op)
-    still_plain, still_truth = _op(_PLAIN, still, still.plain), _op("float64", double(still), still.plain)
-    formula = Proof(_op(_EAGER, still, still.op), eager=still_plain, truth=still_truth)
-    truth = _op("float64", double(case), case.op)
+    plain, eager = op_candidate(_PLAIN, case, case.plain), op_candidate(_EAGER, case, case.op)
+    still_plain, still_truth = (
+        op_candidate(_PLAIN, still, still.plain),
+        op_candidate("float64", double(still), still.plain),
+    )
+    formula = Proof(op_candidate(_EAGER, still, still.op), eager=still_plain, truth=still_truth)
+    truth = op_candidate("float64", double(case), case.op)
     checks = [Check(plain, [])]
     for backend in backends:
         if backend == _EAGER:
             checks.append(Check(eager, [formula]))
         elif backend == COMPILE:
-            checked = _op(COMPILE, still, torch.compile(still.plain))
+            checked = op_candidate(COMPILE, still, torch.compile(still.plain))
             proof = Proof(checked, eager=still_plain, truth=still_truth)
-            checks.append(Check(_op(COMPILE, case, torch.compile(case.plain)), [proof]))
+            checks.append(Check(op_candidate(COMPILE, case, torch.compile(case.plain)), [proof]))
         else:
             fused = fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
-            candidate = _op(backend, case, fused)
+            candidate = op_candidate(backend, case, fused)
             checks.append(Check(candidate, [formula, Proof(candidate, eager=eager, truth=truth)]))
     details = [f"{key} {value}" for key, value in case.options.items()]
     shapes = [f"{key} {list(tensor.shape)}" for key, tensor in case.tensors.items()]
@@ -148,8 +151,8 @@ def model_subject(
     return Subject(title, checks)
 
 
-def _op(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    """A candidate that calls `function` with the case's tensors, each by its name."""
+def op_candidate(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
+    """A candidate that calls `function` with the case's tensors, each by its name. Used by the suite too."""
     arguments: dict[str, Any] = case.tensors | case.options
 
     def call() -> tuple[Tensor, ...]:

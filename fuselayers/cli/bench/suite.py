@@ -8,18 +8,17 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from ...ops import patience
 from ...partition import saved_bytes
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_form
+from .subjects import COMPILE, op_candidate
 
 __all__ = ["EAGER", "OURS", "SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
 
 EAGER: Final = "eager"
-COMPILE: Final = "torch.compile"
 OURS: Final = "fuselayers"
 
 # Those of the measurements that the project grew out of, the largest first.
@@ -228,23 +227,17 @@ def _forms(op: str, settings: Settings, *, any_size: bool) -> Iterator[tuple[str
 
 
 def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    tensors, restore = case.tensors, None
-    if name == LIGER:
-        # Some of its backwards, and the forward of its cross entropy, write over what forward was given.
-        own = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in tensors.items()}
+    if name != LIGER:
+        return op_candidate(name, case, function)
+    # Some of its backwards, and the forward of its cross entropy, write over what forward was given.
+    own = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in case.tensors.items()}
 
-        def restore() -> None:
-            for key, one in own.items():
-                one.detach().copy_(case.tensors[key].detach())
+    def restore() -> None:
+        for key, one in own.items():
+            one.detach().copy_(case.tensors[key].detach())
 
-        tensors = own
-    arguments: dict[str, Any] = tensors | (case.options if name != LIGER or "activation" in case.options else {})
-
-    def call() -> tuple[Tensor, ...]:
-        outputs = function(**arguments)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
-
-    return Candidate(name, call, tuple(one for one in tensors.values() if one.requires_grad), restore)
+    options = {key: value for key, value in case.options.items() if key == "activation"}
+    return replace(op_candidate(name, replace(case, tensors=own, options=options), function), restore=restore)
 
 
 def _check(
