@@ -17,9 +17,7 @@ import hashlib
 import json
 import logging
 import math
-import os
 import platform
-import tempfile
 import threading
 import time
 import warnings
@@ -32,7 +30,8 @@ import torch
 from torch import Tensor
 
 from ..partition import BackendUnavailableError
-from ..partition.machine import processor_name, tuned_file
+from ..partition.cache import cache_file, write_json
+from ..partition.machine import processor_name
 from ..partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
 from .compiled import why_not_compiled
 
@@ -110,7 +109,7 @@ def call_faster(formula: Callable[..., Any], fused: Callable[..., Any], argument
 
 def auto_file() -> Path:
     """Where the measurements are kept, a JSON file that may be read, edited or deleted."""
-    return tuned_file().with_name("auto.json")
+    return cache_file("auto.json")
 
 
 def _key(formula: Callable[..., Any], arguments: Sequence[Any]) -> _Key:
@@ -237,10 +236,7 @@ def _remember(name: str, seconds: dict[str, float]) -> None:
         path = auto_file()
         known = {machine: dict(times) for machine, times in _remembered().items()}
         known.setdefault(_machine(), {})[name] = seconds
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(json.dumps(known, indent=2) + "\n")
-        os.replace(file.name, path)
+        write_json(path, known)
         _log.info("%s: %s; kept in %s", name, seconds, path)
     except (OSError, RuntimeError) as error:
         _log.info("times are not kept for later processes: %s", error)

@@ -6,7 +6,6 @@ A machine that `fuselayers tune` has measured is read from one JSON file; withou
 import functools
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +14,8 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
+
+from .cache import cache_file, write_json
 
 __all__ = ["Machine", "machine_of", "processor_name", "tuned_file", "write_tuned"]
 
@@ -83,11 +84,8 @@ def machine_of(device_type: str) -> Machine:
 
 
 def tuned_file() -> Path:
-    """Where measured machines are kept: `machines.json` in FUSELAYERS_CACHE, or in XDG_CACHE_HOME/fuselayers."""
-    own = os.environ.get("FUSELAYERS_CACHE")
-    if own:
-        return Path(own) / "machines.json"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuselayers" / "machines.json"
+    """Where measured machines are kept: `machines.json`, see `cache_file`."""
+    return cache_file("machines.json")
 
 
 @functools.cache
@@ -113,11 +111,7 @@ def write_tuned(device_type: str, machine: Machine) -> Path:
     except (FileNotFoundError, ValueError):
         known = {}
     known[_key(device_type)] = machine
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({key: asdict(value) for key, value in known.items()}, indent=2)
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
-    beside.write_text(text + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_json(path, {key: asdict(value) for key, value in known.items()})
     return path
 
 
