@@ -21,7 +21,7 @@ from ...partition import backends
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
 from .cases import OPS, Settings
-from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
+from .measure import Candidate, Results, Timing, disagreement, keep_freed_memory, results, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 from .suite_command import run_suite
@@ -107,6 +107,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.dtype not in _DTYPES:
         raise ValueError(no_such("dtype", arguments.dtype, _DTYPES))
     device = choose_device(arguments.device, setting="--device")
+    keep_freed_memory()
     if arguments.subject != "suite":
         for option in ("ops", "dtypes", "minutes", "out"):
             if getattr(arguments, option) is not None:

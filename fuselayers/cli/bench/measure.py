@@ -1,5 +1,6 @@
 """Whether candidates agree, and how long each takes."""
 
+import ctypes
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ __all__ = [
     "Timing",
     "copy_bandwidth",
     "disagreement",
+    "keep_freed_memory",
     "peak_bytes",
     "results",
     "spread",
@@ -21,6 +23,9 @@ __all__ = [
 ]
 
 _WARMUP = 3
+# Of mallopt, in malloc.h.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES = 1 << 28
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
@@ -99,9 +104,25 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
     return None
 
 
+def keep_freed_memory() -> bool:
+    """Make the C library keep what is freed, for the rest of this process; False where that cannot be said to it.
+
+    glibc gives large blocks back to the system, or not, by what else lies on the heap. Who has to ask for them again
+    pays for every page: on a CPU a call then takes up to ten times as long, and which candidate it falls on is chance.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # not Linux, or a C library without it
+        return False
+    most, most_of_old_ones = (1 << 31) - 1, 1 << 25
+    kept = mallopt(_TRIM_THRESHOLD, most)
+    return bool(kept and (mallopt(_MMAP_THRESHOLD, most) or mallopt(_MMAP_THRESHOLD, most_of_old_ones)))
+
+
 def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
     """Time all candidates in turns, so that whatever else the machine does falls on each of them alike.
 
+    Each round begins with another one: what a candidate leaves in the caches is not always for the same next one.
     On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
 
     Args:
@@ -113,7 +134,9 @@ def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: t
     clock = _GPUClock(device) if device.type == "cuda" else _Clock()
     weights: list[Tensor] = []
     for repeat in range(_WARMUP + repeats):
-        for candidate, timing in zip(candidates, timings, strict=True):
+        first = repeat % len(candidates) if candidates else 0
+        pairs = list(zip(candidates, timings, strict=True))
+        for candidate, timing in pairs[first:] + pairs[:first]:
             if candidate.restore is not None:
                 candidate.restore()
             clock.start()

@@ -1,8 +1,20 @@
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.cli.bench.measure import Candidate, disagreement, results, spread, time_interleaved
+from fuselayers.cli.bench.measure import (
+    Candidate,
+    disagreement,
+    keep_freed_memory,
+    results,
+    spread,
+    time_interleaved,
+)
 
 _X = torch.linspace(-3, 3, 50).requires_grad_()
 _EXACT = _X.detach().double().requires_grad_()
@@ -54,7 +66,7 @@ def test_candidates_take_turns_after_a_warm_up() -> None:
         return Candidate(name, call, (_X,))
 
     timings = time_interleaved([candidate("a"), candidate("b")], repeats=5, device=torch.device("cpu"))
-    assert calls == ["a", "b"] * 8
+    assert calls == ["a", "b", "b", "a"] * 4  # each begins as often as the other
     for timing in timings:
         assert len(timing.forward) == len(timing.both) == 5
         assert all(0 < forward < both for forward, both in zip(timing.forward, timing.both, strict=True))
@@ -64,3 +76,34 @@ def test_the_spread_is_relative_and_not_moved_by_one_outlier() -> None:
     assert spread([2.0]) == 0
     assert spread([1.0] * 20 + [100.0]) == 0
     assert spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
+
+
+_PAGE_FAULTS = """
+import resource, sys, torch
+from fuselayers.cli.bench.measure import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+for _ in range(3):
+    torch.ones(1 << 23)  # more than glibc keeps by itself
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    torch.ones(1 << 23)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is of glibc")
+def test_freed_memory_is_kept() -> None:
+    # In processes of their own: it is for the rest of one.
+    command = [sys.executable, "-c", _PAGE_FAULTS]
+    environment = {**os.environ, "MALLOC_TOP_PAD_": "0"}
+    given_back, kept = (
+        int(subprocess.run([*command, how], capture_output=True, text=True, check=True, env=environment).stdout)
+        for how in ("given back", "kept")
+    )
+    assert kept < 100 < given_back
+
+
+def test_a_c_library_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert not keep_freed_memory()

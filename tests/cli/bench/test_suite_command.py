@@ -16,7 +16,12 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
     assert lines[1:3] == ["dropout, bfloat16", "layer_norm, bfloat16"]
     assert lines[3:] == [
         str(folder / name)
-        for name in ("results.json", "results.md", "forward_bfloat16.png", "forward_backward_bfloat16.png")
+        for name in (
+            "results.json",
+            "results.md",
+            "results_forward_bfloat16.png",
+            "results_forward_backward_bfloat16.png",
+        )
     ]
     rows = json.loads((folder / "results.json").read_text())["rows"]
     assert {(row["title"], tuple(row["shape"])) for row in rows} == {
