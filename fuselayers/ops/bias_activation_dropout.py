@@ -82,19 +82,10 @@ def bias_activation_dropout(
     seed = seed_for(p, training=training, seed=seed, device=x.device)
     if bias is None and activation is None and seed is None:
         return x
-    place = (None, 0) if seed is None else (rows_of(shard, x), first_column(shard))
-    y: Tensor = run(
-        backend,
-        _formula,
-        _fused,
-        x,
-        bias,
-        seed,
-        *place,
-        activation,
-        p,
-        obstacle=None if seed is None else obstacle(shard),
+    row_R, column, reason = (
+        (None, 0, None) if seed is None else (rows_of(shard, x), first_column(shard), obstacle(shard))
     )
+    y: Tensor = run(backend, _formula, _fused, (x, bias, seed, row_R), (column, activation, p), obstacle=reason)
     return y
 
 

@@ -75,19 +75,10 @@ def bias_dropout_residual(
     check_seed(seed, x.device)
     check_shard(shard, x.shape)
     seed = seed_for(p, training=training, seed=seed, device=x.device)
-    place = (None, 0) if seed is None else (rows_of(shard, x), first_column(shard))
-    y: Tensor = run(
-        backend,
-        _formula,
-        _fused,
-        x,
-        residual,
-        bias,
-        seed,
-        *place,
-        p,
-        obstacle=None if seed is None else obstacle(shard),
+    row_R, column, reason = (
+        (None, 0, None) if seed is None else (rows_of(shard, x), first_column(shard), obstacle(shard))
     )
+    y: Tensor = run(backend, _formula, _fused, (x, residual, bias, seed, row_R), (column, p), obstacle=reason)
     return y
 
 

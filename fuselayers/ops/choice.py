@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..partition import BackendUnavailableError
 from ..partition.cache import cache_file, write_json
@@ -35,7 +35,7 @@ from ..partition.machine import processor_name
 from ..partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
 from .compiled import why_not_compiled
 
-__all__ = ["auto_file", "call_faster", "patience"]
+__all__ = ["auto_file", "call_faster", "is_settled", "patience"]
 
 _log = logging.getLogger("fuselayers")
 
@@ -43,12 +43,14 @@ _log = logging.getLogger("fuselayers")
 _SMALLEST: Final = 1 << 16
 _ROUNDS: Final = 9
 # What a measurement cannot tell apart counts for the formula.
-_CLEARLY: Final = 0.95
+_CLEARLY: Final = 0.9
+_MOST_SETTLED: Final = 4096
 
 _Key = tuple[Any, ...]
 _patience = 1.0
 _spent: dict[_Key, float] = {}
 _decided: dict[_Key, bool] = {}
+_settled: set[_Key] = set()
 _lock = threading.RLock()
 
 
@@ -79,30 +81,55 @@ def patience(seconds: float) -> Iterator[None]:
         _patience = before
 
 
-def call_faster(formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+def is_settled(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> bool:
+    """Return whether the formula is known to serve a call best, as far as a quick look tells. Used by `forms`.
+
+    It costs less than `call_faster` finds out, which on a short op is time that counts.
+
+    Args:
+        formula: the op in plain torch.
+        tensors: of the call, one at least.
+        options: likewise.
+    """
+    return type(tensors[0]) in (Tensor, nn.Parameter) and _glance(formula, tensors, options) in _settled
+
+
+def call_faster(
+    formula: Callable[..., Any],
+    fused: Callable[..., Any],
+    tensors: Sequence[Tensor | None],
+    options: tuple[Any, ...] = (),
+) -> Any:
     """Call the op in the form that is faster, as far as is known. Used by `forms` for "auto" on a CPU.
 
     Args:
         formula: the op in plain torch.
         fused: the op in its compiled form.
-        arguments: of both: tensors or None first, then options.
+        tensors: of both the first arguments, one at least.
+        options: of both the others, which are hashable.
     """
+    first = tensors[0]
+    assert first is not None
+    if first.numel() < _SMALLEST:
+        _settle(_glance(formula, tensors, options))
+        return formula(*tensors, *options)
     if (
-        arguments[0].numel() < _SMALLEST
-        or math.isinf(_patience)
+        math.isinf(_patience)
         or torch.are_deterministic_algorithms_enabled()
         or saved_tensors_hooks_are_active()
         or dispatch_mode_is_active()
     ):
-        return formula(*arguments)
-    key = _key(formula, arguments)
+        return formula(*tensors, *options)
+    key = _key(formula, tensors, options)
     compiled = _decided.get(key)
     if compiled is None and (key not in _spent or _spent[key] >= _patience):
-        compiled = _decide(key, formula, fused, arguments)
+        compiled = _decide(key, formula, fused, tensors, options)
     if compiled is not None:
-        return (fused if compiled else formula)(*arguments)
+        if not compiled:
+            _settle(_glance(formula, tensors, options))
+        return (fused if compiled else formula)(*tensors, *options)
     started = time.perf_counter()
-    result = formula(*arguments)
+    result = formula(*tensors, *options)
     _spent[key] = _spent.get(key, 0.0) + time.perf_counter() - started
     return result
 
@@ -112,13 +139,27 @@ def auto_file() -> Path:
     return cache_file("auto.json")
 
 
-def _key(formula: Callable[..., Any], arguments: Sequence[Any]) -> _Key:
+def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
+    """What tells most calls apart. Where it mixes two up, they may differ in speed, and both get the formula."""
+    first: Any = tensors[0]
+    learns = first.requires_grad and torch.is_grad_enabled()
+    given = tuple(map(type, tensors))
+    return formula, options, given, first.shape, first.dtype, learns, torch.get_num_threads()
+
+
+def _settle(glance: _Key) -> None:
+    if len(_settled) >= _MOST_SETTLED:
+        _settled.clear()
+    _settled.add(glance)
+
+
+def _key(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
     """What decides a call's speed: op, threads, options; of each tensor dtype, width, layout, about how many rows."""
     grad = torch.is_grad_enabled()
-    key = [formula, torch.get_num_threads()]
-    for one in arguments:
-        if not isinstance(one, Tensor):
-            key.append(one)
+    key = [formula, torch.get_num_threads(), options]
+    for one in tensors:
+        if one is None:
+            key.append(None)
         elif one.is_floating_point():
             width = one.shape[-1] if one.dim() else 1
             key += (one.dtype, width, (one.numel() // max(width, 1)).bit_length())
@@ -126,11 +167,11 @@ def _key(formula: Callable[..., Any], arguments: Sequence[Any]) -> _Key:
     return tuple(key)
 
 
-def _described(arguments: Sequence[Any], formula: Callable[..., Any]) -> str:
+def _described(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> str:
     """The key in words, for the file."""
     grad = torch.is_grad_enabled()
     words = [formula.__module__.rpartition(".ops.")[2]]
-    for one in arguments:
+    for one in (*tensors, *options):
         if not isinstance(one, Tensor):
             words.append(str(one))
         elif one.is_floating_point():
@@ -142,18 +183,24 @@ def _described(arguments: Sequence[Any], formula: Callable[..., Any]) -> str:
     return ", ".join(words).replace("torch.", "")
 
 
-def _decide(key: _Key, formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]) -> bool | None:
+def _decide(
+    key: _Key,
+    formula: Callable[..., Any],
+    fused: Callable[..., Any],
+    tensors: Sequence[Tensor | None],
+    options: tuple[Any, ...],
+) -> bool | None:
     """True for the compiled form, False for the formula, None while it is too early to tell."""
     with _lock:
         if key in _decided:
             return _decided[key]
-        name = _described(arguments, formula)
+        name = _described(formula, tensors, options)
         seconds = _remembered().get(_machine(), {}).get(name)
         if seconds is None:
             if _spent.setdefault(key, 0.0) < _patience:
                 return None
-            if why_not_compiled(arguments[0].device) is None:
-                seconds = _measure(formula, fused, arguments)
+            if why_not_compiled(torch.device("cpu")) is None:
+                seconds = _measure(formula, fused, tensors, options)
             if seconds is not None:
                 _remember(name, seconds)
         _decided[key] = seconds is not None and seconds["inductor"] < _CLEARLY * seconds["eager"]
@@ -161,19 +208,22 @@ def _decide(key: _Key, formula: Callable[..., Any], fused: Callable[..., Any], a
 
 
 def _measure(
-    formula: Callable[..., Any], fused: Callable[..., Any], arguments: Sequence[Any]
+    formula: Callable[..., Any],
+    fused: Callable[..., Any],
+    tensors: Sequence[Tensor | None],
+    options: tuple[Any, ...],
 ) -> dict[str, float] | None:
     """The least seconds of both forms, with backward if there will be one; None if the compiled form fails.
 
     It runs where the op will run, on the caller's thread: another one has memory of its own, which decides the time of
     what allocates.
     """
-    copies = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, Tensor) else one for one in arguments]
-    leaves = [one for one in copies if isinstance(one, Tensor) and one.requires_grad]
+    copies = [one if one is None else one.detach().requires_grad_(one.requires_grad) for one in tensors]
+    leaves = [one for one in copies if one is not None and one.requires_grad]
 
     def seconds(form: Callable[..., Any]) -> float:
         started = time.perf_counter()
-        outputs = form(*copies)
+        outputs = form(*copies, *options)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         reached = [out for out in outputs if out.requires_grad]
         if reached:

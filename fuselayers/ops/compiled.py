@@ -2,53 +2,154 @@
 
 What is compiled is forward, and backward, each by itself and without autograd. So what is kept between the two is the
 op's own choice, the same as with its kernels, and a backward may be differentiated again.
+
+A call is looked up by its dtypes, shapes and options, and goes straight to the code that was made for them. The first
+code is for the first shape; where a size turns out to change, the next code is for any size there.
 """
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ..partition import fuse
+from ..partition import BackendUnavailableError
 from ..partition.compilers import why_inductor_is_unavailable
-from ..partition.torch_private import call_whatever_the_stance
+from ..partition.torch_private import CompiledCall, compile_call
 from .launch import INTERPRETED
 
 __all__ = ["compiled", "why_not_compiled"]
 
+# For one choice of options and dtypes. What would need more runs op by op.
+_MOST_CODES: Final = 8
+_MOST_CALLS: Final = 4096
 
-def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
+
+def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable[..., Any]:
     """Return a function that compiles `formula` at its first call, and again for what is new to it.
 
     Args:
-        formula: a function of tensors, and of options by which each combination gets code of its own: those whose
-            annotation names no Tensor.
+        formula: a function of tensors, and of options, which are hashable: each combination of these gets code of its
+            own. It writes to no tensor, and what it returns are new ones.
+        any_size: whether the first code is for any size already.
+
+    Raises:
+        BackendUnavailableError: at the call, if Inductor cannot compile it.
     """
-    parameters = inspect.signature(formula).parameters.values()
-    options = [parameter.name for parameter in parameters if "Tensor" not in str(parameter.annotation)]
-    # Not `fullgraph`: beyond the limit of graphs for one function the formula runs op by op.
-    fused = fuse(formula, backend="inductor", fallback=(), static_argnames=options)
-
-    # Dynamo may come by in a frame that it could not compile, and knows no way through what calls it again.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @functools.wraps(formula)
-    def call(*arguments: Any) -> Any:
-        # Below autograd nothing needs a gradient, and autocast is about matmuls: neither shall make another graph.
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            return call_whatever_the_stance(fused, *map(_as_compiled, arguments))
-
-    return call  # type: ignore[no-any-return]
+    # Dynamo may come by in a frame that it could not compile, and has no business here.
+    return torch.compiler.disable(_Compiled(formula, any_size).call)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _as_compiled(argument: Any) -> Any:
-    # Each new layout of a tensor would be compiled for itself. Lists come from torch, which knows no tuples; options
-    # have to be hashable.
-    if isinstance(argument, Tensor):
-        return argument.detach().contiguous()
-    return tuple(map(_as_compiled, argument)) if isinstance(argument, list) else argument
+class _Compiled:
+    """A formula, and the code that was made of it."""
+
+    def __init__(self, formula: Callable[..., Any], any_size: bool) -> None:
+        self._formula = formula
+        self._any_size = any_size
+        self._calls: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
+        self._codes: dict[tuple[Any, ...], list[_Code]] = {}
+        self._lock = threading.RLock()
+
+    def call(self, *arguments: Any) -> Any:
+        tensors: list[Tensor] = []
+        call: list[Any] = []
+        for one in arguments:
+            if isinstance(one, Tensor):
+                # Each new layout would be compiled for itself.
+                tensors.append(one if one.is_contiguous() and not one.is_neg() else _written_out(one))
+                call += one.dtype, one.shape
+            elif not isinstance(one, list):
+                call.append(one)
+            elif one and isinstance(one[0], Tensor):
+                tensors += map(_written_out, one)
+                call.append(tuple((each.dtype, each.shape) for each in one))
+            else:
+                call.append(tuple(one))
+        key = tuple(call)
+        run = self._calls.get(key)
+        if run is None:
+            run = self._run(arguments, tensors)
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            self._calls[key] = run
+        return run(tensors)
+
+    def _run(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+        formula = _of_tensors(self._formula, arguments)
+        kind = tree_map_only(Tensor, lambda tensor: (tensor.dtype, tensor.dim()), arguments)
+        kind = tuple(tuple(one) if isinstance(one, list) else one for one in kind)
+        with self._lock:
+            codes = self._codes.setdefault(kind, [])
+            code = next((code for code in codes if code.takes(tensors)), None)
+            if code is None and len(codes) < _MOST_CODES:
+                name = getattr(self._formula, "__name__", type(self._formula).__name__)
+                code = _Code(name, formula, tensors, self._changing(codes, tensors))
+                codes.append(code)
+        return (lambda tensors: _without_autocast(formula, tensors)) if code is None else code.run
+
+    def _changing(self, codes: Sequence["_Code"], tensors: Sequence[Tensor]) -> list[list[int]]:
+        """Of each tensor, the dimensions in which it has not always had the same size."""
+        return [
+            [
+                place
+                for place, size in enumerate(tensor.shape)
+                if self._any_size or any(code.shapes[number][place] != size for code in codes)
+            ]
+            for number, tensor in enumerate(tensors)
+        ]
+
+
+class _Code:
+    """The code for some shapes."""
+
+    def __init__(
+        self, name: str, formula: Callable[..., Any], tensors: Sequence[Tensor], any_size: list[list[int]]
+    ) -> None:
+        self.shapes = [tensor.shape for tensor in tensors]
+        is_one = False
+
+        def results(*tensors: Tensor) -> tuple[Tensor, ...]:
+            nonlocal is_one
+            made = formula(*tensors)
+            is_one = isinstance(made, Tensor)
+            return (made,) if is_one else tuple(made)
+
+        unavailable = why_inductor_is_unavailable(tensors[0].device.type)
+        if unavailable is not None:
+            raise BackendUnavailableError(unavailable)
+        try:
+            made: CompiledCall = compile_call(results, tensors, any_size)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise BackendUnavailableError(f"Inductor could not compile {name}: {reason}") from error
+        self.takes = made.takes
+        self.run = (lambda tensors: made.run(tensors)[0]) if is_one else (lambda tensors: tuple(made.run(tensors)))
+
+
+def _without_autocast(formula: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        return formula(*tensors)
+
+
+def _written_out(tensor: Tensor) -> Tensor:
+    return tensor.resolve_neg().contiguous()
+
+
+def _of_tensors(formula: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:
+    """The formula with all options given, a function of the tensors alone."""
+    leaves, tree = tree_flatten(arguments)
+    options = [None if isinstance(one, Tensor) else one for one in leaves]
+    places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
+
+    def of_tensors(*tensors: Tensor) -> Any:
+        filled = list(options)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return formula(*tree_unflatten(filled, tree))
+
+    return of_tensors
 
 
 def why_not_compiled(device: torch.device) -> str | None:

@@ -104,7 +104,7 @@ def cross_entropy(
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     dtype = loss_dtype(logits.dtype, logits.device)
     options = ignore_index, float(label_smoothing), float(z_loss), reduction, dtype
-    loss: Tensor = run(backend, _formula, _fused, logits, target, *options)
+    loss: Tensor = run(backend, _formula, _fused, (logits, target), options)
     return loss
 
 
@@ -169,6 +169,9 @@ def _formula(
     dtype: torch.dtype,
 ) -> Tensor:
     logits_RV, target_R = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
+    if not label_smoothing and not z_loss and reduction != "none":
+        loss = F.nll_loss(_log_probabilities(logits_RV), target_R, ignore_index=ignore_index, reduction=reduction)
+        return reduced(loss, None, "none", dtype)
     losses = _losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
     return reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
 
@@ -177,16 +180,19 @@ def _losses_by_formula(
     logits_RV: Tensor, target_R: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> Tensor:
     """The losses of rows, in float32 at least. On the CPU it raises an IndexError for a target that is out of range."""
-    wide_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
-    log_probabilities_RV = F.log_softmax(wide_RV, -1)
+    log_probabilities_RV = _log_probabilities(logits_RV)
     losses_R = F.nll_loss(log_probabilities_RV, target_R, ignore_index=ignore_index, reduction="none")
-    ignored_R = target_R == ignore_index
     if label_smoothing:
-        even_R = -log_probabilities_RV.mean(-1).masked_fill(ignored_R, 0.0)
+        even_R = -log_probabilities_RV.mean(-1).masked_fill(target_R == ignore_index, 0.0)
         losses_R = (1 - label_smoothing) * losses_R + label_smoothing * even_R
     if z_loss:
-        losses_R = losses_R + z_loss * wide_RV.logsumexp(-1).masked_fill(ignored_R, 0.0).square()
+        lse_R = logits_RV.to(log_probabilities_RV.dtype).logsumexp(-1)
+        losses_R = losses_R + z_loss * lse_R.masked_fill(target_R == ignore_index, 0.0).square()
     return losses_R
+
+
+def _log_probabilities(logits_RV: Tensor) -> Tensor:
+    return F.log_softmax(logits_RV, -1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
 
 
 def cross_entropy_reference(

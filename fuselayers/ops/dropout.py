@@ -74,8 +74,8 @@ def dropout(
     seed = seed_for(p, training=training, seed=seed, device=x.device)
     if seed is None:
         return x
-    place = rows_of(shard, x), first_column(shard)
-    y: Tensor = run(backend, dropout_from, _fused, x, seed, *place, p, obstacle=obstacle(shard))
+    tensors, options = (x, seed, rows_of(shard, x)), (first_column(shard), p)
+    y: Tensor = run(backend, dropout_from, _fused, tensors, options, obstacle=obstacle(shard))
     return y
 
 

@@ -17,6 +17,7 @@ All forms give the same numbers to rounding, and the same mask.
 """
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, Final
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from ..names import no_such
 from ..partition import BackendUnavailableError
 from ..partition.torch_private import transforms_are_active
-from .choice import call_faster
+from .choice import call_faster, is_settled
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
@@ -41,16 +42,19 @@ def run(
     backend: str,
     formula: Callable[..., Any],
     fused: Callable[..., Any],
-    *arguments: Any,
+    tensors: Sequence[Tensor | None],
+    options: tuple[Any, ...] = (),
+    *,
     obstacle: str | None = None,
 ) -> Any:
-    """Return what `formula` or `fused` makes of the arguments, as the backend says.
+    """Return what `formula` or `fused` makes of the tensors and the options, as the backend says.
 
     Args:
         backend: one of BACKENDS.
         formula: the op in plain torch.
         fused: the same op through those that `define` returned, with its gradients.
-        arguments: of both: tensors or None first, then options, which are hashable. The first says the device.
+        tensors: of both the first arguments. The first of them says the device.
+        options: of both the other arguments, which are hashable.
         obstacle: why the kernels cannot take this call, if they cannot.
 
     Raises:
@@ -58,38 +62,35 @@ def run(
         BackendUnavailableError: the backend cannot run here.
         RuntimeError: the backend cannot take this call; the message says why.
     """
-    device = arguments[0].device
-    if backend == "auto" and device.type == "cpu":
-        if torch.compiler.is_compiling() or INTERPRETED or _why_plain(_tensors_of(arguments)) is not None:
-            return formula(*arguments)
-        return call_faster(formula, fused, arguments)
+    first = tensors[0]
+    assert first is not None
+    if backend == "auto" and first.is_cpu and not torch.compiler.is_dynamo_compiling():
+        if INTERPRETED or is_settled(formula, tensors, options) or _why_plain(tensors) is not None:
+            return formula(*tensors, *options)
+        return call_faster(formula, fused, tensors, options)
     if backend == "inductor":
-        own = _takes_compiled(device, arguments)
+        own = _takes_compiled(first.device, tensors)
     else:
-        floating = (tensor for tensor in _tensors_of(arguments) if tensor.is_floating_point())
+        floating = (tensor for tensor in tensors if tensor is not None and tensor.is_floating_point())
         own = takes_kernels(backend, *floating, obstacle=obstacle)
     if own and torch.compiler.is_compiling():
-        arguments = each_once(arguments)
-    return (fused if own else formula)(*arguments)
+        tensors = each_once(tensors)
+    return (fused if own else formula)(*tensors, *options)
 
 
-def each_once(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments with a view in the place of a tensor that was there before.
+def each_once(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Return the tensors with a view in the place of a tensor that was there before.
 
     Dynamo refuses an autograd.Function that gets a tensor twice; that of torch 2.11 loses a gradient instead.
     """
-    seen: list[Any] = []
-    for one in arguments:
-        again = isinstance(one, Tensor) and any(one is other for other in seen)
-        seen.append(one.view_as(one) if again else one)
+    seen: list[Tensor | None] = []
+    for one in tensors:
+        again = any(one is other for other in seen)
+        seen.append(one if one is None or not again else one.view_as(one))
     return tuple(seen)
 
 
-def _tensors_of(arguments: Sequence[Any]) -> list[Tensor]:
-    return [one for one in arguments if isinstance(one, Tensor)]
-
-
-def _takes_compiled(device: torch.device, arguments: Sequence[Any]) -> bool:
+def _takes_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> bool:
     if torch.compiler.is_compiling():
         return False
     unavailable = why_not_compiled(device)
@@ -97,7 +98,7 @@ def _takes_compiled(device: torch.device, arguments: Sequence[Any]) -> bool:
         raise BackendUnavailableError(
             f"backend 'inductor' cannot run here: {unavailable}; or leave it to backend='auto'"
         )
-    reason = _why_plain(_tensors_of(arguments))
+    reason = _why_plain(tensors)
     if reason is not None:
         raise RuntimeError(f"backend 'inductor' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
@@ -147,9 +148,9 @@ def _why_no_kernels_for(tensors: Sequence[Tensor]) -> str | None:
     return None if torch.compiler.is_compiling() else _why_plain(tensors)
 
 
-def _why_plain(tensors: Sequence[Tensor]) -> str | None:
+def _why_plain(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
-        if type(tensor) not in (Tensor, nn.Parameter):
+        if type(tensor) not in (Tensor, nn.Parameter, NoneType):
             return f"a {type(tensor).__name__} has rules of its own"
     return "inside a transform of torch.func" if transforms_are_active() else None
 

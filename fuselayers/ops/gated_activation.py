@@ -60,7 +60,7 @@ def gated_activation(
             raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
     else:
         check_like("up", up, gate)
-    y: Tensor = run(backend, _formula, _fused, gate, up, activation)
+    y: Tensor = run(backend, _formula, _fused, (gate, up), (activation,))
     return y
 
 

@@ -18,14 +18,15 @@ Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ..partition import fuse
-from ..partition.torch_private import call_whatever_the_stance
+from ..partition import BackendUnavailableError, FallbackWarning
+from .compiled import compiled
 from .shards import Shard, check_shard, first_column, row_numbers
 from .triton_language import tile_function, tl
 
@@ -54,6 +55,7 @@ _FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
 _WORTH_COMPILING: Final = 1 << 13
 _PATIENCE: Final = 1.0
 _seconds_op_by_op = 0.0
+_stays_op_by_op = False
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -84,10 +86,10 @@ def _multiply(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     """The high and the low 32 bits of a * multiplier, both operands below 2**32."""
     # Note: [no product above 2**63] a * multiplier would need 64 unsigned bits. In int64 it overflows, which is
     # undefined in the C++ that Inductor writes: gcc takes the product for non-negative, drops the mask that takes off
-    # the sign, and the words come out wrong wherever the operand is a scalar. Two products of 48 bits cannot overflow.
-    low_product = a * (multiplier & 0xFFFF)
-    middle = a * (multiplier >> 16) + (low_product >> 16)
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (low_product & 0xFFFF)
+    # the sign, and the words come out wrong wherever the operand is a scalar. Both multipliers are above 2**31, so
+    # what they lack to 2**32 is small: that product fits, and a * 2**32 adds a to the high word and nothing to the low.
+    product = a * (multiplier - (1 << 32))
+    return (product >> 32) + a, product & _WORD
 
 
 def check_probability(p: float) -> None:
@@ -186,26 +188,26 @@ def keep_bytes(
         )
     else:
         row_R = torch.arange(num_rows, device=seed.device) if row_R is None else row_R
-        lanes = _lanes(seed, row_R, torch.full_like(seed, first_group), groups, torch.full_like(seed, offset))
+        group_G = torch.arange(first_group, first_group + groups, device=seed.device)
+        lanes = _lanes(seed, row_R, group_G, torch.full_like(seed, offset))
         keep = torch.stack([lane >= threshold for lane in lanes], dim=-1).flatten(1)
     kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
     return kept
 
 
-def _lanes(seed: Tensor, row_R: Tensor, first_group: Tensor, groups: int, offset: Tensor) -> list[Tensor]:
+def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
     """The eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
-    group_1G = (torch.arange(groups, device=seed.device) + first_group)[None, :]
-    counter = (group_1G, (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
+    counter = (group_G[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return [half for word in words for half in (word & 0xFFFF, word >> 16)]
 
 
-def _packed(seed: Tensor, row_R: Tensor, first_group: Tensor, groups: int, threshold: Tensor, offset: Tensor) -> Tensor:
+def _packed(seed: Tensor, row_R: Tensor, group_G: Tensor, threshold: Tensor, offset: Tensor) -> Tensor:
     """The eight bytes of every group, each 0 or 1, as one int64: [R, G]."""
     # A difference's sign instead of a comparison, and eight bytes in one number: both are what C++ vectorises. Bytes
     # stored one by one take three times as long.
     packed = torch.zeros_like(seed)
-    for place, lane in enumerate(_lanes(seed, row_R, first_group, groups, offset)):
+    for place, lane in enumerate(_lanes(seed, row_R, group_G, offset)):
         packed = packed | (((threshold - 1 - lane) >> 63) & (1 << abs(_FIRST_BYTE - 8 * place)))
     return packed
 
@@ -282,7 +284,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # as bytes: Inductor's C++ multiplies by a uint8 at the memory's speed, by a bool at an eighth of it (2048x1024 float32,
 # two cores of an AMD EPYC: 0.13 ms against 0.92 ms). A GPU's compiler takes the formula whole, which saves the trip to
 # memory.
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # see compiled
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # Dynamo may come by, as in compiled
 def _keep_on_cpu(
     seed: Tensor,
     row_R: Tensor | None,
@@ -294,16 +296,22 @@ def _keep_on_cpu(
     *,
     again: bool = False,
 ) -> Tensor:
-    # As tensors, since Dynamo would compile 0 and 1 for themselves.
-    first, lowest, of_seed = (torch.full_like(seed, number) for number in (first_group, threshold, offset))
+    # As tensors, since numbers would be compiled for themselves.
     row_R = torch.arange(num_rows) if row_R is None else row_R
-    global _seconds_op_by_op
-    if num_rows * groups < _WORTH_COMPILING and _seconds_op_by_op < _PATIENCE:
+    group_G = torch.arange(first_group, first_group + groups)
+    arguments = seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)
+    global _seconds_op_by_op, _stays_op_by_op
+    packed = None
+    if not _stays_op_by_op and (num_rows * groups >= _WORTH_COMPILING or _seconds_op_by_op >= _PATIENCE):
+        try:
+            packed = _compiled_packed(*arguments)
+        except BackendUnavailableError as error:
+            _stays_op_by_op = True
+            warnings.warn(f"dropout's masks are made op by op, which is slow: {error}", FallbackWarning, stacklevel=2)
+    if packed is None:
         started = time.perf_counter()
-        packed = _packed(seed, row_R, first, groups, lowest, of_seed)
+        packed = _packed(*arguments)
         _seconds_op_by_op += time.perf_counter() - started
-    else:
-        packed = call_whatever_the_stance(_compiled_packed, seed, row_R, first, groups, lowest, of_seed)
     return packed.view(torch.uint8)
 
 
@@ -325,7 +333,7 @@ def _like_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=torch.uint8)
 
 
-_compiled_packed = fuse(_packed, dynamic=True)
+_compiled_packed = compiled(_packed, any_size=True)
 _library.impl("philox_keep", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::philox_keep", _like_keep, lib=_library)
 torch.library.register_vmap("fuselayers::philox_keep", _keep_for_every_sample, lib=_library)

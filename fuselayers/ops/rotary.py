@@ -67,11 +67,13 @@ def rotary(
     tensor([0., 1.])
     """
     _check(q, k, cos, sin)
-    turned: tuple[Tensor, Tensor] = run(backend, _formula, _fused, q, k, cos, sin, interleaved)
+    turned: tuple[Tensor, Tensor] = run(backend, _formula, _fused, (q, k, cos, sin), (interleaved,))
     return turned
 
 
 def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    if cos.dim() > 2:
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
     return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)
 
 
@@ -124,10 +126,9 @@ def _as_heads(x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Turn x by tables that broadcast against it."""
     width = 2 * cos.shape[-1]
     first, second = _pairs(x, cos, interleaved)
-    if cos.dim() > 2:
-        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
     turned = first * cos - second * sin, second * cos + first * sin
     y = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)).to(x.dtype)
     return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), dim=-1)
@@ -173,7 +174,7 @@ class _Turned(torch.autograd.Function):
         ctx.save_for_backward(cos, sin, *(heads if tables_learn else ()))
         ctx.options = interleaved, back, by_token
         ctx.set_materialize_grads(False)
-        return tuple(_turn(heads, cos, sin, interleaved, back, by_token))
+        return tuple(_turn_as_they_lie(heads, cos, sin, interleaved, back, by_token))
 
     @staticmethod
     def backward(ctx: Any, *dy: Tensor | None) -> tuple[Any, ...]:
@@ -203,8 +204,29 @@ def _turned(
     if needs_grad(cos, sin, *heads):
         recorded: Sequence[Tensor] = _Turned.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
         return recorded
-    turned: Sequence[Tensor] = _turn(heads, cos, sin, interleaved, back, by_token)
-    return turned
+    return _turn_as_they_lie(heads, cos, sin, interleaved, back, by_token)
+
+
+def _turn_as_they_lie(
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+) -> list[Tensor]:
+    """Turn heads [B, H, T, C]; by token or not says how the results shall lie in memory.
+
+    The op takes and gives them as they lie, [B, T, H, C] where it is by token: nothing has to be copied then to make it
+    contiguous for the compiled form.
+    """
+    lies_by_token = [x.stride(1) < x.stride(2) for x in heads]
+    turned = _turn(_swapped(heads, lies_by_token), cos, sin, interleaved, back, lies_by_token, by_token)
+    return _swapped(turned, by_token)
+
+
+def _swapped(heads: Sequence[Tensor], by_token: list[bool]) -> list[Tensor]:
+    return [x.transpose(1, 2) if order else x for x, order in zip(heads, by_token, strict=True)]
+
+
+def _reordered(heads: Sequence[Tensor], lies_by_token: list[bool], by_token: list[bool]) -> list[Tensor]:
+    """Heads as they lie, in the order of the results."""
+    return _swapped(heads, [lies != order for lies, order in zip(lies_by_token, by_token, strict=True)])
 
 
 def _table_gradients(
@@ -222,29 +244,46 @@ def _table_gradients(
 
 
 def _turn_formula(
-    heads: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+    heads: list[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    back: bool,
+    lies_by_token: list[bool],
+    by_token: list[bool],
 ) -> list[Tensor]:
-    turned = [_rotate(x, cos, -sin if back else sin, interleaved) for x in heads]
+    sin = -sin if back else sin
+    # A table has no heads; in a tensor by token they stand behind the tokens.
+    by_token_tables = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    by_head_tables = cos.unsqueeze(-3), sin.unsqueeze(-3)
     return [
-        y.transpose(1, 2).contiguous().transpose(1, 2) if order else y.contiguous()
-        for y, order in zip(turned, by_token, strict=True)
+        _rotate(x, *(by_token_tables if order else by_head_tables), interleaved)
+        for x, order in zip(_reordered(heads, lies_by_token, by_token), by_token, strict=True)
     ]
 
 
 def _launch(
-    heads: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+    heads: list[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    back: bool,
+    lies_by_token: list[bool],
+    by_token: list[bool],
 ) -> list[Tensor]:
     if len({x.dtype for x in heads}) > 1:
-        return [_launch([x], cos, sin, interleaved, back, [order])[0] for x, order in zip(heads, by_token, strict=True)]
-    results = _like_results(heads, cos, sin, interleaved, back, by_token)
+        one_by_one = zip(heads, lies_by_token, by_token, strict=True)
+        return [_launch([x], cos, sin, interleaved, back, [lies], [order])[0] for x, lies, order in one_by_one]
+    results = _like_results(heads, cos, sin, interleaved, back, lies_by_token, by_token)
     if not any(y.numel() for y in results):
         return results
+    heads, turned = _swapped(heads, lies_by_token), _swapped(results, by_token)
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     # Where there is one tensor only, it stands in the second one's place too, with no heads.
     num_heads = [x.shape[1] for x in heads] + [0]
     x0, x1 = (x if x.stride(3) == 1 else x.contiguous() for x in (heads[0], heads[-1]))
-    y0, y1 = results[0], results[-1]
+    y0, y1 = turned[0], turned[-1]
     batch, _, tokens, channels = x0.shape
     num_pairs = cos.shape[-1]
     rest = channels - 2 * num_pairs
@@ -275,16 +314,16 @@ def _launch(
 
 
 def _like_results(
-    heads: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+    heads: list[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    back: bool,
+    lies_by_token: list[bool],
+    by_token: list[bool],
 ) -> list[Tensor]:
-    return [_like(x, order) for x, order in zip(heads, by_token, strict=True)]
-
-
-def _like(x: Tensor, by_token: bool) -> Tensor:
-    batch, heads, tokens, channels = x.shape
-    if by_token:
-        return torch.empty(batch, tokens, heads, channels, dtype=x.dtype, device=x.device).transpose(1, 2)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    ordered = _reordered(heads, lies_by_token, by_token)
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in ordered]
 
 
 # The widths are constants: a model has one, and its masks and divisions then cost nothing.
@@ -393,7 +432,8 @@ def _units(  # type: ignore[no-untyped-def]
 
 
 _turn = define(
-    "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] by_token) -> Tensor[]",
+    "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] lies_by_token, "
+    "bool[] by_token) -> Tensor[]",
     _launch,
     _like_results,
     formula=_turn_formula,

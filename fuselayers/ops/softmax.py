@@ -82,7 +82,7 @@ def softmax(
         raise ValueError(
             f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
         )
-    y: Tensor = run(backend, _formula, _fused, scores, mask, causal, scale)
+    y: Tensor = run(backend, _formula, _fused, (scores, mask), (causal, scale))
     return y
 
 

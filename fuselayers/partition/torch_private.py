@@ -9,11 +9,10 @@ import contextlib
 import copy
 import functools
 import inspect
-import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 import torch.fx as fx
@@ -27,6 +26,7 @@ from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._dynamo.exc import Unsupported as GraphBreak
 from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import CleanupManager
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as _partitioners
@@ -47,6 +47,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -58,6 +59,7 @@ __all__ = [
     "AsOnGPU",
     "BackendCompilerFailed",
     "CheckpointPolicy",
+    "CompiledCall",
     "CustomPartitionerFn",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -67,6 +69,7 @@ __all__ = [
     "TorchDynamoException",
     "aot_autograd",
     "classify_nodes",
+    "compile_call",
     "compile_with_inductor",
     "copy_of",
     "cpp_compiler",
@@ -347,6 +350,71 @@ def trace_with_inductor(
     return cast(Callable[..., Any], compiled)
 
 
+class CompiledCall(NamedTuple):
+    """What Inductor made of a function: `run` takes the tensors as a list and frees it, `takes` says whether it may."""
+
+    takes: Callable[[Sequence[torch.Tensor]], bool]
+    run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def compile_call(
+    fn: Callable[..., tuple[torch.Tensor, ...]],
+    tensors: Sequence[torch.Tensor],
+    any_size: Sequence[Collection[int]],
+) -> CompiledCall:
+    """Compile a function for calls like this one, without Dynamo in front and without autograd behind.
+
+    Dynamo guards a call, and AOTAutograd takes care of what a function may do with its inputs. Who can do without pays
+    for neither: two cores of an AMD EPYC spend 20 us on a call of 2x1024 elements through `torch.compile`, and 3 here.
+
+    Args:
+        fn: of contiguous tensors, all of which it takes; it writes to none of them, and returns new ones.
+        tensors: of an example, one at least.
+        any_size: of each of them the dimensions that may have other sizes; those of 0 and 1 may not.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    made: list[Any] = []
+
+    def innermost(graph_module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        made.append(compile_fx_inner(graph_module, inputs, **options))
+        return made[-1]
+
+    shapes = symbolic_shapes.ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, static_shapes=False)
+    with (
+        disable_current_modes(),
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.autocast(tensors[0].device.type, enabled=False),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
+        examples, fixed = [], []
+        for number, (tensor, dimensions) in enumerate(zip(tensors, any_size, strict=True)):
+            free = {place for place in dimensions if tensor.shape[place] > 1}
+            fixed += [(number, place, size) for place, size in enumerate(tensor.shape) if place not in free]
+            kinds = symbolic_shapes.DimDynamic
+            context: Any = symbolic_shapes.StatelessSymbolicContext(
+                dynamic_sizes=[kinds.DYNAMIC if place in free else kinds.STATIC for place in range(tensor.dim())],
+                constraint_sizes=[None] * tensor.dim(),
+            )
+            blank = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            source = ConstantSource(f"argument_{number}")
+            examples.append(mode.from_tensor(blank, symbolic_context=context, source=source))
+        with mode:
+            graph_module = make_fx(fn)(*examples)
+        compile_fx(graph_module, examples, inner_compile=cast(Any, innermost))
+    (code,) = made
+    guards = shapes.produce_guards_expression(examples)
+
+    def takes(given: Sequence[torch.Tensor]) -> bool:
+        return all(given[number].shape[place] == size for number, place, size in fixed) and (
+            not guards or shapes.evaluate_guards_expression(guards, given)
+        )
+
+    return CompiledCall(takes, getattr(code, "current_callable", None) or code)
+
+
 def transforms_are_active() -> bool:
     """True inside `torch.vmap`, `torch.func.grad` and their kin, and in forward mode, `torch.autograd.forward_ad`.
 
@@ -358,21 +426,6 @@ def transforms_are_active() -> bool:
 def dispatch_mode_is_active() -> bool:
     """True under a TorchDispatchMode, which watches what is called. Used by the ops' choice."""
     return _get_current_dispatch_mode() is not None
-
-
-_stance_lock = threading.RLock()
-
-
-def call_whatever_the_stance(compiled: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a compiled function of ours as if the caller had set no `torch.compiler.set_stance`.
-
-    The stance is about the caller's functions: a loop that must not recompile may still call an op in a new size. It
-    belongs to the process, so it is touched only where it has to be, by one thread at a time.
-    """
-    if dynamo_eval_frame._stance.stance == "default":
-        return compiled(*arguments)
-    with _stance_lock, torch.compiler.set_stance("default"):
-        return compiled(*arguments)
 
 
 def saved_tensors_hooks_are_active() -> bool:

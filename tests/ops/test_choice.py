@@ -24,6 +24,7 @@ def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.setattr(choice, "_spent", {})
+    monkeypatch.setattr(choice, "_settled", set())
     with patience(0):
         yield
 
@@ -45,14 +46,14 @@ class Form:
 def call(formula: Form, fused: Form, x: Tensor | None = None) -> Form:
     """Call, and return the form that served last."""
     before = formula.calls, fused.calls
-    choice.call_faster(formula, fused, (torch.ones(WORTH_IT) if x is None else x, "double"))
+    choice.call_faster(formula, fused, (torch.ones(WORTH_IT) if x is None else x,), ("double",))
     grown = formula.calls - before[0], fused.calls - before[1]
     assert grown in ((1, 0), (0, 1))
     return formula if grown[0] else fused
 
 
 def settle(formula: Form, fused: Form) -> Form:
-    choice.call_faster(formula, fused, (torch.ones(WORTH_IT), "double"))
+    choice.call_faster(formula, fused, (torch.ones(WORTH_IT),), ("double",))
     return call(formula, fused)
 
 
@@ -78,11 +79,11 @@ def test_both_times_are_kept_and_read_again() -> None:
 def test_another_layout_and_other_threads_are_other_questions() -> None:
     slow, fast = Form(0.02), Form(0.001)
     settle(slow, fast)
-    choice.call_faster(slow, fast, (torch.ones(WORTH_IT).mT, "double"))
+    choice.call_faster(slow, fast, (torch.ones(WORTH_IT).mT,), ("double",))
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        choice.call_faster(slow, fast, (torch.ones(WORTH_IT), "double"))
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
     finally:
         torch.set_num_threads(threads)
     known = json.loads(choice.auto_file().read_text())
@@ -93,7 +94,7 @@ def test_a_forward_alone_is_another_question_than_training() -> None:
     slow, fast = Form(0.02), Form(0.001)
     settle(slow, fast)
     x = torch.ones(WORTH_IT, requires_grad=True)
-    choice.call_faster(slow, fast, (x, "double"))
+    choice.call_faster(slow, fast, (x,), ("double",))
     (machine,) = json.loads(choice.auto_file().read_text()).values()
     assert [key.count("grad") for key in machine] == [0, 1]
     assert x.grad is None
@@ -105,7 +106,7 @@ def test_nothing_is_measured_before_its_time() -> None:
         assert [call(slow, fast) for _ in range(3)] == [slow] * 3
     (spent,) = choice._spent.values()
     with patience(spent):
-        choice.call_faster(slow, fast, (torch.ones(WORTH_IT), "double"))
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
         assert call(slow, fast) is fast
 
 
@@ -150,7 +151,7 @@ def test_a_file_that_cannot_be_used_is_said_and_stops_nothing(text: str) -> None
     choice.auto_file().write_text(text)
     slow, fast = Form(0.02), Form(0.001)
     with pytest.warns(UserWarning, match=rf"^{choice.auto_file()} does not hold times as they are written there \("):
-        choice.call_faster(slow, fast, (torch.ones(WORTH_IT), "double"))
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert call(slow, fast) is fast

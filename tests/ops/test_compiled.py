@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
 from fuselayers.ops.compiled import compiled, why_not_compiled
@@ -162,13 +163,120 @@ def test_it_takes_nothing_from_the_generator() -> None:
 
 
 def test_options_get_code_of_their_own() -> None:
-    def power(x: torch.Tensor, exponent: int) -> torch.Tensor:
+    def power(x: torch.Tensor, exponent: float) -> torch.Tensor:
         return x**exponent
 
     of_power = compiled(power)
     x = torch.tensor([2.0, 3.0])
     assert of_power(x, 2).tolist() == [4.0, 9.0]
     assert of_power(x, 3).tolist() == [8.0, 27.0]
+
+
+class Traced:
+    """A formula that counts how often it runs in Python: once for each code, and then only where it is not compiled."""
+
+    def __init__(self) -> None:
+        self.shapes: list[list[Any]] = []
+
+    def __call__(self, x: torch.Tensor, other: torch.Tensor | None, fixed: str) -> torch.Tensor:
+        self.shapes.append(list(x.shape))
+        return x.sin() if other is None else x.sin() + other
+
+
+def test_a_size_that_changes_is_any_size_from_then_on() -> None:
+    formula = Traced()
+    of_sine = compiled(formula)
+    for rows in (3, 4, 5, 60, 4, 3):
+        x, row = tensors((rows, 17), (17,))
+        torch.testing.assert_close(of_sine(x, row, "any"), x.sin() + row)
+    assert formula.shapes[0] == [3, 17]
+    assert [isinstance(size, int) for size in formula.shapes[1]] == [False, True]
+    assert len(formula.shapes) == 2
+
+
+def test_any_size_at_once() -> None:
+    formula = Traced()
+    of_sine = compiled(formula, any_size=True)
+    for shape in ((3, 17), (5, 40), (8, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
+    assert len(formula.shapes) == 1
+    x = torch.randn(1, 17)  # a size of 1 is no size like others: torch broadcasts it
+    torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
+    assert len(formula.shapes) == 2
+
+
+def test_what_has_too_many_kinds_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.ops.compiled._MOST_CODES", 1)
+    formula = Traced()
+    of_sine = compiled(formula)
+    for rows in (3, 4, 4):
+        x = torch.randn(rows, 17)
+        torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
+    assert formula.shapes == [[3, 17], [4, 17], [4, 17]]
+
+
+def test_calls_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.ops.compiled._MOST_CALLS", 2)
+    formula = Traced()
+    of_sine = compiled(formula, any_size=True)
+    for rows in (2, 3, 4, 5, 2, 3):
+        x = torch.randn(rows, 17)
+        torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
+    assert len(formula.shapes) == 1
+
+
+def test_layouts_share_code() -> None:
+    formula = Traced()
+    of_sine = compiled(formula)
+    x = torch.randn(6, 6)
+    imaginary = torch.complex(x, x).conj().imag  # a view that says "minus"
+    assert imaginary.is_neg()
+    for view in (x, x.mT, x[:1].expand(6, 6), torch.randn(12, 12)[::2, ::2], imaginary):
+        torch.testing.assert_close(of_sine(view, None, "any"), view.sin())
+    assert len(formula.shapes) == 1
+
+
+def test_lists_of_tensors() -> None:
+    def doubled(tensors: list[torch.Tensor], signs: list[bool]) -> list[torch.Tensor]:
+        return [2 * one if sign else -2 * one for one, sign in zip(tensors, signs, strict=True)]
+
+    of_lists = compiled(doubled)
+    x, y = torch.randn(3, 4), torch.randn(5)
+    for signs in ([True, False], [False, True]):
+        for got, expected in zip(of_lists([x, y], signs), doubled([x, y], signs), strict=True):
+            torch.testing.assert_close(got, expected)
+    (alone,) = of_lists([y], [True])
+    torch.testing.assert_close(alone, 2 * y)
+
+
+def test_threads_share_code() -> None:
+    formula = Traced()
+    of_sine = compiled(formula, any_size=True)
+    inputs = [torch.randn(rows, 17) for rows in range(2, 18)]
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda x: of_sine(x, None, "any"), inputs))
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result, x.sin())
+    assert len(formula.shapes) == 1
+
+
+def test_in_inference_mode_and_under_modes_that_watch() -> None:
+    x = torch.randn(4, 8)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(Traced())(x, None, "any"), x.sin())
+    form = partial(ops.gated_activation, backend="inductor", activation=None)
+    with FlopCounterMode(display=False):
+        got = form(x, x + 1)
+    torch.testing.assert_close(got, x * (x + 1))
+
+
+def test_what_cannot_be_compiled() -> None:
+    def looks(x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(BackendUnavailableError, match=r"^Inductor could not compile looks: "):
+        compiled(looks)(torch.ones(3))
 
 
 def test_autocast_does_not_reach_it() -> None:
@@ -194,27 +302,17 @@ def test_where_it_cannot_be_asked_for() -> None:
         form(torch.autograd.forward_ad.make_dual(torch.ones(2, 8), torch.ones(2, 8)))
 
 
-def test_one_graph_whatever_autograd_asks_for() -> None:
+def test_no_compiler_watches_it() -> None:
     x, weight = tensors((4, 24), (24,))
     form = partial(ops.rms_norm, eps=0.5, backend="inductor")
-    form(x, weight=weight)
     counters = torch._dynamo.utils.counters["stats"]
     before = counters["unique_graphs"]
-    for x_learns, weight_learns in ((True, False), (False, True), (True, True)):
-        form(x.clone().requires_grad_(x_learns), weight=weight.clone().requires_grad_(weight_learns))
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        form(x, weight=weight)
-    assert counters["unique_graphs"] == before
-
-
-def test_the_stance_of_the_process_is_left_alone() -> None:
-    x = torch.randn(4, 40)
     with torch.compiler.set_stance("fail_on_recompile"):
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda p: ops.dropout(x, p, backend="inductor"), (0.1, 0.2, 0.3, 0.4) * 4))
-        # Asked for, not tried: where it raises, Dynamo of torch 2.13 goes on watching every frame of the process.
-        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
-    assert torch._dynamo.eval_frame._stance.stance == "default"
+        for x_learns, weight_learns in ((False, False), (True, False), (False, True), (True, True)):
+            form(x.clone().requires_grad_(x_learns), weight=weight.clone().requires_grad_(weight_learns))
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            form(x, weight=weight)
+    assert counters["unique_graphs"] == before
 
 
 @pytest.mark.parametrize("shape", [(30, 30), (300, 300)])

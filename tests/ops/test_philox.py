@@ -1,12 +1,16 @@
+import warnings
+
 import pytest
 import torch
 
 from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale, philox
+from fuselayers.ops.compiled import compiled
 from fuselayers.ops.launch import kernel, launch
-from fuselayers.ops.philox import _WORTH_COMPILING, _compiled_packed, _lanes, keep_threshold, keep_tile, philox_4x32
+from fuselayers.ops.philox import _WORTH_COMPILING, _lanes, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
 from fuselayers.ops.triton_language import tl
-from fuselayers.partition import fuse
+from fuselayers.partition import FallbackWarning, fuse
+from fuselayers.partition.compilers import why_inductor_is_unavailable
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
 
@@ -49,19 +53,39 @@ def test_leading_dimensions_are_rows() -> None:
     assert torch.equal(keep_mask(seed_of(), (2, 3, 20), p=0.5).view(6, 20), keep_mask(seed_of(), (6, 20), p=0.5))
 
 
-def test_large_masks_are_compiled_and_the_same() -> None:
+needs_compiler = pytest.mark.skipif(
+    why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+)
+
+
+@pytest.fixture
+def compiled_masks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many groups each mask had that was made by compiled code."""
+    original, groups = philox._compiled_packed, []
+
+    def counted(seed: torch.Tensor, row_R: torch.Tensor, group_G: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        groups.append(row_R.numel() * group_G.numel())
+        made: torch.Tensor = original(seed, row_R, group_G, *rest)
+        return made
+
+    monkeypatch.setattr(philox, "_compiled_packed", counted)
+    return groups
+
+
+@needs_compiler
+def test_large_masks_are_compiled_and_the_same(compiled_masks: list[int]) -> None:
     rows, columns = 5000, 250
     assert rows * columns / 8 > _WORTH_COMPILING
     whole = keep_mask(seed_of(), (rows, columns), p=0.5)
     for row in (0, 1, 4999):
         assert whole[row].tolist() == truth.kept(int(seed_of()), row, columns, 32768)
-    assert _compiled_packed.served_by
+    assert compiled_masks == [5000 * 32]
 
 
 def test_the_op_on_the_cpu_is_the_formula() -> None:
     keep = torch.ops.fuselayers.philox_keep
     row_R = torch.tensor([4, 0, 2**32 - 1])
-    lanes = torch.stack(_lanes(seed_of(), row_R, torch.tensor(5), 3, torch.tensor(2)), -1).flatten(1)
+    lanes = torch.stack(_lanes(seed_of(), row_R, torch.arange(5, 8), torch.tensor(2)), -1).flatten(1)
     assert lanes.min() >= 0
     assert lanes.max() < 65536
     for threshold in (0, 1, 30000, 65535):
@@ -71,34 +95,44 @@ def test_the_op_on_the_cpu_is_the_formula() -> None:
     assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9, 2), keep(seed_of(), torch.arange(7), 7, 0, 3, 9, 2))
 
 
-def test_every_size_and_offset_is_served_by_code_that_is_there() -> None:
+@needs_compiler
+def test_every_size_and_offset_is_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = _WORTH_COMPILING
-    for offset in (0, 1):  # Dynamo makes a size of one a graph of its own
-        keep_mask(seed_of(), (2 + offset, 8 * groups), p=0.5, offset=offset)
-    counters = torch._dynamo.utils.counters["stats"]
-    before = counters["unique_graphs"]
+    traced = []
+    original = philox._packed
+
+    def counted(*arguments: torch.Tensor) -> torch.Tensor:
+        traced.append([one.shape for one in arguments])
+        return original(*arguments)
+
+    monkeypatch.setattr(philox, "_compiled_packed", compiled(counted, any_size=True))
     for offset in (0, 1, 2, 77, 2**32 - 1):
         mask = keep_mask(seed_of(), (2, 8 * groups + offset % 3), p=0.5, offset=offset)
         few = torch.ops.fuselayers.philox_keep(seed_of(), None, 2, 0, 3, 32768, offset)
         assert torch.equal(mask[:, :24], few.bool())
-    assert counters["unique_graphs"] == before
+    assert len(traced) == 1
 
 
-def test_many_small_masks_are_compiled_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_compiler
+def test_many_small_masks_are_compiled_in_the_end(monkeypatch: pytest.MonkeyPatch, compiled_masks: list[int]) -> None:
     small = keep_mask(seed_of(), (3, 20), p=0.5)
+    assert compiled_masks == []
     monkeypatch.setattr(philox, "_seconds_op_by_op", 2.0)
-    before = torch._dynamo.utils.counters["stats"]["calls_captured"]
     assert torch.equal(keep_mask(seed_of(), (3, 20), p=0.5), small)
-    torch.compiler.reset()
-    assert torch.equal(keep_mask(seed_of(), (3, 20), p=0.5), small)
-    assert torch._dynamo.utils.counters["stats"]["calls_captured"] > before
+    assert len(compiled_masks) == 1
 
 
-def test_large_masks_do_not_mind_the_callers_stance() -> None:
-    torch.compiler.reset()
-    with torch.compiler.set_stance("fail_on_recompile"):
-        mask = keep_mask(seed_of(), (1, 8 * _WORTH_COMPILING), p=0.5)
+def test_without_a_compiler_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.ops.compiled.why_inductor_is_unavailable", lambda device: "no g++ here")
+    monkeypatch.setattr(philox, "_compiled_packed", compiled(philox._packed))
+    monkeypatch.setattr(philox, "_stays_op_by_op", False)
+    shape = 2, 8 * _WORTH_COMPILING
+    with pytest.warns(FallbackWarning, match=r"^dropout's masks are made op by op, which is slow: no g\+\+ here$"):
+        mask = keep_mask(seed_of(), shape, p=0.5)
     assert mask[0, :100].tolist() == truth.kept(int(seed_of()), 0, 100, 32768)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(keep_mask(seed_of(), shape, p=0.5), mask)
 
 
 def test_rate_is_right_in_every_row_and_column() -> None:
@@ -141,7 +175,7 @@ def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
 
 
 def test_lanes_take_every_value_equally_often() -> None:
-    lanes = _lanes(seed_of(), torch.arange(1024), torch.tensor(0), 128, torch.tensor(0))
+    lanes = _lanes(seed_of(), torch.arange(1024), torch.arange(128), torch.tensor(0))
     for lane in lanes:
         for part in (lane >> 8, lane & 255):
             counts = torch.bincount(part.flatten(), minlength=256).double()

@@ -387,9 +387,10 @@ def test_opcheck() -> None:
     q, k, cos, sin = inputs_of(3, 10)
     own = torch.randn(2, 3, 2, device=DEVICE)
     op = torch.ops.fuselayers.rotary.default
-    torch.library.opcheck(op, ([q, k], cos, sin, False, False, [False, False]))
-    torch.library.opcheck(op, ([q, k.bfloat16()], cos, sin, True, True, [True, False]))
-    torch.library.opcheck(op, ([q.mT.contiguous().mT], own, own, True, False, [True]))
+    by_token = k.transpose(1, 2).contiguous()
+    torch.library.opcheck(op, ([q, k], cos, sin, False, False, [False, False], [False, False]))
+    torch.library.opcheck(op, ([q, by_token.bfloat16()], cos, sin, True, True, [False, True], [True, False]))
+    torch.library.opcheck(op, ([q.mT.contiguous().mT], own, own, True, False, [False], [True]))
 
 
 @on_kernels

@@ -39,7 +39,7 @@ def normalise(
     check_shard(shard, x.shape, whole_rows=True)
     row_R = None if seed is None else rows_of(shard, x)
     results: tuple[Tensor, Tensor] = run(
-        backend, _formula, _fused, x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms
+        backend, _formula, _fused, (x, residual, bias, weight, norm_bias, seed, row_R), (p, eps, pre, rms)
     )
     return results
 

@@ -35,7 +35,6 @@ atomically, so the same input gives the same bits.
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...names import no_such
@@ -67,13 +66,15 @@ def norm_formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: fl
     """Return s normalised, in s's dtype."""
     # torch's kernels disagree about parameters of another dtype: the CPU's takes float32 beside bfloat16 and not the
     # reverse, its decomposition takes both. With the cast before them there is nothing to disagree about.
-    weight = weight.to(s.dtype)
+    dtype = s.dtype
+    weight = weight if weight.dtype == dtype else weight.to(dtype)
     if rms:
-        y = F.rms_norm(s, s.shape[-1:], weight, eps)
+        y = torch.rms_norm(s, s.shape[-1:], weight, eps)
     else:
-        y = F.layer_norm(s, s.shape[-1:], weight, None if norm_bias is None else norm_bias.to(s.dtype), eps)
+        norm_bias = norm_bias if norm_bias is None or norm_bias.dtype == dtype else norm_bias.to(dtype)
+        y = torch.layer_norm(s, s.shape[-1:], weight, norm_bias, eps)
     # On a GPU autocast gives float32 back, which would be another dtype than the formula's.
-    return y.to(s.dtype)
+    return y if y.dtype == dtype else y.to(dtype)
 
 
 def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:
