@@ -143,7 +143,9 @@ def check_loss_options(ignore_index: int, label_smoothing: float, z_loss: float,
 def loss_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return the dtype of the loss of logits of a dtype. Used by both losses."""
     # Under autocast torch gives losses in float32: in float16 a loss that a GradScaler has scaled would be infinite.
-    return dtype if autocast_dtype(device) is None else torch.promote_types(dtype, torch.float32)
+    if dtype.itemsize > 2 or autocast_dtype(device) is None:
+        return dtype
+    return torch.promote_types(dtype, torch.float32)
 
 
 def reduced(losses: Tensor, count: Tensor | None, reduction: str, dtype: torch.dtype) -> Tensor:
