@@ -1,6 +1,3 @@
-import importlib
-import weakref
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -8,15 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fuselayers.ops import cross_entropy, linear_cross_entropy
-from fuselayers.ops.launch import recorded_launches
-from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference, rows_of_a_chunk
-from fuselayers.ops.triton_language import HAS_TRITON
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from tests.ops.contract import (
@@ -30,46 +20,21 @@ from tests.ops.contract import (
     check_single_gradients,
     tensors,
 )
-from tests.ops.test_cross_entropy import target_of
-
-FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
-on_kernels = pytest.mark.kernels
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
-forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
-reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-
-
-@pytest.fixture(autouse=True)
-def _few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the package the op stands before the module of its name.
-    monkeypatch.setattr(importlib.import_module("fuselayers.ops.linear_cross_entropy"), "_FEWEST_ROWS", 4)
-
-
-def target_for(x: Tensor, weight: Tensor) -> Tensor:
-    return target_of(x.new_empty(1).expand(*x.shape[:-1], weight.shape[0]))
-
-
-def op(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-    return linear_cross_entropy(x, weight, target_for(x, weight), bias=bias, **options)
-
-
-def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-    return linear_cross_entropy_reference(x, weight, target_for(x, weight), bias=bias, **options)
-
-
-def inputs_of(*shape: int, classes: int = 33, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    x, weight, bias = tensors(shape, (classes, shape[-1]), (classes,), dtype=dtype)
-    # Small logits, so that no class stands for all: powers of two leave the values exact.
-    return [x, weight / 8, bias / 8]
-
-
-def gradients(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    incoming = torch.arange(1, loss.numel() + 1, device=DEVICE).reshape(loss.shape).to(loss)
-    return torch.autograd.grad(loss, inputs, incoming)
-
-
-def leaves_of(*shape: int, **options: Any) -> list[Tensor]:
-    return [one.requires_grad_() for one in inputs_of(*shape, **options)]
+from tests.ops.linear_cross_entropy.inputs import (
+    FULL,
+    D,
+    R,
+    V,
+    forms,
+    gradients,
+    inputs_of,
+    leaves_of,
+    on_kernels,
+    op,
+    reductions,
+    reference,
+    target_for,
+)
 
 
 @pytest.mark.parametrize("options", [{}, FULL], ids=str)
@@ -216,105 +181,6 @@ def test_a_target_out_of_range_for_kernels() -> None:
     assert losses.isnan().tolist() == [False, True]
 
 
-class Memory(TorchDispatchMode):
-    """Counts the bytes that are alive of what ops make, and how many elements the largest tensor of them has."""
-
-    def __init__(self, *known: Tensor) -> None:
-        super().__init__()
-        self.elements = self.peak = self._alive = 0
-        self._tensors: dict[int, int] = {}
-        self._known = {one.untyped_storage()._cdata for one in known}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in self._known:
-                storage = one.untyped_storage()
-                if storage._cdata not in self._tensors:
-                    self._alive += storage.nbytes()
-                self._tensors[storage._cdata] = self._tensors.get(storage._cdata, 0) + 1
-                weakref.finalize(one, self._dropped, storage._cdata, storage.nbytes())
-                self.elements = max(self.elements, one.numel())
-        self.peak = max(self.peak, self._alive)
-        return out
-
-    def _dropped(self, storage: int, size: int) -> None:
-        self._tensors[storage] -= 1
-        if not self._tensors[storage]:
-            del self._tensors[storage]
-            self._alive -= size
-
-
-R, D, V = 96, 8, 300
-CHUNK = 8 * V
-
-
-def test_how_many_rows_a_chunk_has() -> None:
-    assert rows_of_a_chunk(R, D, V) == 8
-    assert rows_of_a_chunk(1000, D, 100) == 77  # 13 times; 80 at most
-    assert rows_of_a_chunk(R, 1, V) == 4
-
-
-@forms
-@reductions
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_no_tensor_is_larger_than_the_logits_of_a_chunk(dtype: torch.dtype, reduction: str, backend: str) -> None:
-    x, weight, bias = leaves_of(R, D, classes=V, dtype=dtype)
-    target = target_for(x, weight)
-    with Memory() as made:
-        loss = linear_cross_entropy(x, weight, target, bias=bias, reduction=reduction, backend=backend, **FULL)
-        gradients(loss, [x, weight, bias])
-    assert made.elements == CHUNK
-    with Memory() as plain:
-        F.cross_entropy(F.linear(x, weight, bias), target, reduction=reduction)
-    assert plain.elements == R * V
-
-
-def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """The bytes of forward and backward, at most."""
-    rows, width, classes = shape
-    x = torch.empty(rows, width, dtype=dtype, device="meta", requires_grad=True)
-    weight = torch.empty(classes, width, dtype=dtype, device="meta", requires_grad=True)
-    target = torch.zeros(rows, dtype=torch.int64, device="meta")
-    with Memory(x, weight, target) as memory:
-        torch.autograd.grad(form(x, weight, target), [x, weight])
-    return memory.peak
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=needs_triton)])
-@pytest.mark.parametrize(
-    ("shape", "share"),
-    [
-        ((512, 4096, 128256), 1.05),
-        ((2048, 4096, 128256), 1.05),
-        ((4096, 4096, 128256), 1.05),
-        ((4097, 4096, 128256), 1.2),  # two chunks, and next to no more rows
-        ((8192, 4096, 128256), 0.9),
-        ((4096, 2048, 32000), 0.9),
-        ((65536, 768, 50257), 0.05),
-    ],
-    ids=str,
-)
-def test_takes_no_more_memory_than_the_plain_way(
-    shape: tuple[int, int, int], share: float, backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.import_module("fuselayers.ops.linear_cross_entropy"), "_FEWEST_ROWS", 512)
-    plain = peak_of(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target), shape, dtype)
-    with recorded_launches() if backend == "triton" else nullcontext():
-        ours = peak_of(partial(linear_cross_entropy, backend=backend), shape, dtype)
-    assert ours <= share * plain
-
-
-@forms
-@pytest.mark.parametrize("classes", [33, 9000])
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_sums_of_many_chunks_in_slices_of_the_classes(dtype: torch.dtype, classes: int, backend: str) -> None:
-    inputs = inputs_of(13, 2, classes=classes, dtype=dtype)
-    assert rows_of_a_chunk(13, 2, classes) == 4
-    assert_as_good_as(partial(op, backend=backend), reference, inputs, reduction="sum")
-
-
 @forms
 def test_fewer_rows_than_the_width(backend: str) -> None:
     form = partial(op, backend=backend)
@@ -332,22 +198,6 @@ def test_fewer_rows_than_the_width(backend: str) -> None:
 def test_compiled_too_for_fewer_rows_than_the_width(reduction: str, backend: str) -> None:
     form = partial(op, backend=backend)
     check_fused(form, reference, inputs_of(6, 40), backend="eager", reduction=reduction, **FULL)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_nor_is_one_in_a_compiled_graph(reduction: str) -> None:
-    largest = []
-
-    def look(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        for node in graph_module.graph.nodes:
-            largest.extend(one.numel() for one in tree_leaves(node.meta.get("val")) if isinstance(one, Tensor))
-        return make_boxed_func(graph_module.forward)
-
-    leaves = leaves_of(R, D, classes=V)
-    compiled = torch.compile(partial(op, reduction=reduction), backend=aot_autograd(fw_compiler=look, bw_compiler=look))
-    gradients(compiled(*leaves), leaves)
-    # The weight and its gradient; no logits.
-    assert max(largest) == V * D
 
 
 PLACES = {

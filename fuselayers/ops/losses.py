@@ -1,0 +1,67 @@
+"""losses -- what cross_entropy and linear_cross_entropy share: their options, and the step from rows to one loss."""
+
+import math
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..names import no_such
+from .forms import autocast_dtype
+
+__all__ = ["check_loss_options", "check_target", "count_for", "loss_dtype", "reduced"]
+
+_REDUCTIONS: Final = ("mean", "sum", "none")
+
+
+def check_target(target: Tensor, name: str, rows: Tensor) -> None:
+    """Raise unless `target` holds a class index for each row of `rows`, [..., N]."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be an int64 tensor, got {type(target).__name__}")
+    if target.dtype != torch.int64:
+        advice = "class probabilities are not taken" if target.is_floating_point() else "convert it with .long()"
+        raise TypeError(f"target must hold class indices in int64, got {target.dtype}; {advice}")
+    if target.shape != rows.shape[:-1]:
+        wanted = list(rows.shape[:-1])
+        raise ValueError(f"target must be {wanted} to fit {name} {list(rows.shape)}, got {list(target.shape)}")
+    if target.device != rows.device:
+        advice = f"move it with .to({name}.device)"
+        raise ValueError(f"target must be on {name}'s device {rows.device}, got {target.device}; {advice}")
+
+
+def check_loss_options(ignore_index: int, label_smoothing: float, z_loss: float, reduction: str) -> None:
+    """Raise unless the options are numbers within their ranges, and the reduction is known."""
+    if not isinstance(ignore_index, int):
+        raise TypeError(f"ignore_index must be an int, got {type(ignore_index).__name__}")
+    for name, value in (("label_smoothing", label_smoothing), ("z_loss", z_loss)):
+        if isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a number, got a tensor; pass {name}.item()")
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must satisfy 0 <= label_smoothing <= 1, got {label_smoothing}")
+    if not 0 <= z_loss < math.inf:
+        raise ValueError(f"z_loss must be finite and not negative, got {z_loss}")
+    if reduction not in _REDUCTIONS:
+        raise ValueError(no_such("reduction", reduction, _REDUCTIONS))
+
+
+def loss_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of the loss of logits of a dtype."""
+    # Under autocast torch gives losses in float32: in float16 a loss that a GradScaler has scaled would be infinite.
+    if dtype.itemsize > 2 or autocast_dtype(device) is None:
+        return dtype
+    return torch.promote_types(dtype, torch.float32)
+
+
+def reduced(losses: Tensor, count: Tensor | None, reduction: str, dtype: torch.dtype) -> Tensor:
+    """Return the loss of rows' losses; `count` is the number of rows for "mean"."""
+    if reduction != "none":
+        losses = losses.sum()
+    loss = losses if count is None else losses / count
+    return loss if loss.dtype == dtype else loss.to(dtype)  # see dropout: [no cast that does nothing]
+
+
+def count_for(reduction: str, target: Tensor, ignore_index: int) -> Tensor | None:
+    """Return by what a reduction divides: for "mean" the number of rows that are not ignored."""
+    return (target != ignore_index).sum() if reduction == "mean" else None
