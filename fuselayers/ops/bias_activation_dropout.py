@@ -231,7 +231,7 @@ def _launch_backward(
     x_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    dx, dbias = _like_gradients(dy, x, bias, seed, row_R, first_column, activation, p, x_dtype, bias_dtype)
+    dx, dbias = _like_gradients(dy, x_dtype, bias_dtype)
     if not dy.numel():
         return dx, dbias.zero_()
     dy_RN = as_rows(dy)
@@ -259,18 +259,8 @@ def _launch_backward(
     return dx, dbias if partial_PN is None else partial_PN.sum(0).to(dbias.dtype)
 
 
-def _like_gradients(
-    dy: Tensor,
-    x: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    activation: str | None,
-    p: float,
-    x_dtype: torch.dtype,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
+def _like_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    x_dtype, bias_dtype = rest[-2:]
     dx = torch.empty(dy.shape, dtype=x_dtype, device=dy.device)
     return dx, torch.empty(0 if bias_dtype is None else dy.shape[-1], dtype=bias_dtype or x_dtype, device=dy.device)
 

@@ -269,7 +269,7 @@ def _launch_losses(
     z_loss: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    losses, sums = _like_losses(logits, target, ignore_index, label_smoothing, z_loss, dtype)
+    losses, sums = _like_losses(logits, target, dtype)
     if not target.numel():
         return losses, sums
     logits_RV, target_R = as_rows(logits), target.reshape(-1)
@@ -290,15 +290,8 @@ def _launch_losses(
     return losses, sums
 
 
-def _like_losses(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    losses = torch.empty(target.shape, dtype=dtype, device=logits.device)
+def _like_losses(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    losses = torch.empty(target.shape, dtype=rest[-1], device=logits.device)
     wide = torch.promote_types(logits.dtype, torch.float32)
     return losses, torch.empty(2, target.numel(), dtype=wide, device=logits.device)
 
@@ -313,7 +306,7 @@ def _launch_gradients(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    dlogits = _like_gradients(dloss, count, logits, target, sums, ignore_index, label_smoothing, z_loss)
+    dlogits = _like_gradients(dloss, count, logits)
     if not target.numel():
         return dlogits
     logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
@@ -335,16 +328,7 @@ def _launch_gradients(
     return dlogits
 
 
-def _like_gradients(
-    dloss: Tensor,
-    count: Tensor | None,
-    logits: Tensor,
-    target: Tensor,
-    sums: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-) -> Tensor:
+def _like_gradients(dloss: Tensor, count: Tensor | None, logits: Tensor, *_: Any) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 

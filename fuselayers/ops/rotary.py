@@ -274,7 +274,7 @@ def _launch(
     if len({x.dtype for x in heads}) > 1:
         one_by_one = zip(heads, lies_by_token, by_token, strict=True)
         return [_launch([x], cos, sin, interleaved, back, [lies], [order])[0] for x, lies, order in one_by_one]
-    results = _like_results(heads, cos, sin, interleaved, back, lies_by_token, by_token)
+    results = _like_results(heads, lies_by_token, by_token)
     if not any(y.numel() for y in results):
         return results
     heads, turned = _swapped(heads, lies_by_token), _swapped(results, by_token)
@@ -313,16 +313,8 @@ def _launch(
     return results
 
 
-def _like_results(
-    heads: list[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    back: bool,
-    lies_by_token: list[bool],
-    by_token: list[bool],
-) -> list[Tensor]:
-    ordered = _reordered(heads, lies_by_token, by_token)
+def _like_results(heads: list[Tensor], *rest: Any) -> list[Tensor]:
+    ordered = _reordered(heads, *rest[-2:])
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in ordered]
 
 
