@@ -403,7 +403,8 @@ def compile_call(
             examples.append(mode.from_tensor(blank, symbolic_context=context, source=source))
         with mode:
             graph_module = make_fx(fn)(*examples)
-        compile_fx(graph_module, examples, inner_compile=cast(Any, innermost))
+        # Freezing would take what it finds in the caller's tracing for this graph's parameters.
+        compile_fx(graph_module, examples, inner_compile=cast(Any, innermost), config_patches={"freezing": False})
     (code,) = made
     guards = shapes.produce_guards_expression(examples)
 
