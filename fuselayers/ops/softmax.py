@@ -123,8 +123,8 @@ def _formula(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) ->
     instead = torch.full((), -math.inf, dtype=wide.dtype, device=wide.device)
     if mask is not None:
         # A row that sees nothing becomes zeros before the softmax: -inf alone would make NaN on the way, in backward
-        # too, which anomaly detection stops at. On a CPU a row of bytes is looked at in a tenth of the time of bools (and
-        # they are converted: torch 2.11's Inductor has no other view of bools).
+        # too, which anomaly detection stops at. On a CPU a row of bytes is looked at in a tenth of the time of bools;
+        # they are converted, since torch 2.11's Inductor knows no view of bools as bytes.
         instead = torch.where(seen.to(torch.uint8).any(-1, keepdim=True).bool(), instead, 0.0)
     return torch.where(seen, torch.where(seen, wide, instead).softmax(-1), 0.0).to(scores.dtype)
 
