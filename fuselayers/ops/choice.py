@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..partition import BackendUnavailableError
 from ..partition.cache import cache_file, write_json
@@ -82,16 +82,21 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def is_settled(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> bool:
-    """Return whether the formula is known to serve a call best, as far as a quick look tells. Used by `forms`.
+    """Return whether a call just like this one was found to be served best by its formula. Used by `forms`.
 
-    It costs less than `call_faster` finds out, which on a short op is time that counts.
+    That costs as much as one check of the call's arguments: on an op of one kernel, time that counts.
 
     Args:
         formula: the op in plain torch.
-        tensors: of the call, one at least.
+        tensors: of the call, one at least; nobody has checked them.
         options: likewise.
     """
-    return type(tensors[0]) in (Tensor, nn.Parameter) and _glance(formula, tensors, options) in _settled
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    try:
+        return _glance(formula, tensors, options) in _settled
+    except (AttributeError, TypeError):  # no tensors, or options that are not hashable
+        return False
 
 
 def call_faster(
@@ -140,11 +145,11 @@ def auto_file() -> Path:
 
 
 def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
-    """What tells most calls apart. Where it mixes two up, they may differ in speed, and both get the formula."""
+    """What a call looks like, but for memory layouts: where they decide which form is faster, both get the formula."""
     first: Any = tensors[0]
     learns = first.requires_grad and torch.is_grad_enabled()
-    given = tuple(map(type, tensors))
-    return formula, options, given, first.shape, first.dtype, learns, torch.get_num_threads()
+    seen = [(one.shape, one.dtype, one.is_cpu) for one in tensors if one is not None]
+    return formula, options, learns, torch.get_num_threads(), *map(type, tensors), *map(type, options), *seen
 
 
 def _settle(glance: _Key) -> None:

@@ -85,18 +85,24 @@ def cross_entropy(
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
     tensor(0.6931)
     """
-    check_rows("logits", logits)
-    if not logits.shape[-1]:
-        raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
-    check_target(target, "logits", logits)
-    check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    dtype = loss_dtype(logits.dtype, logits.device)
-    options = ignore_index, float(label_smoothing), float(z_loss), reduction, dtype
-    loss: Tensor = run(backend, _formula, _fused, (logits, target), options)
+
+    def check() -> None:
+        check_rows("logits", logits)
+        if not logits.shape[-1]:
+            raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
+        check_target(target, "logits", logits)
+        check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
+
+    options = ignore_index, label_smoothing, z_loss, reduction
+    loss: Tensor = run(backend, _formula, _fused, (logits, target), options, check=check)
     return loss
 
 
-def _formula(
+def _formula(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
+    return _loss_by_formula(logits, target, *(*options, loss_dtype(logits.dtype, logits.device)))
+
+
+def _loss_by_formula(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -154,6 +160,7 @@ def cross_entropy_reference(
 
 
 def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
+    options = *options, loss_dtype(logits.dtype, logits.device)
     if logits.device.type == "cpu" and not INTERPRETED:
         _check_classes(target, logits.shape[-1], options[0])
     if needs_grad(logits):
@@ -182,7 +189,7 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def formula(logits: Tensor) -> Tensor:
-                return _formula(logits, target, *ctx.options)
+                return _loss_by_formula(logits, target, *ctx.options)
 
             (dlogits,) = second_order(formula, (logits,), (dloss,), (True,))
         else:

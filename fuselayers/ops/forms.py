@@ -45,6 +45,7 @@ def run(
     tensors: Sequence[Tensor | None],
     options: tuple[Any, ...] = (),
     *,
+    check: Callable[[], None] = lambda: None,
     obstacle: str | None = None,
 ) -> Any:
     """Return what `formula` or `fused` makes of the tensors and the options, as the backend says.
@@ -55,6 +56,7 @@ def run(
         fused: the same op through those that `define` returned, with its gradients.
         tensors: of both the first arguments. The first of them says the device.
         options: of both the other arguments, which are hashable.
+        check: raises if the call is wrong. It is left out for a call like one that has passed before.
         obstacle: why the kernels cannot take this call, if they cannot.
 
     Raises:
@@ -62,10 +64,13 @@ def run(
         BackendUnavailableError: the backend cannot run here.
         RuntimeError: the backend cannot take this call; the message says why.
     """
+    if backend == "auto" and is_settled(formula, tensors, options):
+        return formula(*tensors, *options)
+    check()
     first = tensors[0]
     assert first is not None
     if backend == "auto" and first.is_cpu and not torch.compiler.is_dynamo_compiling():
-        if INTERPRETED or is_settled(formula, tensors, options) or _why_plain(tensors) is not None:
+        if INTERPRETED or _why_plain(tensors) is not None:
             return formula(*tensors, *options)
         return call_faster(formula, fused, tensors, options)
     if backend == "inductor":

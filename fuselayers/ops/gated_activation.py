@@ -53,14 +53,16 @@ def gated_activation(
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
     tensor([6., 0.])
     """
-    check_rows("gate", gate)
-    check_activation(activation)
-    if up is None:
-        if gate.shape[-1] % 2:
+
+    def check() -> None:
+        check_rows("gate", gate)
+        check_activation(activation)
+        if up is not None:
+            check_like("up", up, gate)
+        elif gate.shape[-1] % 2:
             raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-    else:
-        check_like("up", up, gate)
-    y: Tensor = run(backend, _formula, _fused, (gate, up), (activation,))
+
+    y: Tensor = run(backend, _formula, _fused, (gate, up), (activation,), check=check)
     return y
 
 

@@ -37,11 +37,14 @@ def layer_norm(
     >>> layer_norm(torch.tensor([1.0, 3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
-    check_rows("x", x)
-    check_floating("weight", weight)
-    check_row_vector("weight", weight, x)
-    check_row_vector("bias", bias, x)
-    return normalise(x, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)[0]
+
+    def check() -> None:
+        check_rows("x", x)
+        check_floating("weight", weight)
+        check_row_vector("weight", weight, x)
+        check_row_vector("bias", bias, x)
+
+    return normalise(x, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend, check=check)[0]
 
 
 def layer_norm_reference(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

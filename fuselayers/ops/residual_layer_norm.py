@@ -45,12 +45,15 @@ def residual_layer_norm(
     >>> s, y.round(decimals=3)
     (tensor([1., 3.]), tensor([-1.,  1.]))
     """
-    check_rows("x", x)
-    check_like("residual", residual, x)
-    check_floating("weight", weight)
-    check_row_vector("weight", weight, x)
-    check_row_vector("bias", bias, x)
-    return normalise(x, residual, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)
+
+    def check() -> None:
+        check_rows("x", x)
+        check_like("residual", residual, x)
+        check_floating("weight", weight)
+        check_row_vector("weight", weight, x)
+        check_row_vector("bias", bias, x)
+
+    return normalise(x, residual, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend, check=check)
 
 
 def residual_layer_norm_reference(

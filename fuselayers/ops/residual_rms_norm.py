@@ -36,11 +36,14 @@ def residual_rms_norm(
     >>> s, y.round(decimals=3)
     (tensor([ 3., -3.]), tensor([ 1., -1.]))
     """
-    check_rows("x", x)
-    check_like("residual", residual, x)
-    check_floating("weight", weight)
-    check_row_vector("weight", weight, x)
-    return normalise(x, residual, weight=weight, eps=eps, rms=True, backend=backend)
+
+    def check() -> None:
+        check_rows("x", x)
+        check_like("residual", residual, x)
+        check_floating("weight", weight)
+        check_row_vector("weight", weight, x)
+
+    return normalise(x, residual, weight=weight, eps=eps, rms=True, backend=backend, check=check)
 
 
 def residual_rms_norm_reference(

@@ -34,10 +34,13 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
     >>> rms_norm(torch.tensor([3.0, -3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([ 1., -1.])
     """
-    check_rows("x", x)
-    check_floating("weight", weight)
-    check_row_vector("weight", weight, x)
-    return normalise(x, weight=weight, eps=eps, rms=True, backend=backend)[0]
+
+    def check() -> None:
+        check_rows("x", x)
+        check_floating("weight", weight)
+        check_row_vector("weight", weight, x)
+
+    return normalise(x, weight=weight, eps=eps, rms=True, backend=backend, check=check)[0]
 
 
 def rms_norm_reference(x: Tensor, *, weight: Tensor, eps: float = 1e-6) -> Tensor:

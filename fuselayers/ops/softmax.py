@@ -75,14 +75,17 @@ def softmax(
             [0.5000, 0.5000, 0.0000],
             [0.5000, 0.5000, 0.0000]])
     """
-    check_rows("scores", scores)
-    _check_mask(mask, scores)
-    _check_scale(scale)
-    if causal and scores.dim() < 2:
-        raise ValueError(
-            f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
-        )
-    y: Tensor = run(backend, _formula, _fused, (scores, mask), (causal, scale))
+
+    def check() -> None:
+        check_rows("scores", scores)
+        _check_mask(mask, scores)
+        _check_scale(scale)
+        if causal and scores.dim() < 2:
+            raise ValueError(
+                f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
+            )
+
+    y: Tensor = run(backend, _formula, _fused, (scores, mask), (causal, scale), check=check)
     return y
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
 from fuselayers.ops import choice, patience
+from fuselayers.ops.forms import run
 from fuselayers.partition import BackendUnavailableError
 
 WORTH_IT = (256, 256)
@@ -207,3 +208,47 @@ def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
             torch.testing.assert_close(got, expected)
     for got, expected in zip(measured, formula, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_a_small_call_is_checked_once_and_like_ones_run_their_formula() -> None:
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    checked = []
+
+    def call(x: Any, option: Any = 1, formula: Any = torch.mul) -> Any:
+        return run("auto", formula, formula, (x, weight), (), check=lambda: checked.append(option))
+
+    for _ in range(3):
+        call(x)
+    assert len(checked) == 1
+    call(torch.ones(3, 8))
+    call(x.double())
+    call(x.clone().requires_grad_())
+    call(nn.Parameter(x))
+    assert len(checked) == 5
+    call(x.mT.contiguous().mT)
+    assert len(checked) == 5
+
+
+def test_what_is_wrong_is_refused_after_what_was_right() -> None:
+    x, target = torch.ones(2, 8), torch.tensor([1, 2])
+    for _ in range(2):
+        ops.layer_norm(x, weight=torch.ones(8))
+        ops.softmax(x)
+        ops.cross_entropy(x, target)
+        ops.gated_activation(x, x)
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: ops.layer_norm(x, weight=torch.ones(7)), ValueError, "weight must be [8] to fit x"),
+        (lambda: ops.layer_norm(x, weight=torch.ones(8).long()), TypeError, "weight must be a floating-point tensor"),
+        (lambda: ops.layer_norm([1.0], weight=torch.ones(8)), TypeError, "x must be a floating-point tensor, got list"),  # type: ignore[arg-type]
+        (lambda: ops.layer_norm(x, weight=torch.ones(8), backend="none"), ValueError, "no backend 'none'"),
+        (lambda: ops.softmax(x, scale=[1.0]), TypeError, "scale must be a finite number, got list"),  # type: ignore[arg-type]
+        (lambda: ops.cross_entropy(x, target.int()), TypeError, "target must hold class indices in int64"),
+        (lambda: ops.cross_entropy(x, target, z_loss=[0]), TypeError, "z_loss must be a number, got list"),  # type: ignore[arg-type]
+        (lambda: ops.gated_activation(x, x.mT), ValueError, "up must have x's shape"),
+        (lambda: ops.gated_activation(x[:, :7]), ValueError, "a packed gate must have an even last dimension"),
+        (lambda: ops.gated_activation(x, x.to("meta")), ValueError, "up must be on x's device cpu, got meta"),
+    ]
+    for call, kind, text in wrong:
+        with pytest.raises(kind) as raised:
+            call()
+        assert str(raised.value).startswith(text)

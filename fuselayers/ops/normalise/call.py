@@ -1,5 +1,6 @@
 """What the norm ops call: the formula, or a form of their own with its gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,18 +30,19 @@ def normalise(
     pre: bool = False,
     rms: bool,
     backend: str,
+    check: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `formula` defines them; arguments are those of the ops, and but for the shard are checked.
+    """Return (y, s) as `formula` defines them; arguments are those of the ops, and but for the shard `check`'s.
 
     Raises:
         ValueError, BackendUnavailableError, RuntimeError: as `forms.run`.
         TypeError, ValueError: as `check_shard`.
     """
-    check_shard(shard, x.shape, whole_rows=True)
+    if shard is not None:
+        check_shard(shard, x.shape, whole_rows=True)
     row_R = None if seed is None else rows_of(shard, x)
-    results: tuple[Tensor, Tensor] = run(
-        backend, _formula, _fused, (x, residual, bias, weight, norm_bias, seed, row_R), (p, eps, pre, rms)
-    )
+    tensors = x, residual, bias, weight, norm_bias, seed, row_R
+    results: tuple[Tensor, Tensor] = run(backend, _formula, _fused, tensors, (p, eps, pre, rms), check=check)
     return results
 
 
