@@ -129,10 +129,15 @@ def call_faster(
     compiled = _decided.get(key)
     if compiled is None and (key not in _spent or _spent[key] >= _patience):
         compiled = _decide(key, formula, fused, tensors, options)
+    if compiled:
+        try:
+            return fused(*tensors, *options)
+        except BackendUnavailableError as error:  # what an earlier process could compile, this one cannot
+            _log.info("the formula serves, since it could not be compiled: %s", error)
+            _decided[key] = compiled = False
     if compiled is not None:
-        if not compiled:
-            _settle(_glance(formula, tensors, options))
-        return (fused if compiled else formula)(*tensors, *options)
+        _settle(_glance(formula, tensors, options))
+        return formula(*tensors, *options)
     started = time.perf_counter()
     result = formula(*tensors, *options)
     _spent[key] = _spent.get(key, 0.0) + time.perf_counter() - started
@@ -145,11 +150,12 @@ def auto_file() -> Path:
 
 
 def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
-    """What a call looks like, but for memory layouts: where they decide which form is faster, both get the formula."""
-    first: Any = tensors[0]
-    learns = first.requires_grad and torch.is_grad_enabled()
-    seen = [(one.shape, one.dtype, one.is_cpu) for one in tensors if one is not None]
-    return formula, options, learns, torch.get_num_threads(), *map(type, tensors), *map(type, options), *seen
+    """All that `_key` looks at, as it is, and what the checks of a call look at."""
+    seen = [
+        (one.shape, one.dtype, one.is_cpu, one.is_contiguous(), one.requires_grad) for one in tensors if one is not None
+    ]
+    modes = torch.is_grad_enabled(), torch.get_num_threads()
+    return formula, options, modes, *map(type, tensors), *map(type, options), *seen
 
 
 def _settle(glance: _Key) -> None:

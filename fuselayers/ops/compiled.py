@@ -7,7 +7,7 @@ A call is looked up by its dtypes, shapes and options, and goes straight to the 
 code is for the first shape; where a size turns out to change, the next code is for any size there.
 """
 
-import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ..partition import BackendUnavailableError
+from ..partition import BackendUnavailableError, FallbackWarning
 from ..partition.compilers import why_inductor_is_unavailable
-from ..partition.torch_private import CompiledCall, compile_call
+from ..partition.torch_private import CompiledCall, compile_call, compile_lock
 from .launch import INTERPRETED
 
 __all__ = ["compiled", "why_not_compiled"]
 
 # For one choice of options and dtypes. What would need more runs op by op.
-_MOST_CODES: Final = 8
+_MOST_CODES: Final = 16
 _MOST_CALLS: Final = 4096
 
 
@@ -31,12 +31,14 @@ def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable
     """Return a function that compiles `formula` at its first call, and again for what is new to it.
 
     Args:
-        formula: a function of tensors, and of options, which are hashable: each combination of these gets code of its
-            own. It writes to no tensor, and what it returns are new ones.
+        formula: a function of tensors, one at least, and of options: numbers, strings, dtypes, lists of them. Each
+            combination of these gets code of its own, equal ones the same. It writes to no tensor, and what it returns
+            are new ones. It is called where autograd records nothing.
         any_size: whether the first code is for any size already.
 
     Raises:
-        BackendUnavailableError: at the call, if Inductor cannot compile it.
+        BackendUnavailableError: at the call, if Inductor cannot compile it. If it could before, for other sizes or
+            options, the formula runs op by op instead; that is said once, as a FallbackWarning.
     """
     # Dynamo may come by in a frame that it could not compile, and has no business here.
     return torch.compiler.disable(_Compiled(formula, any_size).call)  # type: ignore[no-any-return,no-untyped-call]
@@ -50,11 +52,11 @@ class _Compiled:
         self._any_size = any_size
         self._calls: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
         self._codes: dict[tuple[Any, ...], list[_Code]] = {}
-        self._lock = threading.RLock()
+        self._said = False
 
     def call(self, *arguments: Any) -> Any:
         tensors: list[Tensor] = []
-        call: list[Any] = []
+        call: list[Any] = [torch.get_num_threads()]  # Inductor writes them into its code
         for one in arguments:
             if isinstance(one, Tensor):
                 # Each new layout would be compiled for itself.
@@ -78,16 +80,32 @@ class _Compiled:
 
     def _run(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         formula = _of_tensors(self._formula, arguments)
-        kind = tree_map_only(Tensor, lambda tensor: (tensor.dtype, tensor.dim()), arguments)
-        kind = tuple(tuple(one) if isinstance(one, list) else one for one in kind)
-        with self._lock:
+        if not tensors[0].numel():
+            return lambda tensors: _without_autocast(formula, tensors)
+        kinds = tree_map_only(Tensor, lambda tensor: (tensor.dtype, tensor.dim()), arguments)
+        kind = torch.get_num_threads(), *(tuple(one) if isinstance(one, list) else one for one in kinds)
+        # Inductor, Dynamo and FX keep state for the whole process.
+        with compile_lock:
             codes = self._codes.setdefault(kind, [])
-            code = next((code for code in codes if code.takes(tensors)), None)
-            if code is None and len(codes) < _MOST_CODES:
-                name = getattr(self._formula, "__name__", type(self._formula).__name__)
-                code = _Code(name, formula, tensors, self._changing(codes, tensors))
-                codes.append(code)
-        return (lambda tensors: _without_autocast(formula, tensors)) if code is None else code.run
+            for code in codes:
+                if code.takes(tensors):
+                    return code.run
+            try:
+                if len(codes) == _MOST_CODES:
+                    raise BackendUnavailableError(f"it would be code for more than {_MOST_CODES} combinations of sizes")
+                code = _Code(formula, tensors, self._changing(codes, tensors))
+            except BackendUnavailableError as error:
+                name = getattr(self._formula, "__qualname__", type(self._formula).__name__)
+                if not any(self._codes.values()):
+                    raise BackendUnavailableError(f"{name} cannot be compiled: {error}") from error
+                if not self._said:
+                    self._said = True
+                    shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+                    text = f"{self._formula.__module__}.{name} runs op by op for {shapes}: {error}"
+                    warnings.warn(text, FallbackWarning, stacklevel=2)
+                return lambda tensors: _without_autocast(formula, tensors)
+            codes.append(code)
+            return code.run
 
     def _changing(self, codes: Sequence["_Code"], tensors: Sequence[Tensor]) -> list[list[int]]:
         """Of each tensor, the dimensions in which it has not always had the same size."""
@@ -104,9 +122,7 @@ class _Compiled:
 class _Code:
     """The code for some shapes."""
 
-    def __init__(
-        self, name: str, formula: Callable[..., Any], tensors: Sequence[Tensor], any_size: list[list[int]]
-    ) -> None:
+    def __init__(self, formula: Callable[..., Any], tensors: Sequence[Tensor], any_size: list[list[int]]) -> None:
         self.shapes = [tensor.shape for tensor in tensors]
         is_one = False
 
@@ -122,8 +138,7 @@ class _Code:
         try:
             made: CompiledCall = compile_call(results, tensors, any_size)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise BackendUnavailableError(f"Inductor could not compile {name}: {reason}") from error
+            raise BackendUnavailableError(f"{type(error).__name__}: {error}") from error
         self.takes = made.takes
         self.run = (lambda tensors: made.run(tensors)[0]) if is_one else (lambda tensors: tuple(made.run(tensors)))
 

@@ -21,6 +21,7 @@ from torch._dynamo import eval_frame as dynamo_eval_frame
 from torch._dynamo import optimize as dynamo_optimize
 from torch._dynamo import pgo as dynamo_pgo
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
+from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
@@ -70,6 +71,7 @@ __all__ = [
     "aot_autograd",
     "classify_nodes",
     "compile_call",
+    "compile_lock",
     "compile_with_inductor",
     "copy_of",
     "cpp_compiler",
@@ -350,6 +352,18 @@ def trace_with_inductor(
     return cast(Callable[..., Any], compiled)
 
 
+@contextlib.contextmanager
+def _as_a_compiler() -> Iterator[None]:
+    """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
+    compiled function raise, unless somebody says that this is compiling. Only under `compile_lock`."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 class CompiledCall(NamedTuple):
     """What Inductor made of a function: `run` takes the tensors as a list and frees it, `takes` says whether it may."""
 
@@ -368,9 +382,13 @@ def compile_call(
     for neither: two cores of an AMD EPYC spend 20 us on a call of 2x1024 elements through `torch.compile`, and 3 here.
 
     Args:
-        fn: of contiguous tensors, all of which it takes; it writes to none of them, and returns new ones.
+        fn: of contiguous tensors, all of which it takes; it writes to none of them, and returns new ones. When the code
+            runs, autograd must not record: none of them needs a gradient there, or the call is below autograd.
         tensors: of an example, one at least.
         any_size: of each of them the dimensions that may have other sizes; those of 0 and 1 may not.
+
+    Raises:
+        ValueError: the function returns one of its arguments.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -383,6 +401,8 @@ def compile_call(
     shapes = symbolic_shapes.ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, static_shapes=False)
     with (
+        compile_lock,
+        _as_a_compiler(),
         disable_current_modes(),
         torch.inference_mode(False),
         torch.no_grad(),
@@ -403,6 +423,10 @@ def compile_call(
             examples.append(mode.from_tensor(blank, symbolic_context=context, source=source))
         with mode:
             graph_module = make_fx(fn)(*examples)
+        given = {node.name for node in graph_module.graph.find_nodes(op="placeholder")}
+        returned = pytree.tree_leaves(graph_module.graph.output_node().args)
+        if any(isinstance(one, fx.Node) and one.name in given for one in returned):
+            raise ValueError("it returns one of its arguments, where the caller expects a new tensor")
         # Freezing would take what it finds in the caller's tracing for this graph's parameters.
         compile_fx(graph_module, examples, inner_compile=cast(Any, innermost), config_patches={"freezing": False})
     (code,) = made

@@ -5,6 +5,7 @@ import torch
 
 from fuselayers.ops import ACTIVATIONS, bias_activation_dropout
 from fuselayers.ops.bias_activation_dropout import bias_activation_dropout_reference
+from fuselayers.ops.compiled import why_not_compiled
 from fuselayers.partition import fuse, saved_bytes
 from tests.ops import truth
 from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, seed_of, tensors
@@ -125,3 +126,13 @@ def test_errors() -> None:
         bias_activation_dropout(torch.tensor(3.0))
     with pytest.raises(TypeError, match=r"^bias must be a floating-point tensor, got torch.int64; convert it"):
         bias_activation_dropout(x, torch.ones(5, dtype=torch.int64))
+
+
+@pytest.mark.skipif(why_not_compiled(torch.device("cpu")) is not None, reason="ops have no compiled form here")
+def test_the_gradient_of_the_identity_is_another_tensor_than_what_came_in() -> None:
+    dy, bias = torch.ones(3, 8), torch.zeros(8)
+    op = torch.ops.fuselayers.bias_activation_dropout_backward.default
+    dx, dbias = op(dy, None, bias, None, None, 0, None, 0.0, torch.float32, torch.float32)
+    assert dx.data_ptr() != dy.data_ptr()
+    assert torch.equal(dx, dy)
+    assert torch.equal(dbias, torch.full((8,), 3.0))

@@ -140,6 +140,37 @@ def test_the_formula_serves_where_a_change_would_hurt(why: str) -> None:
             assert call(slow, fast) is slow
 
 
+def test_one_layouts_answer_is_not_anothers() -> None:
+    served = []
+
+    def form(name: str, slow: bool) -> Any:
+        def of(x: Tensor) -> Tensor:
+            served.append(name)
+            if x.is_contiguous() == slow:
+                time.sleep(0.02)
+            return x * 2
+
+        return of
+
+    formula, fused = form("formula", True), form("fused", False)
+    x = torch.ones(WORTH_IT)
+    for given, best in ((x, "fused"), (x.mT, "formula"), (x, "fused"), (x.mT, "formula")):
+        run("auto", formula, fused, (given,))
+        run("auto", formula, fused, (given,))
+        assert served[-1] == best
+
+
+def test_a_form_that_can_no_longer_be_compiled() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    assert settle(slow, fast) is fast
+    fast.fails = True
+    for _ in range(2):
+        choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
+    calls = fast.calls
+    choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
+    assert fast.calls == calls
+
+
 def test_a_form_that_cannot_be_compiled() -> None:
     formula, broken = Form(0.001), Form(0.0, fails=True)
     assert settle(formula, broken) is formula
@@ -226,7 +257,7 @@ def test_a_small_call_is_checked_once_and_like_ones_run_their_formula() -> None:
     call(nn.Parameter(x))
     assert len(checked) == 5
     call(x.mT.contiguous().mT)
-    assert len(checked) == 5
+    assert len(checked) == 6
 
 
 def test_what_is_wrong_is_refused_after_what_was_right() -> None:

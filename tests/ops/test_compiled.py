@@ -1,3 +1,5 @@
+import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -11,7 +13,7 @@ from fuselayers.ops.compiled import compiled, why_not_compiled
 from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.launch import INTERPRETED
 from fuselayers.ops.rotary import rotary_reference
-from fuselayers.partition import BackendUnavailableError, saved_bytes
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from tests.ops.cases import CASES
 from tests.ops.contract import assert_as_good_as, check_layouts, check_single_gradients, tensors
@@ -210,9 +212,11 @@ def test_what_has_too_many_kinds_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fuselayers.ops.compiled._MOST_CODES", 1)
     formula = Traced()
     of_sine = compiled(formula)
-    for rows in (3, 4, 4):
-        x = torch.randn(rows, 17)
+    of_sine(torch.randn(3, 17), None, "any")
+    x = torch.randn(4, 17)
+    with pytest.warns(FallbackWarning, match=r"op by op for \[4, 17\]: it would be code for more than 1 combinations"):
         torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
+    torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
     assert formula.shapes == [[3, 17], [4, 17], [4, 17]]
 
 
@@ -275,8 +279,83 @@ def test_what_cannot_be_compiled() -> None:
     def looks(x: torch.Tensor) -> torch.Tensor:
         return x if x.sum() > 0 else -x
 
-    with pytest.raises(BackendUnavailableError, match=r"^Inductor could not compile looks: "):
+    with pytest.raises(BackendUnavailableError, match=r"looks cannot be compiled: GuardOnDataDependentSymNode: "):
         compiled(looks)(torch.ones(3))
+    with pytest.raises(BackendUnavailableError, match=r"cannot be compiled: ValueError: it returns one of its argumen"):
+        compiled(lambda x: (x + 1, x))(torch.ones(3))
+
+
+def test_what_cannot_be_compiled_for_all_sizes_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    formula = Traced()
+    of_sine = compiled(formula)
+    x = torch.randn(3, 17)
+    of_sine(x, None, "any")
+
+    def full(*_: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("fuselayers.ops.compiled.compile_call", full)
+    text = r"Traced runs op by op for \[4, 17\]: OSError: no space left on device$"
+    with pytest.warns(FallbackWarning, match=text):
+        torch.testing.assert_close(of_sine(x[:1].expand(4, 17), None, "any"), x[:1].expand(4, 17).sin())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(of_sine(x[:2], None, "any"), x[:2].sin())
+        torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
+
+
+def test_nothing_is_compiled_for_no_elements() -> None:
+    formula = Traced()
+    of_sine = compiled(formula)
+    for _ in range(2):
+        assert of_sine(torch.ones(0, 17), None, "any").shape == (0, 17)
+    assert formula.shapes == [[0, 17]] * 2
+
+
+def test_threads_are_part_of_the_code() -> None:
+    formula = Traced()
+    of_sine = compiled(formula)
+    x = torch.randn(3, 17)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 1):
+            torch.set_num_threads(number)
+            of_sine(x, None, "any")
+    finally:
+        torch.set_num_threads(threads)
+    assert len(formula.shapes) == 2
+
+
+def test_other_formulas_and_compilers_in_other_threads() -> None:
+    def sum_of(number: int) -> Any:
+        return lambda x: sum((x.sin() + place for place in range(number)), start=x)
+
+    x = torch.randn(20, 30)
+    calls = [compiled(sum_of(number)) for number in (3, 4, 5)] + [torch.compile(sum_of(number)) for number in (6, 7)]
+    warm = torch.compile(sum_of(2))
+    warm(x)
+    together = threading.Barrier(len(calls) + 1, timeout=60)
+    done = threading.Event()
+
+    def first(call: Any) -> torch.Tensor:
+        together.wait()
+        result: torch.Tensor = call(x)
+        return result
+
+    def again() -> None:
+        together.wait()
+        while not done.is_set():
+            warm(x)
+
+    with ThreadPoolExecutor(len(calls) + 1) as threads:
+        watched = threads.submit(again)
+        results = [threads.submit(first, call) for call in calls]
+        try:
+            for number, result in zip((3, 4, 5, 6, 7), results, strict=True):
+                torch.testing.assert_close(result.result(), sum_of(number)(x))
+        finally:
+            done.set()
+        watched.result()
 
 
 def test_autocast_does_not_reach_it() -> None:

@@ -19,9 +19,9 @@ from ...names import no_such
 from ...ops import patience
 from ...partition import backends
 from ..files import write_whole
-from ..machine import choose_device, describe_machine
+from ..machine import choose_device
 from .cases import OPS, Settings
-from .measure import Candidate, Results, Timing, disagreement, keep_freed_memory, results, spread, time_interleaved
+from .measure import Candidate, Results, Timing, disagreement, measured_machine, results, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 from .suite_command import run_suite
@@ -107,7 +107,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.dtype not in _DTYPES:
         raise ValueError(no_such("dtype", arguments.dtype, _DTYPES))
     device = choose_device(arguments.device, setting="--device")
-    keep_freed_memory()
     if arguments.subject != "suite":
         for option in ("ops", "dtypes", "minutes", "out"):
             if getattr(arguments, option) is not None:
@@ -125,7 +124,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     shape = None if arguments.shape is None else _shape(arguments.shape)
     subject = _subject(arguments, chosen=chosen, shape=shape, device=device)
 
-    machine = describe_machine(device)
+    machine = measured_machine(device)
     console.print(f"{subject.title}\n{machine}", highlight=False, markup=False, soft_wrap=True)
     # The library's eager form is its formula; its own choice of a form is what bench suite times.
     with patience(math.inf):
@@ -165,7 +164,7 @@ def _run_partition(arguments: argparse.Namespace, console: Console, *, device: t
     setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers or _LAYERS)
     if arguments.quick:
         setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
-    machine = f"{describe_machine(device)}, fuselayers {__version__}"
+    machine = f"{measured_machine(device)}, fuselayers {__version__}"
     console.print(machine, highlight=False, markup=False, soft_wrap=True)
     measured: dict[str, list[Row]] = {}
     for name in chosen:

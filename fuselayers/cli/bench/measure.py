@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..machine import describe_machine
+
 __all__ = [
     "Candidate",
     "Results",
@@ -16,6 +18,7 @@ __all__ = [
     "copy_bandwidth",
     "disagreement",
     "keep_freed_memory",
+    "measured_machine",
     "peak_bytes",
     "results",
     "spread",
@@ -105,7 +108,7 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep what is freed, for the rest of this process; False where that cannot be said to it.
+    """Make the C library keep what is freed, for the rest of this process; False where it does not take that.
 
     glibc gives large blocks back to the system, or not, by what else lies on the heap. Who has to ask for them again
     pays for every page: on a CPU a call then takes up to ten times as long, and which candidate it falls on is chance.
@@ -114,9 +117,13 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not Linux, or a C library without it
         return False
-    most, most_of_old_ones = (1 << 31) - 1, 1 << 25
-    kept = mallopt(_TRIM_THRESHOLD, most)
-    return bool(kept and (mallopt(_MMAP_THRESHOLD, most) or mallopt(_MMAP_THRESHOLD, most_of_old_ones)))
+    return all(mallopt(parameter, (1 << 31) - 1) for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
+
+
+def measured_machine(device: torch.device) -> str:
+    """Make this process fit for measuring, and return the machine in words, for beside the figures."""
+    kept = device.type == "cpu" and keep_freed_memory()
+    return describe_machine(device) + (", freed memory kept" if kept else "")
 
 
 def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..._version import __version__
 from ...names import no_such
-from ..machine import describe_machine
+from .measure import measured_machine
 from .suite import OURS, SHAPES, Round, Suite, measure_suite, variants
 from .suite_report import write_data, write_report
 
@@ -53,7 +53,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
 
-    machine = ", ".join((describe_machine(device), *_versions()))
+    machine = ", ".join((measured_machine(device), *_versions()))
     today = date.today().isoformat()
 
     def keep(suite: Suite) -> None:

@@ -53,7 +53,7 @@ def table(suite: Suite, *, said: str) -> str:
     lines = [
         "# Ops against eager PyTorch",
         "",
-        f"{said}, in a process that keeps the memory it frees. Eager in milliseconds, the others as ratios: 2.00 is "
+        f"{said}. Eager in milliseconds, the others as ratios: 2.00 is "
         "twice as fast. f: forward, fb: forward and backward. Peak: bytes beside the inputs, as a share of eager's. "
         "Kept: bytes for backward, in megabytes. Bandwidth: the bytes that must move, per second, as a share of what "
         f"copying reaches here ({suite.bandwidth / 1e9:,.0f} GB/s).",

@@ -2,6 +2,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from fuselayers.cli.bench.measure import (
     Candidate,
     disagreement,
     keep_freed_memory,
+    measured_machine,
     results,
     spread,
     time_interleaved,
@@ -107,3 +109,9 @@ def test_freed_memory_is_kept() -> None:
 def test_a_c_library_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     assert not keep_freed_memory()
+    assert "freed memory" not in measured_machine(torch.device("cpu"))
+    # An older glibc takes no more than 32 MiB for the second.
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: parameter == -1))
+    assert not keep_freed_memory()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: 1))
+    assert measured_machine(torch.device("cpu")).endswith(", freed memory kept")
