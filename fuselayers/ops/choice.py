@@ -81,17 +81,20 @@ def patience(seconds: float) -> Iterator[None]:
         _patience = before
 
 
-def is_settled(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> bool:
-    """Return whether a call just like this one was found to be served best by its formula. Used by `forms`.
+def is_settled(
+    backend: str, formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]
+) -> bool:
+    """Return whether a call like this one went through before, and its formula serves it best.
 
-    That costs as much as one check of the call's arguments: on an op of one kernel, time that counts.
+    Ops that are one kernel of torch's ask before anything else: then neither the checks nor the choice take time again.
 
     Args:
+        backend: what the caller asked for.
         formula: the op in plain torch.
         tensors: of the call, one at least; nobody has checked them.
         options: likewise.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if backend != "auto" or torch.compiler.is_dynamo_compiling():
         return False
     try:
         return _glance(formula, tensors, options) in _settled
@@ -154,8 +157,7 @@ def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], optio
     seen = [
         (one.shape, one.dtype, one.is_cpu, one.is_contiguous(), one.requires_grad) for one in tensors if one is not None
     ]
-    modes = torch.is_grad_enabled(), torch.get_num_threads()
-    return formula, options, modes, *map(type, tensors), *map(type, options), *seen
+    return formula, options, torch.is_grad_enabled(), torch.get_num_threads(), *map(type, tensors), *seen
 
 
 def _settle(glance: _Key) -> None:

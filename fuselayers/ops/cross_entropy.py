@@ -37,6 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .choice import is_settled
 from .forms import define, needs_grad, run, second_order
 from .launch import INTERPRETED, kernel, launch
 from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
@@ -85,16 +86,15 @@ def cross_entropy(
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
     tensor(0.6931)
     """
-
-    def check() -> None:
-        check_rows("logits", logits)
-        if not logits.shape[-1]:
-            raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
-        check_target(target, "logits", logits)
-        check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-
     options = ignore_index, label_smoothing, z_loss, reduction
-    loss: Tensor = run(backend, _formula, _fused, (logits, target), options, check=check)
+    if is_settled(backend, _formula, (logits, target), options):
+        return _formula(logits, target, *options)
+    check_rows("logits", logits)
+    if not logits.shape[-1]:
+        raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
+    check_target(target, "logits", logits)
+    check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
+    loss: Tensor = run(backend, _formula, _fused, (logits, target), options)
     return loss
 
 
@@ -111,10 +111,10 @@ def _loss_by_formula(
     reduction: str,
     dtype: torch.dtype,
 ) -> Tensor:
-    logits_RV, target_R = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
+    logits_RV, target_R = logits.flatten(0, -2) if logits.dim() > 1 else logits[None], target.flatten()
     if not label_smoothing and not z_loss and reduction != "none":
         loss = F.nll_loss(_log_probabilities(logits_RV), target_R, ignore_index=ignore_index, reduction=reduction)
-        return reduced(loss, None, "none", dtype)
+        return loss if loss.dtype == dtype else loss.to(dtype)
     losses = _losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
     return reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
 
@@ -135,7 +135,7 @@ def _losses_by_formula(
 
 
 def _log_probabilities(logits_RV: Tensor) -> Tensor:
-    return F.log_softmax(logits_RV, -1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
+    return logits_RV.log_softmax(-1, dtype=torch.float32 if logits_RV.dtype.itemsize == 2 else None)
 
 
 def cross_entropy_reference(

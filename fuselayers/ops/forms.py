@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..names import no_such
 from ..partition import BackendUnavailableError
 from ..partition.torch_private import transforms_are_active
-from .choice import call_faster, is_settled
+from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
@@ -45,7 +45,6 @@ def run(
     tensors: Sequence[Tensor | None],
     options: tuple[Any, ...] = (),
     *,
-    check: Callable[[], None] = lambda: None,
     obstacle: str | None = None,
 ) -> Any:
     """Return what `formula` or `fused` makes of the tensors and the options, as the backend says.
@@ -56,7 +55,6 @@ def run(
         fused: the same op through those that `define` returned, with its gradients.
         tensors: of both the first arguments. The first of them says the device.
         options: of both the other arguments, which are hashable.
-        check: raises if the call is wrong. It is left out for a call like one that has passed before.
         obstacle: why the kernels cannot take this call, if they cannot.
 
     Raises:
@@ -64,9 +62,6 @@ def run(
         BackendUnavailableError: the backend cannot run here.
         RuntimeError: the backend cannot take this call; the message says why.
     """
-    if backend == "auto" and is_settled(formula, tensors, options):
-        return formula(*tensors, *options)
-    check()
     first = tensors[0]
     assert first is not None
     if backend == "auto" and first.is_cpu and not torch.compiler.is_dynamo_compiling():

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
+from .choice import is_settled
 from .forms import define, needs_grad, run, second_order
 from .launch import kernel, launch
 from .rows import as_rows, cdiv, tile, vector_of
@@ -53,16 +54,15 @@ def gated_activation(
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
     tensor([6., 0.])
     """
-
-    def check() -> None:
-        check_rows("gate", gate)
-        check_activation(activation)
-        if up is not None:
-            check_like("up", up, gate)
-        elif gate.shape[-1] % 2:
-            raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-
-    y: Tensor = run(backend, _formula, _fused, (gate, up), (activation,), check=check)
+    if is_settled(backend, _formula, (gate, up), (activation,)):
+        return _formula(gate, up, activation)
+    check_rows("gate", gate)
+    check_activation(activation)
+    if up is not None:
+        check_like("up", up, gate)
+    elif gate.shape[-1] % 2:
+        raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
+    y: Tensor = run(backend, _formula, _fused, (gate, up), (activation,))
     return y
 
 

@@ -10,7 +10,8 @@ Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .normalise import norm_reference, normalise
+from .choice import is_settled
+from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_row_vector, check_rows
 
 __all__ = ["layer_norm", "layer_norm_reference"]
@@ -37,14 +38,14 @@ def layer_norm(
     >>> layer_norm(torch.tensor([1.0, 3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
-
-    def check() -> None:
-        check_rows("x", x)
-        check_floating("weight", weight)
-        check_row_vector("weight", weight, x)
-        check_row_vector("bias", bias, x)
-
-    return normalise(x, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend, check=check)[0]
+    tensors, options = (x, None, None, weight, bias, None, None), (0.0, eps, False, False)
+    if is_settled(backend, normalise_by_formula, tensors, options):
+        return normalise_by_formula(*tensors, *options)[0]
+    check_rows("x", x)
+    check_floating("weight", weight)
+    check_row_vector("weight", weight, x)
+    check_row_vector("bias", bias, x)
+    return normalise(x, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)[0]
 
 
 def layer_norm_reference(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

@@ -10,7 +10,8 @@ Layer norm: Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .normalise import norm_reference, normalise
+from .choice import is_settled
+from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
 __all__ = ["residual_layer_norm", "residual_layer_norm_reference"]
@@ -45,15 +46,15 @@ def residual_layer_norm(
     >>> s, y.round(decimals=3)
     (tensor([1., 3.]), tensor([-1.,  1.]))
     """
-
-    def check() -> None:
-        check_rows("x", x)
-        check_like("residual", residual, x)
-        check_floating("weight", weight)
-        check_row_vector("weight", weight, x)
-        check_row_vector("bias", bias, x)
-
-    return normalise(x, residual, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend, check=check)
+    tensors, options = (x, residual, None, weight, bias, None, None), (0.0, eps, False, False)
+    if is_settled(backend, normalise_by_formula, tensors, options):
+        return normalise_by_formula(*tensors, *options)
+    check_rows("x", x)
+    check_like("residual", residual, x)
+    check_floating("weight", weight)
+    check_row_vector("weight", weight, x)
+    check_row_vector("bias", bias, x)
+    return normalise(x, residual, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)
 
 
 def residual_layer_norm_reference(

@@ -8,7 +8,8 @@ Formula, gradients, dtypes, what is saved and the floor are those of normalise, 
 
 from torch import Tensor
 
-from .normalise import norm_reference, normalise
+from .choice import is_settled
+from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
 __all__ = ["residual_rms_norm", "residual_rms_norm_reference"]
@@ -36,14 +37,14 @@ def residual_rms_norm(
     >>> s, y.round(decimals=3)
     (tensor([ 3., -3.]), tensor([ 1., -1.]))
     """
-
-    def check() -> None:
-        check_rows("x", x)
-        check_like("residual", residual, x)
-        check_floating("weight", weight)
-        check_row_vector("weight", weight, x)
-
-    return normalise(x, residual, weight=weight, eps=eps, rms=True, backend=backend, check=check)
+    tensors, options = (x, residual, None, weight, None, None, None), (0.0, eps, False, True)
+    if is_settled(backend, normalise_by_formula, tensors, options):
+        return normalise_by_formula(*tensors, *options)
+    check_rows("x", x)
+    check_like("residual", residual, x)
+    check_floating("weight", weight)
+    check_row_vector("weight", weight, x)
+    return normalise(x, residual, weight=weight, eps=eps, rms=True, backend=backend)
 
 
 def residual_rms_norm_reference(

@@ -10,7 +10,8 @@ Zhang, Sennrich, "Root mean square layer normalization", 2019.
 
 from torch import Tensor
 
-from .normalise import norm_reference, normalise
+from .choice import is_settled
+from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_row_vector, check_rows
 
 __all__ = ["rms_norm", "rms_norm_reference"]
@@ -34,13 +35,13 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
     >>> rms_norm(torch.tensor([3.0, -3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([ 1., -1.])
     """
-
-    def check() -> None:
-        check_rows("x", x)
-        check_floating("weight", weight)
-        check_row_vector("weight", weight, x)
-
-    return normalise(x, weight=weight, eps=eps, rms=True, backend=backend, check=check)[0]
+    tensors, options = (x, None, None, weight, None, None, None), (0.0, eps, False, True)
+    if is_settled(backend, normalise_by_formula, tensors, options):
+        return normalise_by_formula(*tensors, *options)[0]
+    check_rows("x", x)
+    check_floating("weight", weight)
+    check_row_vector("weight", weight, x)
+    return normalise(x, weight=weight, eps=eps, rms=True, backend=backend)[0]
 
 
 def rms_norm_reference(x: Tensor, *, weight: Tensor, eps: float = 1e-6) -> Tensor:

@@ -36,6 +36,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .choice import is_settled
 from .forms import define, needs_grad, run
 from .launch import kernel, launch
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
@@ -75,17 +76,16 @@ def softmax(
             [0.5000, 0.5000, 0.0000],
             [0.5000, 0.5000, 0.0000]])
     """
-
-    def check() -> None:
-        check_rows("scores", scores)
-        _check_mask(mask, scores)
-        _check_scale(scale)
-        if causal and scores.dim() < 2:
-            raise ValueError(
-                f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
-            )
-
-    y: Tensor = run(backend, _formula, _fused, (scores, mask), (causal, scale), check=check)
+    if is_settled(backend, _formula, (scores, mask), (causal, scale)):
+        return _formula(scores, mask, causal, scale)
+    check_rows("scores", scores)
+    _check_mask(mask, scores)
+    _check_scale(scale)
+    if causal and scores.dim() < 2:
+        raise ValueError(
+            f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
+        )
+    y: Tensor = run(backend, _formula, _fused, (scores, mask), (causal, scale))
     return y
 
 
@@ -118,11 +118,12 @@ def _check_scale(scale: float) -> None:
 
 
 def _formula(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    wide = scores if scores.dtype.itemsize > 2 else scores.float()
     wide = wide if scale == 1 else wide * scale
     seen = _seen(scores, mask, causal)
     if seen is None:
-        return wide.softmax(-1).to(scores.dtype)
+        y = wide.softmax(-1)
+        return y if y.dtype == scores.dtype else y.to(scores.dtype)
     instead = torch.full((), -math.inf, dtype=wide.dtype, device=wide.device)
     if mask is not None:
         # A row that sees nothing becomes zeros before the softmax: -inf alone would make NaN on the way, in backward

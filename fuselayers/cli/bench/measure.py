@@ -1,6 +1,7 @@
 """Whether candidates agree, and how long each takes."""
 
 import ctypes
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -129,7 +130,7 @@ def measured_machine(device: torch.device) -> str:
 def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
     """Time all candidates in turns, so that whatever else the machine does falls on each of them alike.
 
-    Each round begins with another one: what a candidate leaves in the caches is not always for the same next one.
+    Each round has an order of its own: what one leaves in the caches, its neighbour pays for.
     On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
 
     Args:
@@ -138,12 +139,12 @@ def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: t
         device: where the tensors are.
     """
     timings = [Timing() for _ in candidates]
+    pairs = list(zip(candidates, timings, strict=True))
+    orders = random.Random(0)
     clock = _GPUClock(device) if device.type == "cuda" else _Clock()
     weights: list[Tensor] = []
     for repeat in range(_WARMUP + repeats):
-        first = repeat % len(candidates) if candidates else 0
-        pairs = list(zip(candidates, timings, strict=True))
-        for candidate, timing in pairs[first:] + pairs[:first]:
+        for candidate, timing in orders.sample(pairs, len(pairs)):
             if candidate.restore is not None:
                 candidate.restore()
             clock.start()

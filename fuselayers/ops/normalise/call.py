@@ -1,6 +1,5 @@
 """What the norm ops call: the formula, or a form of their own with its gradients."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from .backward import normalise_backward
 from .formula import is_its_input, norm_formula
 from .forward import normalise_forward
 
-__all__ = ["normalise"]
+__all__ = ["normalise", "normalise_by_formula"]
 
 
 def normalise(
@@ -30,9 +29,8 @@ def normalise(
     pre: bool = False,
     rms: bool,
     backend: str,
-    check: Callable[[], None] = lambda: None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `formula` defines them; arguments are those of the ops, and but for the shard `check`'s.
+    """Return (y, s) as `formula` defines them; arguments are those of the ops, and but for the shard are checked.
 
     Raises:
         ValueError, BackendUnavailableError, RuntimeError: as `forms.run`.
@@ -42,11 +40,11 @@ def normalise(
         check_shard(shard, x.shape, whole_rows=True)
     row_R = None if seed is None else rows_of(shard, x)
     tensors = x, residual, bias, weight, norm_bias, seed, row_R
-    results: tuple[Tensor, Tensor] = run(backend, _formula, _fused, tensors, (p, eps, pre, rms), check=check)
+    results: tuple[Tensor, Tensor] = run(backend, normalise_by_formula, _fused, tensors, (p, eps, pre, rms))
     return results
 
 
-def _formula(
+def normalise_by_formula(
     x: Tensor,
     residual: Tensor | None,
     bias: Tensor | None,
@@ -59,6 +57,7 @@ def _formula(
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor]:
+    """`normalise` in plain torch; arguments as they come, checked."""
     s = x if bias is None else x + bias
     s = s if seed is None else dropout_from(s, seed, row_R, 0, p)
     if pre and residual is not None:
