@@ -118,12 +118,14 @@ def _check_scale(scale: float) -> None:
 
 
 def _formula(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+    seen = _seen(scores, mask, causal)
+    if seen is None and scale == 1:
+        y = scores.softmax(-1)  # which computes in float32 at least, and rounds once
+        return y if y.dtype == scores.dtype else y.to(scores.dtype)
     wide = scores if scores.dtype.itemsize > 2 else scores.float()
     wide = wide if scale == 1 else wide * scale
-    seen = _seen(scores, mask, causal)
     if seen is None:
-        y = wide.softmax(-1)
-        return y if y.dtype == scores.dtype else y.to(scores.dtype)
+        return wide.softmax(-1).to(scores.dtype)
     instead = torch.full((), -math.inf, dtype=wide.dtype, device=wide.device)
     if mask is not None:
         # A row that sees nothing becomes zeros before the softmax: -inf alone would make NaN on the way, in backward
