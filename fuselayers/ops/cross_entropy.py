@@ -113,7 +113,8 @@ def _loss_by_formula(
 ) -> Tensor:
     logits_RV, target_R = logits.flatten(0, -2) if logits.dim() > 1 else logits[None], target.flatten()
     if not label_smoothing and not z_loss and reduction != "none":
-        loss = F.nll_loss(_log_probabilities(logits_RV), target_R, ignore_index=ignore_index, reduction=reduction)
+        wide_RV = logits_RV if logits_RV.dtype.itemsize > 2 else logits_RV.float()
+        loss = F.cross_entropy(wide_RV, target_R, ignore_index=ignore_index, reduction=reduction)
         return loss if loss.dtype == dtype else loss.to(dtype)
     losses = _losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
     return reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
@@ -123,7 +124,7 @@ def _losses_by_formula(
     logits_RV: Tensor, target_R: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> Tensor:
     """The losses of rows, in float32 at least. On the CPU it raises an IndexError for a target that is out of range."""
-    log_probabilities_RV = _log_probabilities(logits_RV)
+    log_probabilities_RV = logits_RV.log_softmax(-1, torch.promote_types(logits_RV.dtype, torch.float32))
     losses_R = F.nll_loss(log_probabilities_RV, target_R, ignore_index=ignore_index, reduction="none")
     if label_smoothing:
         even_R = -log_probabilities_RV.mean(-1).masked_fill(target_R == ignore_index, 0.0)
@@ -132,10 +133,6 @@ def _losses_by_formula(
         lse_R = logits_RV.to(log_probabilities_RV.dtype).logsumexp(-1)
         losses_R = losses_R + z_loss * lse_R.masked_fill(target_R == ignore_index, 0.0).square()
     return losses_R
-
-
-def _log_probabilities(logits_RV: Tensor) -> Tensor:
-    return logits_RV.log_softmax(-1, dtype=torch.float32 if logits_RV.dtype.itemsize == 2 else None)
 
 
 def cross_entropy_reference(

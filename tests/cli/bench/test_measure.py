@@ -83,11 +83,12 @@ def test_the_spread_is_relative_and_not_moved_by_one_outlier() -> None:
 
 
 _PAGE_FAULTS = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which there would be few faults
 from fuselayers.cli.bench.measure import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
-for _ in range(3):
+for _ in range(40):  # until the holes in the heap fit
     torch.ones(1 << 23)  # more than glibc keeps by itself
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
@@ -105,7 +106,7 @@ def test_freed_memory_is_kept() -> None:
         int(subprocess.run([*command, how], capture_output=True, text=True, check=True, env=environment).stdout)
         for how in ("given back", "kept")
     )
-    assert kept < 100 < given_back
+    assert kept < given_back / 10
 
 
 def test_a_c_library_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
