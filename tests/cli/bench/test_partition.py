@@ -42,7 +42,11 @@ def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count() -> 
     assert bench.units(LayerCase(Sines, 1.0), dtype=torch.bfloat16, device=CPU)["eager"] == 3.0
 
 
-@pytest.mark.parametrize("name", LAYERS)
+# Each layer is compiled twice, in seconds; the first and the one with other parts are enough for every day.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in ("GPT, SDPA", "Llama") else (pytest.mark.slow,)) for name in LAYERS],
+)
 def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name: str) -> None:
     kept = bench.units(LAYERS[name], dtype=torch.float32, device=CPU)
     # A number per token and head is 1/64 unit, one per token 1/256, a rotary table 1/16; no whole tensor fits.
