@@ -35,7 +35,7 @@ def _no_compiled_code_of_others() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from fuselayers.ops.launch import why_no_kernels
+    from fuselayers.ops.forms.launch import why_no_kernels
 
     reason = why_no_kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if reason is not None:

@@ -1,4 +1,4 @@
-"""Pure functions: each file holds one op, its formula, its reference and what it keeps for backward."""
+"""Pure functions: each file holds one op, its formula, its reference, what it keeps for backward. `forms` runs them."""
 
 from . import graph_dropout as graph_dropout
 from .activations import ACTIVATIONS as ACTIVATIONS
@@ -8,9 +8,9 @@ from .bias_activation_dropout import bias_activation_dropout as bias_activation_
 from .bias_dropout_residual import bias_dropout_residual as bias_dropout_residual
 from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm as bias_dropout_residual_layer_norm
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
-from .choice import patience as patience
 from .cross_entropy import cross_entropy as cross_entropy
 from .dropout import dropout as dropout
+from .forms import patience as patience
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
 from .linear_activation import linear_activation as linear_activation

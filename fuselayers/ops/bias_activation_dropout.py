@@ -25,13 +25,13 @@ from torch import Tensor
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
 from .dropout import dropout_from, dropout_reference
 from .forms import define, needs_grad, run, second_order
-from .launch import kernel, launch, num_processors
+from .forms.launch import kernel, launch, num_processors
+from .forms.triton_language import tl
 from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
 from .rows import as_rows, cdiv, persistent_programs, tile, vector_of
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
 from .sums import sum_of_rows
-from .triton_language import tl
 
 __all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula", "gradients_of_dropped"]
 

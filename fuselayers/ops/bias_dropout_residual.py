@@ -24,12 +24,12 @@ from torch import Tensor
 from .bias_activation_dropout import gradients_formula, gradients_of_dropped
 from .dropout import dropout_from, dropout_reference, dropped
 from .forms import define, needs_grad, run
-from .launch import kernel, launch
+from .forms.launch import kernel, launch
+from .forms.triton_language import tl
 from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
-from .triton_language import tl
 
 __all__ = ["bias_dropout_residual", "bias_dropout_residual_reference"]
 

@@ -37,13 +37,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .choice import is_settled
-from .forms import define, needs_grad, run, second_order
-from .launch import INTERPRETED, kernel, launch
+from .forms import define, is_settled, needs_grad, run, second_order
+from .forms.launch import INTERPRETED, kernel, launch
+from .forms.triton_language import libdevice, tl
 from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
 from .rows import as_rows, cdiv, next_power_of_2, tile, vector_of
 from .shapes import check_rows
-from .triton_language import libdevice, tl
 
 __all__ = ["cross_entropy", "cross_entropy_reference", "gradients_in_one_piece", "losses_in_one_piece"]
 

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 
 from .forms import define, run
-from .launch import kernel, launch
+from .forms.launch import kernel, launch
+from .forms.triton_language import tl
 from .philox import check_probability, check_seed, keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_floating
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
-from .triton_language import tl
 
 __all__ = ["dropout", "dropout_from", "dropout_reference", "dropped"]
 

@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .choice import is_settled
-from .forms import define, needs_grad, run, second_order
-from .launch import kernel, launch
+from .forms import define, is_settled, needs_grad, run, second_order
+from .forms.launch import kernel, launch
+from .forms.triton_language import tl
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_like, check_rows
-from .triton_language import tl
 
 __all__ = ["gated_activation", "gated_activation_reference"]
 

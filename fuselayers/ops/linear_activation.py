@@ -34,10 +34,10 @@ from torch import Tensor
 from .activations import activate, activate_tile, check_activation
 from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
 from .forms import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels
-from .launch import kernel, launch, num_processors
+from .forms.launch import kernel, launch, num_processors
+from .forms.triton_language import tl
 from .rows import cdiv, next_power_of_2, vector_of
 from .shapes import check_linear
-from .triton_language import tl
 
 __all__ = ["linear_activation", "linear_activation_reference"]
 

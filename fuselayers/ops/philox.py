@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from ..partition import BackendUnavailableError, FallbackWarning
-from .compiled import compiled
+from .forms.compiled import compiled
+from .forms.triton_language import tile_function, tl
 from .shards import Shard, check_shard, first_column, row_numbers
-from .triton_language import tile_function, tl
 
 __all__ = [
     "check_probability",

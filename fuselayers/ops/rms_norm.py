@@ -10,7 +10,7 @@ Zhang, Sennrich, "Root mean square layer normalization", 2019.
 
 from torch import Tensor
 
-from .choice import is_settled
+from .forms import is_settled
 from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_row_vector, check_rows
 

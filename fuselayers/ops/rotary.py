@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from .forms import define, needs_grad, run
-from .launch import kernel, launch, num_processors
+from .forms.launch import kernel, launch, num_processors
+from .forms.triton_language import tile_function, tl
 from .rows import cdiv, next_power_of_2
 from .shapes import check_floating
-from .triton_language import tile_function, tl
 
 __all__ = ["rotary", "rotary_reference"]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import Tensor
 
-from .launch import INTERPRETED
+from .forms.launch import INTERPRETED
 
 __all__ = ["as_rows", "cdiv", "next_power_of_2", "persistent_programs", "tile", "tile_of_rows", "vector_of"]
 

@@ -36,12 +36,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .choice import is_settled
-from .forms import define, needs_grad, run
-from .launch import kernel, launch
+from .forms import define, is_settled, needs_grad, run
+from .forms.launch import kernel, launch
+from .forms.triton_language import libdevice, tile_function, tl
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
 from .shapes import check_rows
-from .triton_language import libdevice, tile_function, tl
 
 __all__ = ["softmax", "softmax_reference"]
 

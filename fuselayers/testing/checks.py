@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
-from ..ops.launch import INTERPRETED
-from ..ops.meter import KernelFault, metered
+from ..ops.forms.launch import INTERPRETED
+from ..ops.forms.meter import KernelFault, metered
 from ..partition import BackendUnavailableError, fuse
 from ..partition.torch_private import torch_compile
 from .comparison import (
@@ -323,7 +323,7 @@ def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **option
 
 
 def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Triton kernels touch only elements of their arguments, and store once to each; see `fuselayers.ops.meter`."""
+    """Triton kernels touch only elements of their arguments, and store once to each; see `ops.forms.meter`."""
     if not INTERPRETED:
         raise NotApplicable("kernels are metered in Triton's interpreter; start Python with TRITON_INTERPRET=1")
     try:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale, philox
-from fuselayers.ops.compiled import compiled
-from fuselayers.ops.launch import kernel, launch
+from fuselayers.ops.forms.compiled import compiled
+from fuselayers.ops.forms.launch import kernel, launch
+from fuselayers.ops.forms.triton_language import tl
 from fuselayers.ops.philox import _WORTH_COMPILING, _lanes, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
-from fuselayers.ops.triton_language import tl
 from fuselayers.partition import FallbackWarning, fuse
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from tests.ops import truth
@@ -124,7 +124,7 @@ def test_many_small_masks_are_compiled_in_the_end(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_a_compiler_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselayers.ops.compiled.why_inductor_is_unavailable", lambda device: "no g++ here")
+    monkeypatch.setattr("fuselayers.ops.forms.compiled.why_inductor_is_unavailable", lambda device: "no g++ here")
     monkeypatch.setattr(philox, "_compiled_packed", compiled(philox._packed))
     monkeypatch.setattr(philox, "_stays_op_by_op", False)
     shape = 2, 8 * _WORTH_COMPILING

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import rotary
-from fuselayers.ops.launch import INTERPRETED, launch
-from fuselayers.ops.meter import KernelFault, Launch
+from fuselayers.ops.forms.launch import INTERPRETED, launch
+from fuselayers.ops.forms.meter import KernelFault, Launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.ops import softmax
-from fuselayers.ops.launch import INTERPRETED
+from fuselayers.ops.forms.launch import INTERPRETED
 from fuselayers.ops.softmax import _mask_levels, softmax_reference
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ...ops.launch import INTERPRETED, Launch
-from ...ops.triton_language import HAS_TRITON, triton
+from ...ops.forms.launch import INTERPRETED, Launch
+from ...ops.forms.triton_language import HAS_TRITON, triton
 from ...partition import BackendUnavailableError
 from .assembly import Code, read_amdgcn, read_sass
 

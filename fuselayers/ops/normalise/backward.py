@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from ..forms import define
-from ..launch import kernel, launch, num_processors
+from ..forms.launch import kernel, launch, num_processors
+from ..forms.triton_language import tl
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
-from ..triton_language import tl
 from .formula import gradients_formula
 from .forward import in_dtype
 

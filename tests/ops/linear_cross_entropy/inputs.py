@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import linear_cross_entropy
+from fuselayers.ops.forms.triton_language import HAS_TRITON
 from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference
-from fuselayers.ops.triton_language import HAS_TRITON
 from tests.ops.contract import (
     DEVICE,
     tensors,

@@ -9,9 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
-from fuselayers.ops.compiled import compiled, why_not_compiled
 from fuselayers.ops.cross_entropy import cross_entropy_reference
-from fuselayers.ops.launch import INTERPRETED
+from fuselayers.ops.forms.compiled import compiled, why_not_compiled
+from fuselayers.ops.forms.launch import INTERPRETED
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import BackendUnavailableError, FallbackWarning, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
@@ -209,7 +209,7 @@ def test_any_size_at_once() -> None:
 
 
 def test_what_has_too_many_kinds_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselayers.ops.compiled._MOST_CODES", 1)
+    monkeypatch.setattr("fuselayers.ops.forms.compiled._MOST_CODES", 1)
     formula = Traced()
     of_sine = compiled(formula)
     of_sine(torch.randn(3, 17), None, "any")
@@ -221,7 +221,7 @@ def test_what_has_too_many_kinds_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_calls_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselayers.ops.compiled._MOST_CALLS", 2)
+    monkeypatch.setattr("fuselayers.ops.forms.compiled._MOST_CALLS", 2)
     formula = Traced()
     of_sine = compiled(formula, any_size=True)
     for rows in (2, 3, 4, 5, 2, 3):
@@ -294,7 +294,7 @@ def test_what_cannot_be_compiled_for_all_sizes_is_said_once(monkeypatch: pytest.
     def full(*_: Any) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("fuselayers.ops.compiled.compile_call", full)
+    monkeypatch.setattr("fuselayers.ops.forms.compiled.compile_call", full)
     text = r"Traced runs op by op for \[4, 17\]: OSError: no space left on device$"
     with pytest.warns(FallbackWarning, match=text):
         torch.testing.assert_close(of_sine(x[:1].expand(4, 17), None, "any"), x[:1].expand(4, 17).sin())
@@ -410,7 +410,7 @@ def test_a_backward_inside_of_a_compiled_step(shape: tuple[int, int]) -> None:
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselayers.ops.compiled.why_inductor_is_unavailable", lambda device: "no g++ here")
+    monkeypatch.setattr("fuselayers.ops.forms.compiled.why_inductor_is_unavailable", lambda device: "no g++ here")
     with pytest.raises(BackendUnavailableError, match=r"cannot run here: no g\+\+ here; or leave it to backend='auto'"):
         ops.dropout(torch.ones(2, 8), 0.5, backend="inductor")
     y = ops.dropout(torch.ones(2, 8), 0.5, seed=torch.tensor(7))

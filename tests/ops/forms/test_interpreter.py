@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.ops.interpreter import mend_interpreter
-from fuselayers.ops.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.triton_language import tl
+from fuselayers.ops.forms.interpreter import mend_interpreter
+from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.forms.triton_language import tl
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not INTERPRETED, reason="is about Triton's interpreter")]
 

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
-from fuselayers.ops import choice, patience
-from fuselayers.ops.forms import run
+from fuselayers.ops import patience
+from fuselayers.ops.forms import choice
+from fuselayers.ops.forms.dispatch import run
 from fuselayers.partition import BackendUnavailableError
 
 WORTH_IT = (256, 256)

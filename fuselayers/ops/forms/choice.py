@@ -29,10 +29,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..partition import BackendUnavailableError
-from ..partition.cache import cache_file, write_json
-from ..partition.machine import processor_name
-from ..partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
+from ...partition import BackendUnavailableError
+from ...partition.cache import cache_file, write_json
+from ...partition.machine import processor_name
+from ...partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
 from .compiled import why_not_compiled
 
 __all__ = ["auto_file", "call_faster", "is_settled", "patience"]
@@ -108,7 +108,7 @@ def call_faster(
     tensors: Sequence[Tensor | None],
     options: tuple[Any, ...] = (),
 ) -> Any:
-    """Call the op in the form that is faster, as far as is known. Used by `forms` for "auto" on a CPU.
+    """Call the op in the form that is faster, as far as is known. Used by dispatch for "auto" on a CPU.
 
     Args:
         formula: the op in plain torch.
@@ -258,7 +258,7 @@ def _measure(
 def _source() -> str:
     """A hash of the ops' code: times of an older one say nothing."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

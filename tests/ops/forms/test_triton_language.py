@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fuselayers.ops.triton_language import HAS_TRITON, tile_function, triton
+from fuselayers.ops.forms.triton_language import HAS_TRITON, tile_function, triton
 
 
 def test_here_it_is_triton() -> None:

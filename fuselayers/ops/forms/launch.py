@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..partition.torch_private import AsOnGPU
+from ...partition.torch_private import AsOnGPU
 from .interpreter import mend_interpreter
 from .triton_language import HAS_TRITON, triton
 

@@ -1,4 +1,4 @@
-"""compiled -- an op's formula as one piece of C++, made by Inductor. Used by `forms` for the ops' forms on a CPU.
+"""compiled -- an op's formula as one piece of C++, made by Inductor. Used by dispatch for the ops' forms on a CPU.
 
 What is compiled is forward, and backward, each by itself and without autograd. So what is kept between the two is the
 op's own choice, the same as with its kernels, and a backward may be differentiated again.
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ..partition import BackendUnavailableError, FallbackWarning
-from ..partition.compilers import why_inductor_is_unavailable
-from ..partition.torch_private import CompiledCall, compile_call, compile_lock
+from ...partition import BackendUnavailableError, FallbackWarning
+from ...partition.compilers import why_inductor_is_unavailable
+from ...partition.torch_private import CompiledCall, compile_call, compile_lock
 from .launch import INTERPRETED
 
 __all__ = ["compiled", "why_not_compiled"]

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import ops
-from fuselayers.ops.compiled import why_not_compiled
-from fuselayers.ops.forms import second_order, takes_kernels
-from fuselayers.ops.launch import INTERPRETED, launch, why_no_kernels
-from fuselayers.ops.meter import KernelFault, Launch
+from fuselayers.ops.forms.compiled import why_not_compiled
+from fuselayers.ops.forms.dispatch import second_order, takes_kernels
+from fuselayers.ops.forms.launch import INTERPRETED, launch, why_no_kernels
+from fuselayers.ops.forms.meter import KernelFault, Launch
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing import check_transforms
 from tests.ops.cases import CASES, Case

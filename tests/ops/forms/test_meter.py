@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from fuselayers.ops.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.meter import KernelFault, Traffic, metered
-from fuselayers.ops.triton_language import tl
+from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.forms.meter import KernelFault, Traffic, metered
+from fuselayers.ops.forms.triton_language import tl
 
 
 @pytest.fixture(autouse=True)
@@ -259,7 +259,7 @@ class TestFaults:
 def test_without_an_interpreter(prepare: str, problem: str) -> None:
     code = f"""
 {prepare}
-from fuselayers.ops.meter import metered
+from fuselayers.ops.forms.meter import metered
 try:
     metered().__enter__()
 except RuntimeError as error:

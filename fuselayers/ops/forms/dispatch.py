@@ -1,4 +1,4 @@
-"""forms -- which form of an op a call takes: its formula, or a form of its own. Used by every op that has kernels.
+"""dispatch -- which form of an op a call takes: its formula, or a form of its own. Used by every op that has kernels.
 
     formula     plain torch, op by op; a compiler and the transforms of `torch.func` see through it
     kernels     written in Triton: on a GPU, or in Triton's interpreter
@@ -23,9 +23,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..names import no_such
-from ..partition import BackendUnavailableError
-from ..partition.torch_private import transforms_are_active
+from ...names import no_such
+from ...partition import BackendUnavailableError
+from ...partition.torch_private import transforms_are_active
 from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fuselayers import ops
-from fuselayers.ops import launch as launch_module
-from fuselayers.ops.launch import kernel, launch, num_processors, recorded_launches, why_no_kernels
-from fuselayers.ops.triton_language import HAS_TRITON, tl
+from fuselayers.ops.forms import launch as launch_module
+from fuselayers.ops.forms.launch import kernel, launch, num_processors, recorded_launches, why_no_kernels
+from fuselayers.ops.forms.triton_language import HAS_TRITON, tl
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
 

@@ -1,0 +1,11 @@
+"""The forms of an op: which one a call takes, how compiled code and kernels are run, and what watches them."""
+
+from .choice import is_settled as is_settled
+from .choice import patience as patience
+from .dispatch import autocast_dtype as autocast_dtype
+from .dispatch import define as define
+from .dispatch import each_once as each_once
+from .dispatch import needs_grad as needs_grad
+from .dispatch import run as run
+from .dispatch import second_order as second_order
+from .dispatch import takes_kernels as takes_kernels
