@@ -14,6 +14,7 @@ above 2.5 unless the inner dimension is tiny, where it is the better choice.
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -176,7 +177,17 @@ def flops_of(node: fx.Node) -> float:
         return torch.empty([size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
 
     arguments, named, out = tree_map(with_hints, (node.args, dict(node.kwargs), node.meta["val"]))
+    if "scaled_dot_product" in str(packet):
+        arguments = _with_every_head(arguments, 1 if str(packet).endswith("_backward") else 0)
     return float(formula(*arguments, **named, out_val=out))
+
+
+def _with_every_head(arguments: Sequence[Any], first: int) -> list[Any]:
+    """An attention's arguments, of which query, key and value begin at `first`, with grouped heads as often as they are
+    read: torch's formula wants as many keys as queries."""
+    query = arguments[first]
+    grouped = [one.new_empty((*query.shape[:-2], *one.shape[-2:])) for one in arguments[first + 1 : first + 3]]
+    return [*arguments[: first + 1], *grouped, *arguments[first + 3 :]]
 
 
 def _has_unfused_reader(node: fx.Node, joint: JointGraph, *, forward: bool) -> bool:

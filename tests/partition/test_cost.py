@@ -233,6 +233,16 @@ class TestFlops:
         expected = 2 * (2 * batch * heads * queries * keys * dim)
         assert flops == {"aten._scaled_dot_product_flash_attention_for_cpu.default": expected}
 
+    def test_of_grouped_heads_are_those_of_all(self) -> None:
+        batch, heads, groups, tokens, dim = 2, 6, 2, 5, 8
+
+        def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+        keys = (batch, groups, tokens, dim)
+        flops = self.graph(grouped, leaf(batch, heads, tokens, dim), leaf(*keys), leaf(*keys))
+        assert sum(flops.values()) == 2 * (2 * batch * heads * tokens * tokens * dim)
+
     def test_everything_else_has_none(self) -> None:
         assert self.graph(lambda x: x.sin().softmax(-1).sum() + F.layer_norm(x, (7,)).sum(), leaf(3, 7)) == {}
 

@@ -326,36 +326,45 @@ def test_threads_are_part_of_the_code() -> None:
     assert len(formula.shapes) == 2
 
 
-def test_other_formulas_and_compilers_in_other_threads() -> None:
-    def sum_of(number: int) -> Any:
-        return lambda x: sum((x.sin() + place for place in range(number)), start=x)
+def sum_of(number: int) -> Any:
+    return lambda x: sum((x.sin() + place for place in range(number)), start=x)
 
+
+def test_other_formulas_and_compilers_in_other_threads() -> None:
     x = torch.randn(20, 30)
     calls = [compiled(sum_of(number)) for number in (3, 4, 5)] + [torch.compile(sum_of(number)) for number in (6, 7)]
-    warm = torch.compile(sum_of(2))
-    warm(x)
-    together = threading.Barrier(len(calls) + 1, timeout=60)
-    done = threading.Event()
+    together = threading.Barrier(len(calls), timeout=60)
 
     def first(call: Any) -> torch.Tensor:
         together.wait()
         result: torch.Tensor = call(x)
         return result
 
-    def again() -> None:
-        together.wait()
-        while not done.is_set():
-            warm(x)
+    with ThreadPoolExecutor(len(calls)) as threads:
+        for number, result in zip((3, 4, 5, 6, 7), threads.map(first, calls), strict=True):
+            torch.testing.assert_close(result, sum_of(number)(x))
 
-    with ThreadPoolExecutor(len(calls) + 1) as threads:
+
+def test_what_is_compiled_already_runs_on_in_another_thread() -> None:
+    x = torch.randn(20, 30)
+    warm = torch.compile(sum_of(2))
+    expected = warm(x)
+    done = threading.Event()
+
+    def again() -> int:
+        times = 0
+        while not done.is_set() or not times:
+            torch.testing.assert_close(warm(x), expected)
+            times += 1
+        return times
+
+    with ThreadPoolExecutor(1) as threads:
         watched = threads.submit(again)
-        results = [threads.submit(first, call) for call in calls]
         try:
-            for number, result in zip((3, 4, 5, 6, 7), results, strict=True):
-                torch.testing.assert_close(result.result(), sum_of(number)(x))
+            torch.testing.assert_close(compiled(sum_of(8))(x), sum_of(8)(x))
         finally:
             done.set()
-        watched.result()
+        assert watched.result() > 0
 
 
 def test_autocast_does_not_reach_it() -> None:
