@@ -379,7 +379,7 @@ def compile_call(
     """Compile a function for calls like this one, without Dynamo in front and without autograd behind.
 
     Dynamo guards a call, and AOTAutograd takes care of what a function may do with its inputs. Who can do without pays
-    for neither: two cores of an AMD EPYC spend 20 us on a call of 2x1024 elements through `torch.compile`, and 3 here.
+    for neither: two cores of an AMD EPYC spend 11 us on a call of 2x1024 elements through `torch.compile`, and 2 here.
 
     Args:
         fn: of contiguous tensors, all of which it takes; it writes to none of them, and returns new ones. When the code
@@ -388,7 +388,7 @@ def compile_call(
         any_size: of each of them the dimensions that may have other sizes; those of 0 and 1 may not.
 
     Raises:
-        ValueError: the function returns one of its arguments.
+        ValueError: the function returns one of its arguments, or a view of it, or two views of one tensor.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -404,7 +404,6 @@ def compile_call(
         compile_lock,
         _as_a_compiler(),
         disable_current_modes(),
-        torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast(tensors[0].device.type, enabled=False),
         functorch_config.patch(enable_autograd_cache=False),
@@ -423,12 +422,11 @@ def compile_call(
             examples.append(mode.from_tensor(blank, symbolic_context=context, source=source))
         with mode:
             graph_module = make_fx(fn)(*examples)
-        given = {node.name for node in graph_module.graph.find_nodes(op="placeholder")}
-        returned = pytree.tree_leaves(graph_module.graph.output_node().args)
-        if any(isinstance(one, fx.Node) and one.name in given for one in returned):
-            raise ValueError("it returns one of its arguments, where the caller expects a new tensor")
-        # Freezing would take what it finds in the caller's tracing for this graph's parameters.
-        compile_fx(graph_module, examples, inner_compile=cast(Any, innermost), config_patches={"freezing": False})
+        returned = [node.meta["val"] for node in pytree.tree_leaves(graph_module.graph.output_node().args)]
+        storages = [one.untyped_storage()._cdata for one in (*examples, *returned)]
+        if len(set(storages)) < len(storages):
+            raise ValueError("what it returns lies in its arguments, or twice in one place; return new tensors")
+        compile_fx(graph_module, examples, inner_compile=cast(Any, innermost))
     (code,) = made
     guards = shapes.produce_guards_expression(examples)
 
