@@ -2,7 +2,6 @@
 
 from .activation import GELU as GELU
 from .activation import Activation as Activation
-from .activation import FusedBiasActivationDropout as FusedBiasActivationDropout
 from .activation import GELUTanh as GELUTanh
 from .activation import LeakyReLU as LeakyReLU
 from .activation import ReLU as ReLU
@@ -11,16 +10,18 @@ from .activation import SmeLU as SmeLU
 from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
-from .block import Block as Block
-from .block import PostNormBlock as PostNormBlock
-from .block import PreNormBlock as PreNormBlock
+from .block import TransformerBlock as TransformerBlock
 from .feedforward import MLP as MLP
 from .feedforward import FusedMLP as FusedMLP
 from .feedforward import GatedMLP as GatedMLP
+from .fused import FusedBiasActivationDropout as FusedBiasActivationDropout
+from .fused import FusedBiasDropoutResidual as FusedBiasDropoutResidual
+from .fused import FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm
 from .init import initialise_bert as initialise_bert
 from .init import initialise_gpt2 as initialise_gpt2
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
+from .model import LayerChange as LayerChange
 from .norm import LayerNorm as LayerNorm
 from .norm import Norm as Norm
 from .norm import RMSNorm as RMSNorm
@@ -28,6 +29,7 @@ from .position import LearnedPosition as LearnedPosition
 from .position import NoPosition as NoPosition
 from .position import Position as Position
 from .position import RotaryPosition as RotaryPosition
+from .ranges import Range as Range
 from .registry import KINDS as KINDS
 from .registry import REQUIRED as REQUIRED
 from .registry import Choice as Choice
@@ -40,5 +42,9 @@ from .registry import get as get
 from .registry import names as names
 from .registry import options as options
 from .registry import register as register
-from .residual import FusedBiasDropoutResidual as FusedBiasDropoutResidual
-from .residual import FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm
+from .residual import DeepNormResidual as DeepNormResidual
+from .residual import ParallelResidual as ParallelResidual
+from .residual import PostResidual as PostResidual
+from .residual import PreResidual as PreResidual
+from .residual import Residual as Residual
+from .residual import SandwichResidual as SandwichResidual

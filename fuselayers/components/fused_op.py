@@ -3,16 +3,13 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
 
-from ..ops import check_probability
 from ..partition import fuse
-from .checks import check_positive
 
-__all__ = ["BiasedOp", "op_for"]
+__all__ = ["op_for"]
 
 # The arguments of ops that are neither tensors nor the seed, which is one.
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
@@ -42,31 +39,3 @@ def _fused(op: Callable[..., Any], backend: str, partition: str) -> Callable[...
     taken = inspect.signature(op).parameters
     static = tuple(name for name in _STATIC if name in taken)
     return fuse(op, backend=backend, partition=partition, static_argnames=static)
-
-
-class BiasedOp(nn.Module):
-    """The base of the layers that are one op with a bias of their own: a parameter, so that it learns and is saved."""
-
-    built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
-
-    def __init__(
-        self, op: Callable[..., Any], *, p: float, bias_shape: int | None, backend: str | None, partition: str
-    ) -> None:
-        super().__init__()
-        check_probability(p)
-        if bias_shape is not None:
-            check_positive("bias_shape", bias_shape)
-        op_for(op, backend=backend, partition=partition)  # a misspelt name fails here, not in the first forward
-        self.op = op
-        self.p = p
-        self.backend = backend
-        self.partition = partition
-        self.bias = nn.Parameter(torch.zeros(bias_shape)) if bias_shape is not None else None
-
-    def _call(self, *tensors: Tensor, **arguments: Any) -> Any:
-        op = op_for(self.op, backend=self.backend, partition=self.partition)
-        return op(*tensors, bias=self.bias, p=self.p, training=self.training, **arguments)
-
-    def extra_repr(self) -> str:
-        bias_shape = None if self.bias is None else self.bias.numel()
-        return f"p={self.p}, bias_shape={bias_shape}, backend={self.backend!r}, partition={self.partition!r}"

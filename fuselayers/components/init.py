@@ -9,8 +9,8 @@ import math
 import torch
 from torch import nn
 
-from .checks import check_positive
 from .norm import Norm
+from .ranges import Range
 
 __all__ = ["initialise_bert", "initialise_gpt2"]
 
@@ -37,7 +37,7 @@ def initialise_gpt2(model: nn.Module, *, num_layers: int, std: float = 0.02) -> 
     >>> layer.bias.tolist()
     [0.0, 0.0, 0.0, 0.0]
     """
-    check_positive("num_layers", num_layers)
+    Range(minimum=1).check("num_layers", num_layers)
     _initialise(model, std=std, residual_std=std / math.sqrt(2 * num_layers))
 
 
@@ -63,8 +63,7 @@ def initialise_bert(model: nn.Module, *, std: float = 0.02) -> None:
 
 @torch.no_grad()
 def _initialise(model: nn.Module, *, std: float, residual_std: float) -> None:
-    if std < 0:
-        raise ValueError(f"std must not be negative, got {std}")
+    Range(minimum=0).check("std", std)
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=residual_std if name.endswith(_RESIDUAL_PROJECTIONS) else std)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, get_type_hints
 
 from ..names import no_such
+from .ranges import Range, range_of
 
 __all__ = [
     "KINDS",
@@ -28,7 +29,18 @@ __all__ = [
     "register",
 ]
 
-KINDS: Final = ("activation", "feedforward", "norm", "attention", "position", "residual", "block", "model")
+KINDS: Final = (
+    "activation",
+    "feedforward",
+    "norm",
+    "attention",
+    "position",
+    "embedding",
+    "residual",
+    "block",
+    "model",
+    "fused",
+)
 
 Component = TypeVar("Component", bound=type)
 
@@ -67,12 +79,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a component: its name, its type, its default (or REQUIRED) and its meaning."""
+    """One option of a component: its name, type, default (or REQUIRED), meaning, and the range of a number."""
 
     name: str
     annotation: Any
     default: Any
     doc: str
+    range: Range | None = None
 
 
 def register(kind: str, name: str) -> Callable[[Component], Component]:
@@ -148,6 +161,7 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
     component = get(kind, name)
     initialise = component.__init__  # type: ignore[misc]
     annotations = get_type_hints(initialise)
+    ranges = {name: range_of(hint) for name, hint in get_type_hints(initialise, include_extras=True).items()}
     docs: dict[str, str] = {}
     for base in reversed(component.__mro__):
         docs |= _argument_docs(base)
@@ -157,6 +171,7 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
             annotation=annotations.get(parameter.name, Any),
             default=REQUIRED if parameter.default is parameter.empty else parameter.default,
             doc=docs.get(parameter.name, ""),
+            range=ranges.get(parameter.name),
         )
         for parameter in inspect.signature(initialise).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _built_in(component)

@@ -7,6 +7,7 @@ from torch import nn
 from ..components import accepted, create, get, names
 from ..partition import fuse
 from .compose import compose
+from .files import COMPONENT_GROUPS
 from .schemas import Config, FusionConfig
 from .source import Source
 
@@ -40,9 +41,7 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     model: nn.Module = create(
         "model",
         config.model,
-        attention=config.attention,
-        feedforward=config.feedforward,
-        norm=config.norm,
+        **{group: getattr(config, group) for group in COMPONENT_GROUPS},
         **layers,
     )
     if fusion.scope == "block":

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from ..components import Choice
 from ..names import no_such
 from .files import COMPONENT_GROUPS, GROUPS, choices, chosen_component, shipped
+from .layers import checked_layers, completed_layers
 from .overrides import Layer, parse_overrides
 from .references import resolved
 from .schemas import Config, DataConfig, FusionConfig, TrainConfig
@@ -83,13 +85,16 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
         group: completed(group, sections[group], where=group) if group in _COMPONENTS else sections[group]
         for group in GROUPS
     }
+    if complete["model"].get("layers"):
+        complete["model"]["layers"] = completed_layers(complete["model"]["layers"], complete)
     plain = resolved(complete)
-    model, feedforward, attention, norm = (checked_choice(kind, plain[kind], where=kind) for kind in _COMPONENTS)
+    components = {kind: checked_choice(kind, plain[kind], where=kind) for kind in _COMPONENTS}
+    model = components["model"]
+    if "layers" in model.options:
+        layers = checked_layers(model.options["layers"])
+        components["model"] = Choice(model.name, {**model.options, "layers": layers})
     return Config(
-        model=model,
-        feedforward=feedforward,
-        attention=attention,
-        norm=norm,
+        **components,
         fusion=_section("fusion", FusionConfig, plain["fusion"]),
         train=_section("train", TrainConfig, plain["train"]),
         data=_section("data", DataConfig, plain["data"]),

@@ -10,9 +10,9 @@ from .hydra_private import compose_files
 
 __all__ = ["COMPONENT_GROUPS", "GROUPS", "check_group", "choices", "chosen_component", "shipped"]
 
-GROUPS: Final = ("model", "feedforward", "attention", "norm", "fusion", "train", "data")
+GROUPS: Final = ("model", "feedforward", "attention", "norm", "residual", "position", "fusion", "train", "data")
 # A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
-COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm")
+COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
 
 _FOLDER: Final = Path(__file__).resolve().parent / "groups"
 

@@ -97,10 +97,12 @@ class Config:
     """A model, how it is fused, and how it is trained, on what. Made by `compose`.
 
     Attributes:
-        model: the registered model with every option, its position and block as choices of their own.
+        model: the registered model with every option, its block as a choice of its own.
         feedforward: the registered feedforward with every option.
         attention: the registered attention with every option.
         norm: the registered norm with every option.
+        residual: the registered residual style with every option.
+        position: the registered kind of position with every option.
         fusion: how much of it goes through the fusion core.
         train: the training run.
         data: the text to train on.
@@ -110,6 +112,8 @@ class Config:
     feedforward: Choice
     attention: Choice
     norm: Choice
+    residual: Choice
+    position: Choice
     fusion: FusionConfig
     train: TrainConfig
     data: DataConfig

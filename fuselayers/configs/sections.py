@@ -10,7 +10,7 @@ from ..components import KINDS, REQUIRED, Choice, Option, get, names, options
 from ..names import no_such
 from .annotations import alternatives, checked
 
-__all__ = ["changed", "checked_choice", "completed"]
+__all__ = ["as_section", "changed", "checked_choice", "completed"]
 
 
 def changed(kind: str, section: dict[str, Any], changes: dict[str, Any], *, where: str) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def changed(kind: str, section: dict[str, Any], changes: dict[str, Any], *, wher
             raise ValueError(no_such(f"{name} option", key, known))
         if _is_component(known[key]):
             path = f"{where}.{key}"
-            before = _as_section(section.get(key, known[key].default), path)
-            value = changed(key, before, _as_section(value, path), where=path)
+            before = as_section(section.get(key, known[key].default), path)
+            value = changed(key, before, as_section(value, path), where=path)
         result[key] = value
     return result
 
@@ -58,7 +58,7 @@ def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, An
             meaning = f" ({option.doc})" if option.doc else ""
             raise ValueError(f"{kind} {section['name']!r} needs the option {name!r}{meaning}")
         path = f"{where}.{name}"
-        result[name] = completed(name, _as_section(value, path), where=path) if _is_component(option) else value
+        result[name] = completed(name, as_section(value, path), where=path) if _is_component(option) else value
     return result
 
 
@@ -78,6 +78,8 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
             fitted[name] = checked_choice(name, section[name], where=path)
             continue
         fitted[name] = checked(path, section[name], option.annotation)
+        if option.range is not None and fitted[name] is not None:
+            option.range.check(path, fitted[name])
         if name in KINDS and isinstance(fitted[name], str):
             get(name, fitted[name])  # an activation by its name: a misspelt one is found here, not when it is built
     return Choice(section["name"], fitted)
@@ -105,7 +107,12 @@ def _is_component(option: Option) -> bool:
     return option.name in KINDS and Choice in alternatives(option.annotation)
 
 
-def _as_section(value: Any, where: str) -> dict[str, Any]:
+def as_section(value: Any, where: str) -> dict[str, Any]:
+    """Return a component, by its name, its section or its `Choice`, as a section.
+
+    Raises:
+        ValueError: it is something else.
+    """
     if isinstance(value, Choice):
         return {"name": value.name, **value.options}
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Activations, by themselves and with the bias and the dropout around them."""
+"""Activations as modules."""
 
 from .activations import GELU as GELU
 from .activations import Activation as Activation
@@ -9,4 +9,3 @@ from .activations import SiLU as SiLU
 from .activations import SmeLU as SmeLU
 from .activations import SquaredReLU as SquaredReLU
 from .activations import StarReLU as StarReLU
-from .bias_activation_dropout import FusedBiasActivationDropout as FusedBiasActivationDropout

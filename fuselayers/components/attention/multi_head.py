@@ -11,20 +11,18 @@ Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023.
 """
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops import check_probability, dropout
-from ..checks import check_positive
+from ...ops import dropout
+from ..ranges import Probability, Size, in_range
 from ..registry import register
+from .inputs import Rotate
 
-__all__ = ["MultiHeadAttention", "Rotate"]
-
-Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+__all__ = ["MultiHeadAttention"]
 
 
 @register("attention", "multi_head")
@@ -53,23 +51,20 @@ class MultiHeadAttention(nn.Module):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
 
+    @in_range
     def __init__(
         self,
-        hidden_dim: int,
+        hidden_dim: Size,
         *,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
         bias: bool = True,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         causal: bool = True,
     ) -> None:
         super().__init__()
-        check_positive("hidden_dim", hidden_dim)
-        check_positive("num_heads", num_heads)
-        check_probability(dropout)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_positive("num_kv_heads", num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
         if head_dim is None:
@@ -78,7 +73,6 @@ class MultiHeadAttention(nn.Module):
                     f"hidden_dim must be a multiple of num_heads, got {hidden_dim} and {num_heads}; or give head_dim"
                 )
             head_dim = hidden_dim // num_heads
-        check_positive("head_dim", head_dim)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim

@@ -1,5 +1,3 @@
-"""Blocks: an attention, a feedforward and their norms, in the order that gives them their names."""
+"""Blocks: an attention and a feedforward, joined to the stream by a residual style."""
 
-from .block import Block as Block
-from .post_norm import PostNormBlock as PostNormBlock
-from .pre_norm import PreNormBlock as PreNormBlock
+from .transformer import TransformerBlock as TransformerBlock

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...ops import bias_activation_dropout
 from ..checks import check_last_dim
 from ..fused_op import op_for
+from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .mlp import MLP
 
@@ -38,14 +39,15 @@ class FusedMLP(MLP):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
 
+    @in_range
     def __init__(
         self,
-        hidden_dim: int,
+        hidden_dim: Size,
         *,
-        expansion: float = 4.0,
+        expansion: Positive = 4.0,
         activation: str | None = "gelu",
         bias: bool = True,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:

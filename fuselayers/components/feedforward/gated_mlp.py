@@ -10,9 +10,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ...ops import check_activation, check_probability, dropout, gated_activation
-from ..checks import check_last_dim, check_positive
+from ...ops import check_activation, dropout, gated_activation
+from ..checks import check_last_dim
 from ..fused_op import op_for
+from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 
 __all__ = ["GatedMLP"]
@@ -41,23 +42,21 @@ class GatedMLP(nn.Module):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
 
+    @in_range
     def __init__(
         self,
-        hidden_dim: int,
+        hidden_dim: Size,
         *,
-        expansion: float = 8 / 3,
-        multiple_of: int = 1,
+        expansion: Positive = 8 / 3,
+        multiple_of: Size = 1,
         activation: str | None = "silu",
         bias: bool = False,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
         super().__init__()
-        check_positive("hidden_dim", hidden_dim)
-        check_positive("multiple_of", multiple_of)
         check_activation(activation)
-        check_probability(dropout)
         width = -(-int(expansion * hidden_dim) // multiple_of) * multiple_of
         if width < 1:
             raise ValueError(

@@ -6,8 +6,9 @@ hidden   [..., F]   F = int(expansion * D)
 
 from torch import Tensor, nn
 
-from ...ops import activate, check_activation, check_probability, dropout
-from ..checks import check_last_dim, check_positive
+from ...ops import activate, check_activation, dropout
+from ..checks import check_last_dim
+from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 
 __all__ = ["MLP"]
@@ -35,19 +36,18 @@ class MLP(nn.Module):
     )
     """
 
+    @in_range
     def __init__(
         self,
-        hidden_dim: int,
+        hidden_dim: Size,
         *,
-        expansion: float = 4.0,
+        expansion: Positive = 4.0,
         activation: str | None = "gelu",
         bias: bool = True,
-        dropout: float = 0.0,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        check_positive("hidden_dim", hidden_dim)
         check_activation(activation)
-        check_probability(dropout)
         width = int(expansion * hidden_dim)
         if width < 1:
             raise ValueError(

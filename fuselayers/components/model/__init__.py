@@ -2,3 +2,5 @@
 
 from .decoder import Decoder as Decoder
 from .encoder import Encoder as Encoder
+from .layers import LayerChange as LayerChange
+from .stack import Stack as Stack

@@ -7,26 +7,27 @@
 GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops import check_probability
 from ...ops import dropout as dropout_op
-from ..checks import check_positive
 from ..init import initialise_gpt2
+from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, register
+from .layers import LayerChange
 from .sampling import check_sampling, next_token
-from .stack import build_blocks, build_final_norm, build_position
+from .stack import Stack
 from .tokens import check_like_tokens, check_tokens, look_up, token_loss
 
 __all__ = ["Decoder"]
 
 
 @register("model", "decoder")
-class Decoder(nn.Module):
+class Decoder(Stack):
     """A decoder-only transformer.
 
     Args:
@@ -37,8 +38,10 @@ class Decoder(nn.Module):
         attention: the attention and its options.
         feedforward: the feedforward and its options.
         norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
-        position: the kind of position, by name or with its options.
-        block: the kind of block, by name.
+        residual: the residual style and its options.
+        position: the kind of position and its options.
+        block: the kind of block, by name or with its options.
+        layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         init_std: deviation of the initial weights, see `initialise_gpt2`.
@@ -54,49 +57,48 @@ class Decoder(nn.Module):
     torch.Size([1, 3, 10])
     """
 
-    built_in: ClassVar[frozenset[str]] = frozenset({"attention", "feedforward", "norm", "backend", "partition"})
+    built_in: ClassVar[frozenset[str]] = frozenset(
+        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
+    )
 
+    @in_range
     def __init__(
         self,
         *,
-        vocab_size: int,
-        hidden_dim: int,
-        num_layers: int,
-        context_length: int,
+        vocab_size: Size,
+        hidden_dim: Size,
+        num_layers: Size,
+        context_length: Size,
         attention: Choice | str,
         feedforward: Choice | str = "mlp",
         norm: Choice | str = "layer_norm",
-        position: str | Choice = "learned",
-        block: str | Choice = "pre_norm",
-        dropout: float = 0.0,
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
         tie_embeddings: bool = True,
-        init_std: float = 0.02,
+        init_std: NotNegative = 0.02,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
-        super().__init__()
-        check_positive("vocab_size", vocab_size)
-        check_positive("hidden_dim", hidden_dim)
-        check_positive("context_length", context_length)
-        check_probability(dropout)
-        self.context_length = context_length
-        self.dropout = dropout
-        self.token = nn.Embedding(vocab_size, hidden_dim)
-        self.position = build_position(position, context_length=context_length, hidden_dim=hidden_dim)
-        self.blocks = build_blocks(
-            block,
+        super().__init__(
             hidden_dim,
             num_layers=num_layers,
+            context_length=context_length,
             attention=attention,
             feedforward=feedforward,
             norm=norm,
+            residual=residual,
+            position=position,
+            block=block,
+            layers=layers,
             dropout=dropout,
             causal=True,
             backend=backend,
             partition=partition,
-            position=self.position,
         )
-        self.norm = build_final_norm(self.blocks, norm, hidden_dim)
+        self.token = nn.Embedding(vocab_size, hidden_dim)
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
@@ -126,10 +128,7 @@ class Decoder(nn.Module):
     def features(self, tokens_BT: Tensor) -> Tensor:
         """Return what the output layer sees: [B, T] -> [B, T, D]."""
         x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
-        x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, rotate=self.position.rotate)
-        return x_BTD if self.norm is None else self.norm(x_BTD)
+        return self.run_blocks(dropout_op(x_BTD, self.dropout, training=self.training))
 
     @torch.no_grad()
     def generate(
@@ -178,4 +177,4 @@ class Decoder(nn.Module):
         return F.linear(x, self.token.weight if self.head is None else self.head.weight)
 
     def extra_repr(self) -> str:
-        return f"context_length={self.context_length}, dropout={self.dropout}, tie_embeddings={self.head is None}"
+        return f"{super().extra_repr()}, tie_embeddings={self.head is None}"

@@ -7,26 +7,28 @@
 BERT (Devlin et al. 2018) with learned positions and post_norm blocks.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops import activate, check_probability
+from ...ops import activate
 from ...ops import dropout as dropout_op
-from ..checks import check_positive
 from ..init import initialise_bert
 from ..norm import Norm
+from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
-from .stack import build_blocks, build_final_norm, build_position
+from .layers import LayerChange
+from .stack import Stack
 from .tokens import check_like_tokens, check_tokens, look_up, token_loss
 
 __all__ = ["Encoder"]
 
 
 @register("model", "encoder")
-class Encoder(nn.Module):
+class Encoder(Stack):
     """An encoder-only transformer with a head that predicts masked tokens.
 
     Args:
@@ -38,8 +40,10 @@ class Encoder(nn.Module):
         feedforward: the feedforward and its options.
         norm: the norm and its options, for the embeddings, the blocks and the head.
         num_segments: number of segments a sequence may consist of; 0 for no segment embeddings.
-        position: the kind of position, by name or with its options.
-        block: the kind of block, by name.
+        residual: the residual style and its options.
+        position: the kind of position and its options.
+        block: the kind of block, by name or with its options.
+        layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         init_std: deviation of the initial weights, see `initialise_bert`.
@@ -55,53 +59,51 @@ class Encoder(nn.Module):
     torch.Size([1, 3, 10])
     """
 
-    built_in: ClassVar[frozenset[str]] = frozenset({"attention", "feedforward", "norm", "backend", "partition"})
+    built_in: ClassVar[frozenset[str]] = frozenset(
+        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
+    )
 
+    @in_range
     def __init__(
         self,
         *,
-        vocab_size: int,
-        hidden_dim: int,
-        num_layers: int,
-        context_length: int,
+        vocab_size: Size,
+        hidden_dim: Size,
+        num_layers: Size,
+        context_length: Size,
         attention: Choice | str,
         feedforward: Choice | str = "mlp",
         norm: Choice | str = "layer_norm",
-        num_segments: int = 2,
-        position: str | Choice = "learned",
-        block: str | Choice = "post_norm",
-        dropout: float = 0.0,
+        num_segments: Count = 2,
+        residual: Choice | str = "post",
+        position: Choice | str = "learned",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
         tie_embeddings: bool = True,
-        init_std: float = 0.02,
+        init_std: NotNegative = 0.02,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
-        super().__init__()
-        check_positive("vocab_size", vocab_size)
-        check_positive("hidden_dim", hidden_dim)
-        check_positive("context_length", context_length)
-        check_probability(dropout)
-        if num_segments < 0:
-            raise ValueError(f"num_segments must not be negative, got {num_segments}")
-        self.dropout = dropout
-        self.token = nn.Embedding(vocab_size, hidden_dim)
-        self.position = build_position(position, context_length=context_length, hidden_dim=hidden_dim)
-        self.segment = nn.Embedding(num_segments, hidden_dim) if num_segments else None
-        self.embedding_norm: Norm = create("norm", norm, hidden_dim)
-        self.blocks = build_blocks(
-            block,
+        super().__init__(
             hidden_dim,
             num_layers=num_layers,
+            context_length=context_length,
             attention=attention,
             feedforward=feedforward,
             norm=norm,
+            residual=residual,
+            position=position,
+            block=block,
+            layers=layers,
             dropout=dropout,
             causal=False,
             backend=backend,
             partition=partition,
-            position=self.position,
         )
-        self.norm = build_final_norm(self.blocks, norm, hidden_dim)
+        self.token = nn.Embedding(vocab_size, hidden_dim)
+        self.segment = nn.Embedding(num_segments, hidden_dim) if num_segments else None
+        self.embedding_norm: Norm = create("norm", norm, hidden_dim)
         self.head_dense = nn.Linear(hidden_dim, hidden_dim)
         self.head_norm: Norm = create("norm", norm, hidden_dim)
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
@@ -153,9 +155,7 @@ class Encoder(nn.Module):
             first_D = self.segment.weight[0]
             x_BTD = x_BTD + (first_D if segments_BT is None else look_up(self.segment, segments_BT, "segments"))
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, rotate=self.position.rotate, key_padding_mask=key_padding_mask)
-        return x_BTD if self.norm is None else self.norm(x_BTD)
+        return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask)
 
     def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
         if segments_BT is None:
@@ -166,4 +166,4 @@ class Encoder(nn.Module):
         check_like_tokens("segments", segments_BT, tokens_BT, dtype=segments_BT.dtype)
 
     def extra_repr(self) -> str:
-        return f"dropout={self.dropout}, tie_embeddings={self.head is None}"
+        return f"{super().extra_repr()}, tie_embeddings={self.head is None}"

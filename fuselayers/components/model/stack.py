@@ -1,63 +1,140 @@
-"""The part that both models have in common: positions, blocks, and the norm after them."""
+"""The part that all models have in common: positions, blocks, and the norm after them.
 
-from torch import nn
+x        [B, T, D]   B batch, T tokens, D model
+memory   [B, S, D]   what a decoder's blocks also look at, S tokens
+"""
 
-from ..block import Block
-from ..checks import check_positive
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..attention.inputs import check_able
 from ..norm import Norm
 from ..position import Position
+from ..ranges import Probability, Size, in_range
 from ..registry import Choice, accepted, create
+from .layers import LayerChange, changed_parts
 
-__all__ = ["build_blocks", "build_final_norm", "build_position"]
-
-
-def build_position(position: Choice | str, *, context_length: int, hidden_dim: int) -> Position:
-    """Build the chosen kind of position; those that keep a table get its sizes."""
-    sizes = accepted("position", position, context_length=context_length, hidden_dim=hidden_dim)
-    built: Position = create("position", position, **sizes)
-    return built
+__all__ = ["Stack"]
 
 
-def build_blocks(
-    block: Choice | str,
-    hidden_dim: int,
-    *,
-    num_layers: int,
-    attention: Choice | str,
-    feedforward: Choice | str,
-    norm: Choice | str,
-    dropout: float,
-    causal: bool,
-    backend: str | None,
-    partition: str,
-    position: Position,
-) -> nn.ModuleList:
-    """Build `num_layers` equal blocks, whose heads `position` can rotate."""
-    check_positive("num_layers", num_layers)
-    blocks: list[Block] = [
-        create(
-            "block",
-            block,
-            hidden_dim,
-            attention=attention,
-            feedforward=feedforward,
-            norm=norm,
-            dropout=dropout,
-            causal=causal,
-            backend=backend,
-            partition=partition,
+class Stack(nn.Module):
+    """Blocks in a row, the positions that they share, and a norm at the end where their residual style needs one.
+
+    Args:
+        hidden_dim: D, the width of the model.
+        num_layers: number of blocks.
+        context_length: longest sequence in tokens that it is trained on.
+        attention: the attention and its options.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options, for the blocks and the end.
+        residual: the residual style and its options.
+        position: the kind of position and its options.
+        block: the kind of block and its options.
+        layers: other parts for some of the blocks.
+        cross_attention: the attention to the memory, or None for blocks without one.
+        dropout: probability of dropping a value of each sublayer's output, 0 <= dropout < 1.
+        causal: whether a token looks only at itself and the tokens before it.
+        backend: what the fused layers get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
+            number out of its range.
+    """
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        num_layers: Size,
+        context_length: Size,
+        attention: Choice | str,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        cross_attention: Choice | str | None = None,
+        dropout: Probability = 0.0,
+        causal: bool,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__()
+        self.context_length = context_length
+        self.dropout = dropout
+        parts = {
+            "attention": attention,
+            "feedforward": feedforward,
+            "norm": norm,
+            "residual": residual,
+            "block": block,
+        }
+        of_layers = changed_parts(parts, layers, num_layers=num_layers)
+        built_in: dict[str, Any] = {
+            "cross_attention": cross_attention,
+            "dropout": dropout,
+            "causal": causal,
+            "num_layers": num_layers,
+            "backend": backend,
+            "partition": partition,
+        }
+        self.blocks = nn.ModuleList(
+            create("block", chosen.pop("block"), hidden_dim, **chosen, **built_in, layer=layer)
+            for layer, chosen in enumerate(dict(of_layer) for of_layer in of_layers)
         )
-        for _ in range(num_layers)
-    ]
-    head_dim = getattr(blocks[0].attention, "head_dim", None)
-    if head_dim is not None:
-        position.check_head_dim(head_dim)
-    return nn.ModuleList(blocks)
+        self.position = _build_position(
+            position,
+            context_length=context_length,
+            hidden_dim=hidden_dim,
+            num_heads=getattr(self.blocks[0].attention, "num_heads", None),
+            causal=causal,
+        )
+        for built, of_layer in zip(self.blocks, of_layers, strict=True):
+            for ability in sorted(self.position.needs):
+                wanted_by = f"position {_name(position)!r}"
+                check_able(of_layer["attention"], ability, wanted_by=wanted_by)
+            head_dim = getattr(built.attention, "head_dim", None)
+            if head_dim is not None:
+                self.position.check_head_dim(head_dim)
+        self.norm: Norm | None = None
+        if self.blocks[-1].final_norm:
+            self.norm = create("norm", norm, hidden_dim)
+
+    def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[Any] | None = None, **inputs: Any) -> Tensor:
+        """Return the stream after all blocks and the norm: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: the embeddings, positions included.
+            caches: one `KeyValueCache` per block while text is generated, else None.
+            inputs: of every block: key_padding_mask, mask, memory_BSD, memory_padding_mask.
+        """
+        first = caches[0].length if caches else 0
+        if "rotate" in self.position.needs:
+            rotate = self.position.rotate
+            inputs["rotate"] = functools.partial(rotate, first=first) if first else rotate
+        if "bias" in self.position.needs:
+            inputs["bias"] = self.position.bias(x_BTD, first=first)
+        for number, block in enumerate(self.blocks):
+            if caches:
+                inputs["cache"] = caches[number]
+            x_BTD = block(x_BTD, **inputs)
+        return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def extra_repr(self) -> str:
+        return f"context_length={self.context_length}, dropout={self.dropout}"
 
 
-def build_final_norm(blocks: nn.ModuleList, norm: Choice | str, hidden_dim: int) -> Norm | None:
-    """Build the norm after the last block, or return None where the blocks normalise the stream themselves."""
-    if not blocks[-1].final_norm:
-        return None
-    built: Norm = create("norm", norm, hidden_dim)
+def _build_position(position: Choice | str, **sizes: Any) -> Position:
+    """Build the chosen kind of position, with those sizes that it asks for."""
+    built: Position = create("position", position, **accepted("position", position, **sizes))
     return built
+
+
+def _name(choice: Choice | str) -> str:
+    return choice if isinstance(choice, str) else choice.name

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...ops import NormStyle, bias_dropout_residual_rms_norm, rms_norm
-from ..checks import check_eps, check_last_dim, check_positive
+from ..checks import check_last_dim
+from ..ranges import NotNegative, Size, in_range
 from ..registry import register
 from .norm import Norm
 
@@ -32,10 +33,9 @@ class RMSNorm(Norm):
     tensor([ 1., -1.])
     """
 
-    def __init__(self, hidden_dim: int, *, eps: float = 1e-6) -> None:
+    @in_range
+    def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-6) -> None:
         super().__init__()
-        check_positive("hidden_dim", hidden_dim)
-        check_eps(eps)
         self.hidden_dim = hidden_dim
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_dim))

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ..checks import check_positive
+from ..ranges import Size, in_range
 from ..registry import register
 from .position import Position
 
@@ -32,20 +32,19 @@ class LearnedPosition(Position):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"context_length", "hidden_dim"})
 
-    def __init__(self, context_length: int, hidden_dim: int) -> None:
+    @in_range
+    def __init__(self, context_length: Size, hidden_dim: Size) -> None:
         super().__init__()
-        check_positive("context_length", context_length)
-        check_positive("hidden_dim", hidden_dim)
         self.table = nn.Embedding(context_length, hidden_dim)
         # torch's own init, a deviation of 1, would drown token embeddings of the usual deviation 0.02.
         nn.init.normal_(self.table.weight, std=0.02)
 
-    def embed(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D], T at most the context's length."""
-        tokens, context_length = x_BTD.shape[-2], self.table.num_embeddings
-        if tokens > context_length:
+    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [B, T, D], first + T at most the context's length."""
+        end, context_length = first + x_BTD.shape[-2], self.table.num_embeddings
+        if end > context_length:
             raise ValueError(
-                f"a sequence of {tokens} tokens does not fit the context_length {context_length}; "
+                f"a sequence of {end} tokens does not fit the context_length {context_length}; "
                 "shorten it, or build the model with a longer context"
             )
-        return x_BTD + self.table.weight[:tokens]
+        return x_BTD + self.table.weight[first:end]

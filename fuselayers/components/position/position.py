@@ -1,7 +1,8 @@
-"""What every kind of position offers: a hook on the token embeddings and one on queries and keys.
+"""What every kind of position offers: hooks on the token embeddings, on queries and keys, and on the scores.
 
 x      [B, T, D]      B batch, T tokens, D model
 q, k   [B, H, T, C]   H heads (fewer for k where they are grouped), C channels of a head
+bias   [H, T, S]      S keys
 """
 
 from torch import Tensor, nn
@@ -10,7 +11,10 @@ __all__ = ["Position"]
 
 
 class Position(nn.Module):
-    """The base of the positions. Both hooks are the identity; a subclass overrides the one it works through.
+    """The base of the positions. The hooks do nothing; a subclass overrides the one it works through.
+
+    Each hook is told by `first` the place of the first token it gets: 0, or while text is generated the number of
+    tokens that went before.
 
     >>> import torch
     >>> x = torch.ones(1, 2, 3)
@@ -18,17 +22,30 @@ class Position(nn.Module):
     True
     """
 
-    def embed(self, x_BTD: Tensor) -> Tensor:
+    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """Return the token embeddings with their positions put in."""
         return x_BTD
 
-    def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return queries and keys with their positions put in."""
+    def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of the same tokens with their positions put in."""
         return q_BHTC, k_BGTC
+
+    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor | None:
+        """Return what is added to the scores of the tokens of x against all keys up to their last: [H, T, first + T].
+
+        Only dtype, device and the number of tokens of x are looked at. None adds nothing.
+        """
+        return None
 
     def check_head_dim(self, head_dim: int) -> None:
         """Raise ValueError unless `rotate` can take heads of so many channels; models call it when they are built."""
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """`embed`, under the name that hooks and wrappers of modules know."""
-        return self.embed(x_BTD)
+        return self.embed(x_BTD, first=first)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which inputs of an attention it works through: "rotate", "bias", both or none."""
+        hooks = ("rotate", "bias")
+        return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))

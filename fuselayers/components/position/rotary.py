@@ -7,12 +7,11 @@
 Su et al., "RoFormer", 2021, section 3.2.2.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from ...ops import rotary
+from ..ranges import Positive, Share, in_range
 from ..registry import register
 from .position import Position
 
@@ -38,12 +37,9 @@ class RotaryPosition(Position):
             [0.5403, 0.8415]])
     """
 
-    def __init__(self, *, base: float = 10000.0, interleaved: bool = False, fraction: float = 1.0) -> None:
+    @in_range
+    def __init__(self, *, base: Positive = 10000.0, interleaved: bool = False, fraction: Share = 1.0) -> None:
         super().__init__()
-        if not 0 < base < math.inf:
-            raise ValueError(f"base must be positive and finite, got {base}")
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction must satisfy 0 < fraction <= 1, got {fraction}")
         self.base = base
         self.interleaved = interleaved
         self.fraction = fraction
@@ -59,7 +55,7 @@ class RotaryPosition(Position):
         # Rounded down, as GPT-NeoX and Phi do.
         return channels if self.fraction == 1 else int(channels * self.fraction)
 
-    def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
         """[B, H, T, C], [B, G, T, C] -> the same shapes and dtypes, rotated."""
         # Note: [no table is kept] T x W/2 angles cost next to nothing beside q and k. A buffer would have to be filled
         # again after a model is built on the meta device, and would bound the length.
@@ -67,7 +63,7 @@ class RotaryPosition(Position):
         self.check_head_dim(channels)
         turned = self._turned(channels)
         pair = torch.arange(turned // 2, device=q_BHTC.device, dtype=torch.float32)
-        position = torch.arange(tokens, device=q_BHTC.device, dtype=torch.float32)
+        position = torch.arange(first, first + tokens, device=q_BHTC.device, dtype=torch.float32)
         angle = position[:, None] * self.base ** (pair * (-2 / turned))
         return rotary(q_BHTC, k_BGTC, angle.cos(), angle.sin(), interleaved=self.interleaved)
 

@@ -1,6 +1,9 @@
-"""Layers that join a sublayer's output to the residual stream."""
+"""Residual styles: how the sublayers of a block join the stream, and where the norms stand."""
 
-from .bias_dropout_residual import FusedBiasDropoutResidual as FusedBiasDropoutResidual
-from .bias_dropout_residual_layer_norm import (
-    FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm,
-)
+from .deepnorm import DeepNormResidual as DeepNormResidual
+from .parallel import ParallelResidual as ParallelResidual
+from .post import PostResidual as PostResidual
+from .pre import PreResidual as PreResidual
+from .residual import Residual as Residual
+from .residual import Sublayer as Sublayer
+from .sandwich import SandwichResidual as SandwichResidual

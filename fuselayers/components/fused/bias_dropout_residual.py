@@ -7,13 +7,14 @@ bias             [N]
 from torch import Tensor
 
 from ...ops import bias_dropout_residual
-from ..fused_op import BiasedOp
+from ..ranges import Probability, Size, in_range
 from ..registry import register
+from .biased_op import BiasedOp
 
 __all__ = ["FusedBiasDropoutResidual"]
 
 
-@register("residual", "bias_dropout_residual")
+@register("fused", "bias_dropout_residual")
 class FusedBiasDropoutResidual(BiasedOp):
     """Bias, dropout and the residual sum in one op.
 
@@ -32,10 +33,11 @@ class FusedBiasDropoutResidual(BiasedOp):
     [11.0, 12.0]
     """
 
+    @in_range
     def __init__(
         self,
-        p: float,
-        bias_shape: int | None = None,
+        p: Probability,
+        bias_shape: Size | None = None,
         *,
         backend: str | None = "auto",
         partition: str = "min_cut",

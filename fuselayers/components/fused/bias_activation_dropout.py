@@ -7,13 +7,14 @@ bias   [N]
 from torch import Tensor
 
 from ...ops import bias_activation_dropout, check_activation
-from ..fused_op import BiasedOp
+from ..ranges import Probability, Size, in_range
 from ..registry import register
+from .biased_op import BiasedOp
 
 __all__ = ["FusedBiasActivationDropout"]
 
 
-@register("activation", "bias_activation_dropout")
+@register("fused", "bias_activation_dropout")
 class FusedBiasActivationDropout(BiasedOp):
     """Bias, activation and dropout in one op.
 
@@ -33,10 +34,11 @@ class FusedBiasActivationDropout(BiasedOp):
     [0.0, 0.0, 1.0, 2.0]
     """
 
+    @in_range
     def __init__(
         self,
-        p: float,
-        bias_shape: int | None = None,
+        p: Probability,
+        bias_shape: Size | None = None,
         *,
         activation: str | None = None,
         backend: str | None = "auto",

@@ -8,15 +8,15 @@ norm             weight [N], bias [N]
 from torch import Tensor
 
 from ...ops import NormStyle, bias_dropout_residual_layer_norm, check_style
-from ..checks import check_positive
-from ..fused_op import BiasedOp
 from ..norm import LayerNorm
+from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import register
+from .biased_op import BiasedOp
 
 __all__ = ["FusedBiasDropoutResidualLayerNorm"]
 
 
-@register("residual", "bias_dropout_residual_layer_norm")
+@register("fused", "bias_dropout_residual_layer_norm")
 class FusedBiasDropoutResidualLayerNorm(BiasedOp):
     """Bias, dropout, the residual sum and a layer norm in one op.
 
@@ -43,19 +43,19 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
     [11.0, 12.0]
     """
 
+    @in_range
     def __init__(
         self,
-        p: float,
-        d_model: int,
+        p: Probability,
+        d_model: Size,
         *,
-        bias_shape: int | None = None,
+        bias_shape: Size | None = None,
         style: NormStyle = "post",
-        eps: float = 1e-5,
+        eps: NotNegative = 1e-5,
         backend: str | None = "auto",
         partition: str = "min_cut",
     ) -> None:
         check_style(style)
-        check_positive("d_model", d_model)
         if bias_shape is not None and bias_shape != d_model:
             raise ValueError(f"bias_shape must be d_model {d_model} or None, got {bias_shape}")
         super().__init__(

@@ -1,0 +1,73 @@
+"""What an attention is told beside its input, and how that reaches those kinds that can use it.
+
+    x        [B, T, D]      B batch, T tokens, D model
+    q        [B, H, T, C]   H query heads, C channels of a head
+    k        [B, G, S, C]   G key heads, S keys
+    bias     [H, T, S]      added to the scores before the softmax
+
+An attention's `forward(x, *, ...)` lists by name what it can honour, so its signature says what it is able to do.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Final
+
+from torch import Tensor
+
+from ..registry import Choice, as_choice, get, names
+
+__all__ = ["ABILITIES", "Rotate", "check_able", "is_able", "takes"]
+
+Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# Argument of `forward` (causal: of `__init__`) -> what an attention without it cannot do.
+ABILITIES: Final = {
+    "causal": "hide the tokens that follow",
+    "rotate": "have its queries and keys turned",
+    "bias": "add a bias to its scores",
+    "key_padding_mask": "leave padding out",
+    "mask": "take a mask",
+    "cache": "keep keys and values for generation",
+    "memory": "look at another sequence",
+}
+
+
+def takes(forward: Callable[..., object]) -> frozenset[str]:
+    """Return which of the inputs a `forward` takes, by its signature.
+
+    >>> sorted(takes(lambda x, *, rotate=None, mask=None: x))
+    ['mask', 'rotate']
+    """
+    parameters = inspect.signature(forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return frozenset(ABILITIES)
+    return frozenset(ABILITIES).intersection(parameters)
+
+
+def is_able(name: str, ability: str) -> bool:
+    """Return whether the registered attention of that name has an ability of `ABILITIES`.
+
+    >>> is_able("multi_head", "causal")
+    True
+    """
+    component = get("attention", name)
+    if ability == "causal":
+        return "causal" in inspect.signature(component).parameters
+    return ability in takes(component.forward)  # type: ignore[attr-defined]
+
+
+def check_able(attention: Choice | str, ability: str, *, wanted_by: str) -> None:
+    """Raise ValueError unless the chosen attention has an ability.
+
+    Args:
+        attention: the choice.
+        ability: one of `ABILITIES`.
+        wanted_by: who asks for it, for the error text: "position 'rotary'".
+    """
+    name = as_choice(attention).name
+    if not is_able(name, ability):
+        able = [other for other in names("attention") if is_able(other, ability)]
+        raise ValueError(
+            f"attention {name!r} cannot {ABILITIES[ability]}, which {wanted_by} needs; "
+            f"those that can: {', '.join(able)}"
+        )

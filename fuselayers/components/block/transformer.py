@@ -1,0 +1,161 @@
+"""transformer -- attention and a feedforward, joined to the stream in one of the residual styles.
+
+    x, y     [B, T, D]   B batch, T tokens, D model
+    memory   [B, S, D]   what a decoder's block also looks at, S tokens
+
+With the style "pre":
+
+    x = x + dropout(attention(norm(x)))
+    x = x + dropout(cross_attention(norm(x), memory))     (only with cross_attention)
+    y = x + dropout(feedforward(norm(x)))
+
+Vaswani et al. 2017, section 3.1.
+"""
+
+import functools
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ..attention.inputs import check_able, takes
+from ..ranges import Count, Probability, Size, in_range
+from ..registry import Choice, accepted, create, register
+from ..residual import Residual, Sublayer
+
+__all__ = ["TransformerBlock"]
+
+
+@register("block", "transformer")
+class TransformerBlock(nn.Module):
+    """Self-attention, cross-attention where one is chosen, and a feedforward.
+
+    Args:
+        hidden_dim: D, the width of the model.
+        attention: the attention and its options.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options.
+        residual: the residual style and its options.
+        cross_attention: the attention to the memory, or None for a block without one.
+        dropout: probability of dropping a value of a sublayer's output before it joins the residual stream.
+        causal: whether a token looks only at itself and the tokens before it.
+        layer: which block of the model this is, from 0.
+        num_layers: number of blocks of the model.
+        backend: what the fused layers among the parts get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or look at a
+            memory where that is asked for, or (in forward) an input that the attention cannot use.
+
+    >>> import torch
+    >>> block = TransformerBlock(8, attention=Choice("multi_head", {"num_heads": 2}), feedforward="fused_mlp")
+    >>> block(torch.ones(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset(
+        {
+            "attention",
+            "feedforward",
+            "norm",
+            "residual",
+            "cross_attention",
+            "dropout",
+            "causal",
+            "layer",
+            "num_layers",
+            "backend",
+            "partition",
+        }
+    )
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        attention: Choice | str,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        cross_attention: Choice | str | None = None,
+        dropout: Probability = 0.0,
+        causal: bool = True,
+        layer: Count = 0,
+        num_layers: Size = 1,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__()
+        if causal:
+            check_able(attention, "causal", wanted_by="a causal model")
+        offered = {"backend": backend, "partition": partition, "causal": causal}
+        self.attention: nn.Module = create(
+            "attention", attention, hidden_dim, **accepted("attention", attention, **offered)
+        )
+        self.cross_attention: nn.Module | None = None
+        if cross_attention is not None:
+            check_able(cross_attention, "memory", wanted_by="a block with cross_attention")
+            offered["causal"] = False
+            self.cross_attention = create(
+                "attention", cross_attention, hidden_dim, **accepted("attention", cross_attention, **offered)
+            )
+            offered["causal"] = causal
+        self.feedforward: nn.Module = create(
+            "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
+        )
+        self.residual: Residual = create(
+            "residual",
+            residual,
+            hidden_dim,
+            norm=norm,
+            num_sublayers=2 if cross_attention is None else 3,
+            layer=layer,
+            num_layers=num_layers,
+            dropout=dropout,
+        )
+        self.takes = takes(self.attention.forward)
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a stack of such blocks needs a norm after the last one."""
+        return self.residual.final_norm
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        memory_BSD: Tensor | None = None,
+        memory_padding_mask: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
+        """Return the stream after this block: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: the stream.
+            memory_BSD: what the cross-attention looks at; wanted by blocks that have one.
+            memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
+            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out.
+
+        Raises:
+            ValueError: the attention cannot use an input, or there is a memory and no cross-attention, or none and one.
+        """
+        given = {name: value for name, value in inputs.items() if value is not None}
+        if not self.takes.issuperset(given):
+            unusable = sorted(given.keys() - self.takes)
+            raise ValueError(
+                f"{type(self.attention).__name__} cannot use {', '.join(unusable)}; "
+                f"it takes {', '.join(sorted(self.takes))}"
+            )
+        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), self.feedforward]
+        if (memory_BSD is None) != (self.cross_attention is None):
+            raise ValueError(
+                "this block has no cross_attention to look at a memory with; leave the memory out"
+                if self.cross_attention is None
+                else "this block looks at a memory; pass memory_BSD"
+            )
+        if self.cross_attention is not None:
+            look = functools.partial(self.cross_attention, memory=memory_BSD, key_padding_mask=memory_padding_mask)
+            sublayers.insert(1, look)
+        y_BTD: Tensor = self.residual(x_BTD, sublayers)
+        return y_BTD

@@ -1,0 +1,7 @@
+"""Layers that are one fused op, to be put where a chain of three or four layers stood."""
+
+from .bias_activation_dropout import FusedBiasActivationDropout as FusedBiasActivationDropout
+from .bias_dropout_residual import FusedBiasDropoutResidual as FusedBiasDropoutResidual
+from .bias_dropout_residual_layer_norm import (
+    FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm,
+)

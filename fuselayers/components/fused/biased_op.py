@@ -1,0 +1,44 @@
+"""What the layers of this folder are: one op, with a bias of their own."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..fused_op import op_for
+from ..ranges import Probability, Size, in_range
+
+__all__ = ["BiasedOp"]
+
+
+class BiasedOp(nn.Module):
+    """The base of the layers that are one op with a bias of their own: a parameter, so that it learns and is saved."""
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
+
+    @in_range
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        *,
+        p: Probability,
+        bias_shape: Size | None,
+        backend: str | None,
+        partition: str,
+    ) -> None:
+        super().__init__()
+        op_for(op, backend=backend, partition=partition)  # a misspelt name fails here, not in the first forward
+        self.op = op
+        self.p = p
+        self.backend = backend
+        self.partition = partition
+        self.bias = nn.Parameter(torch.zeros(bias_shape)) if bias_shape is not None else None
+
+    def _call(self, *tensors: Tensor, **arguments: Any) -> Any:
+        op = op_for(self.op, backend=self.backend, partition=self.partition)
+        return op(*tensors, bias=self.bias, p=self.p, training=self.training, **arguments)
+
+    def extra_repr(self) -> str:
+        bias_shape = None if self.bias is None else self.bias.numel()
+        return f"p={self.p}, bias_shape={bias_shape}, backend={self.backend!r}, partition={self.partition!r}"

@@ -1,0 +1,84 @@
+"""Layers that differ: which blocks of a stack get another part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..registry import Choice
+
+__all__ = ["PARTS", "LayerChange", "changed_parts", "matching_layers"]
+
+# What a `LayerChange` may change.
+PARTS: Final = ("attention", "feedforward", "norm", "residual", "block")
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """Other parts for some layers.
+
+    Args:
+        at: which layers, as Python indexes or slices a list: "0", "-1", "1::2" (every second), ":3" (the first three).
+        attention: their attention, or None for that of the rest.
+        feedforward: their feedforward, or None.
+        norm: their norm, or None; the norm at the end of a stack stays.
+        residual: their residual style, or None.
+        block: their block, or None.
+
+    >>> LayerChange("1::2", feedforward="mlp").at
+    '1::2'
+    """
+
+    at: str
+    attention: Choice | str | None = None
+    feedforward: Choice | str | None = None
+    norm: Choice | str | None = None
+    residual: Choice | str | None = None
+    block: Choice | str | None = None
+
+
+def matching_layers(at: str, num_layers: int) -> range:
+    """Return the layers that an `at` names.
+
+    Raises:
+        ValueError: it is neither an index nor a slice, or names no layer.
+
+    >>> list(matching_layers("1::2", 6)), list(matching_layers("-1", 6))
+    ([1, 3, 5], [5])
+    """
+    layers = range(num_layers)
+    try:
+        numbers = [int(part) if part.strip() else None for part in at.split(":")]
+        if len(numbers) == 1 and numbers[0] is not None:
+            found = layers[numbers[0] : numbers[0] + 1 or None] if -num_layers <= numbers[0] < num_layers else range(0)
+        elif len(numbers) in (2, 3):
+            found = layers[slice(*numbers)]
+        else:
+            raise ValueError(at)
+    except ValueError:
+        raise ValueError(f'layers.at must be an index or a slice such as "0", "1::2" or ":3", got {at!r}') from None
+    if not found:
+        raise ValueError(f"layers.at {at!r} names none of the {num_layers} layers, 0 to {num_layers - 1}")
+    return found
+
+
+def changed_parts(
+    parts: Mapping[str, Choice | str], changes: Sequence[LayerChange], *, num_layers: int
+) -> list[dict[str, Choice | str]]:
+    """Return the parts of each layer; where two changes name the same part of a layer, the later one counts.
+
+    Args:
+        parts: of every layer: part -> choice.
+        changes: for some of them.
+        num_layers: how many there are.
+
+    Raises:
+        ValueError: as `matching_layers`.
+    """
+    layers = [dict(parts) for _ in range(num_layers)]
+    for change in changes:
+        for layer in matching_layers(change.at, num_layers):
+            for part in PARTS:
+                choice = getattr(change, part)
+                if choice is not None:
+                    layers[layer][part] = choice
+    return layers

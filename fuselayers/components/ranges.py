@@ -1,0 +1,99 @@
+"""What a number may be, written once: in the annotation of the argument that holds it.
+
+`dropout: Probability` is at once the type, the check, the text of the error and the entry in the tables of the docs.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ParamSpec, get_args, get_type_hints
+
+__all__ = ["Count", "NotNegative", "Positive", "Probability", "Range", "Share", "Size", "in_range", "range_of"]
+
+Arguments = ParamSpec("Arguments")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bounds of a finite number; infinity and nan are in no range.
+
+    >>> str(Range(minimum=0, below=1)), 1.0 in Range(minimum=0, below=1)
+    ('at least 0 and below 1', False)
+    """
+
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
+        return " and ".join(f"{words} {bound}" for words, bound in bounds.items() if bound is not None)
+
+    def check(self, name: str, value: float) -> None:
+        """Raise ValueError unless `value` is within the bounds."""
+        if value not in self:
+            finite = "" if math.isfinite(value) else " and finite"
+            raise ValueError(f"{name} must be {self}{finite}, got {value}")
+
+
+Size = Annotated[int, Range(minimum=1)]
+Count = Annotated[int, Range(minimum=0)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(minimum=0)]
+Probability = Annotated[float, Range(minimum=0, below=1)]
+Share = Annotated[float, Range(above=0, maximum=1)]
+
+
+def range_of(annotation: Any) -> Range | None:
+    """Return the range that an annotation carries, itself or in a member of its union.
+
+    >>> range_of(Size | None)
+    Range(minimum=1, above=None, maximum=None, below=None)
+    """
+    for part in (annotation, *get_args(annotation)):
+        for extra in getattr(part, "__metadata__", ()):
+            if isinstance(extra, Range):
+                return extra
+    return None
+
+
+def in_range(initialise: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Decorate an `__init__`: each argument is checked against its annotated range before anything is built.
+
+    An argument that is None is not checked. Used by every component with a number among its options.
+
+    >>> class Layer:
+    ...     @in_range
+    ...     def __init__(self, *, num_heads: Size) -> None: ...
+    >>> Layer(num_heads=0)
+    Traceback (most recent call last):
+    ValueError: num_heads must be at least 1, got 0
+    """
+    signature = inspect.signature(initialise)
+
+    @functools.cache
+    def ranges() -> dict[str, Range]:
+        # Not while the module is imported: an annotation may name what is defined further down.
+        found = {name: range_of(hint) for name, hint in get_type_hints(initialise, include_extras=True).items()}
+        return {name: bounds for name, bounds in found.items() if bounds is not None}
+
+    @functools.wraps(initialise)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if name in ranges() and value is not None:
+                ranges()[name].check(name, value)
+        initialise(*args, **kwargs)
+
+    return checked
