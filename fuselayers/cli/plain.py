@@ -28,5 +28,21 @@ def plain_config(config: Config) -> Config:
     >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
     'mlp'
     """
-    feedforward = Choice(same_layer(config.feedforward.name), config.feedforward.options)
-    return replace(config, feedforward=feedforward, fusion=replace(config.fusion, scope="none"))
+    options = dict(config.model.options)
+    if "layers" in options:
+        options["layers"] = tuple(
+            replace(change, feedforward=_plain(change.feedforward))
+            if isinstance(change.feedforward, Choice)
+            else change
+            for change in options["layers"]
+        )
+    return replace(
+        config,
+        model=Choice(config.model.name, options),
+        feedforward=_plain(config.feedforward),
+        fusion=replace(config.fusion, scope="none"),
+    )
+
+
+def _plain(feedforward: Choice) -> Choice:
+    return Choice(same_layer(feedforward.name), feedforward.options)

@@ -2,6 +2,7 @@
 
 from .build import build as build
 from .compose import compose as compose
+from .files import COMPONENT_GROUPS as COMPONENT_GROUPS
 from .files import GROUPS as GROUPS
 from .files import choices as choices
 from .render import to_yaml as to_yaml

@@ -91,5 +91,5 @@ def test_errors() -> None:
         lambda m, std: initialise_gpt2(m, num_layers=1, std=std),
         lambda m, std: initialise_bert(m, std=std),
     ):
-        with pytest.raises(ValueError, match=r"^std must not be negative, got -0\.1$"):
+        with pytest.raises(ValueError, match=r"^std must be at least 0, got -0\.1$"):
             initialise(nn.Linear(1, 1), -0.1)

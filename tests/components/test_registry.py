@@ -71,24 +71,16 @@ class RoundShape(Shape):
 
 def test_what_is_registered() -> None:
     assert {kind: names(kind) for kind in KINDS} == {
-        "activation": (
-            "bias_activation_dropout",
-            "gelu",
-            "gelu_tanh",
-            "leaky_relu",
-            "relu",
-            "silu",
-            "smelu",
-            "squared_relu",
-            "star_relu",
-        ),
+        "activation": ("gelu", "gelu_tanh", "leaky_relu", "relu", "silu", "smelu", "squared_relu", "star_relu"),
         "feedforward": ("fused_mlp", "gated_mlp", "mlp"),
         "norm": ("layer_norm", "rms_norm"),
         "attention": ("multi_head",),
         "position": ("learned", "none", "rotary"),
-        "residual": ("bias_dropout_residual", "bias_dropout_residual_layer_norm"),
-        "block": ("post_norm", "pre_norm"),
+        "embedding": (),
+        "residual": ("deepnorm", "parallel", "post", "pre", "sandwich"),
+        "block": ("transformer",),
         "model": ("decoder", "encoder"),
+        "fused": ("bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"),
     }
 
 
@@ -103,67 +95,16 @@ def test_every_registered_class_is_public_and_every_option_is_typed_and_explaine
         assert option.name not in {"backend", "partition", "causal"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "expected"),
-    [
-        ("feedforward", "mlp", {"expansion": 4.0, "activation": "gelu", "bias": True, "dropout": 0.0}),
-        ("feedforward", "fused_mlp", {"expansion": 4.0, "activation": "gelu", "bias": True, "dropout": 0.0}),
-        (
-            "feedforward",
-            "gated_mlp",
-            {"expansion": 8 / 3, "multiple_of": 1, "activation": "silu", "bias": False, "dropout": 0.0},
-        ),
-        (
-            "attention",
-            "multi_head",
-            {"num_heads": REQUIRED, "num_kv_heads": None, "head_dim": None, "bias": True, "dropout": 0.0},
-        ),
-        ("norm", "layer_norm", {"eps": 1e-5, "bias": True}),
-        ("norm", "rms_norm", {"eps": 1e-6}),
-        ("position", "learned", {}),
-        ("position", "rotary", {"base": 10000.0, "interleaved": False, "fraction": 1.0}),
-        ("position", "none", {}),
-        ("activation", "gelu", {}),
-        ("activation", "bias_activation_dropout", {"activation": None}),
-        ("residual", "bias_dropout_residual", {}),
-        ("residual", "bias_dropout_residual_layer_norm", {"bias_shape": None, "style": "post", "eps": 1e-5}),
-        ("block", "pre_norm", {}),
-        ("block", "post_norm", {}),
-        (
-            "model",
-            "decoder",
-            {
-                "vocab_size": REQUIRED,
-                "hidden_dim": REQUIRED,
-                "num_layers": REQUIRED,
-                "context_length": REQUIRED,
-                "position": "learned",
-                "block": "pre_norm",
-                "dropout": 0.0,
-                "tie_embeddings": True,
-                "init_std": 0.02,
-            },
-        ),
-        (
-            "model",
-            "encoder",
-            {
-                "vocab_size": REQUIRED,
-                "hidden_dim": REQUIRED,
-                "num_layers": REQUIRED,
-                "context_length": REQUIRED,
-                "num_segments": 2,
-                "position": "learned",
-                "block": "post_norm",
-                "dropout": 0.0,
-                "tie_embeddings": True,
-                "init_std": 0.02,
-            },
-        ),
-    ],
-)
-def test_options_of_every_component(kind: str, name: str, expected: dict[str, object]) -> None:
-    assert {option.name: option.default for option in options(kind, name)} == expected
+def test_options_are_the_keyword_arguments_that_no_builder_fills_in() -> None:
+    def defaults(kind: str, name: str) -> dict[str, object]:
+        return {option.name: option.default for option in options(kind, name)}
+
+    assert defaults("norm", "layer_norm") == {"eps": 1e-5, "bias": True}
+    assert defaults("position", "learned") == {}
+    assert defaults("fused", "bias_dropout_residual_layer_norm") == {"bias_shape": None, "style": "post", "eps": 1e-5}
+    assert defaults("residual", "deepnorm") == {"layer_scale": None, "stochastic_depth": 0.0, "alpha": None}
+    assert defaults("feedforward", "fused_mlp") == defaults("feedforward", "mlp")
+    assert defaults("attention", "multi_head")["num_heads"] is REQUIRED
 
 
 def test_options_come_from_the_signature_and_the_docstring() -> None:
@@ -232,7 +173,7 @@ def test_a_name_that_no_config_could_hold_is_refused(name: str) -> None:
         register("norm", name)
 
 
-EVERY_KIND = "there are: activation, attention, block, feedforward, model, norm, position, residual"
+EVERY_KIND = "there are: activation, attention, block, embedding, feedforward, fused, model, norm, position, residual"
 
 
 @pytest.mark.parametrize("use", [names, lambda kind: get(kind, "mlp"), lambda kind: register(kind, "x")])

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...components.registry import Choice
-from ...configs import Config
+from ...components import Choice, LayerChange
+from ...configs import COMPONENT_GROUPS, Config
 from ..plain import same_layer
 
 __all__ = ["check_same_architecture", "sequence_length"]
@@ -67,20 +67,19 @@ def check_same_architecture(saved: Config, config: Config, *, path: Path) -> Non
 
 
 def _architecture(config: Config) -> dict[str, Any]:
-    sections = {
-        "model": config.model,
-        "feedforward": config.feedforward,
-        "attention": config.attention,
-        "norm": config.norm,
-    }
     found: dict[str, Any] = {}
-    for section, choice in sections.items():
-        found |= _flat(section, choice)
+    for section in ("model", *COMPONENT_GROUPS):
+        found |= _flat(section, getattr(config, section))
     return found
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
-    """Nested choices as {"model.position.name": ...}."""
+    """Nested choices as {"model.block.name": ...}, layers that differ as {"model.layers[0].feedforward.name": ...}."""
+    if isinstance(value, LayerChange):
+        value = {part: choice for part, choice in vars(value).items() if choice is not None}
+    if isinstance(value, tuple):
+        value = {f"{key}[{place}]": entry for place, entry in enumerate(value)}
+        return {inner: flat for name, entry in value.items() for inner, flat in _flat(name, entry).items()}
     if isinstance(value, Choice):
         name = {"name": same_layer(value.name)}
         value = name | {option: inner for option, inner in value.options.items() if option not in _FREE_OPTIONS}

@@ -207,7 +207,7 @@ def test_copies_and_names_of_the_parameters() -> None:
         ({"num_heads": 6, "num_kv_heads": 4}, "num_heads must be a multiple of num_kv_heads, got 6 and 4"),
         ({"num_heads": 6, "num_kv_heads": 0}, "num_kv_heads must be at least 1, got 0"),
         ({"num_heads": 6, "head_dim": 0}, "head_dim must be at least 1, got 0"),
-        ({"num_heads": 6, "dropout": 1.0}, "dropout probability p must satisfy 0 <= p < 1, got 1.0"),
+        ({"num_heads": 6, "dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"num_heads": 6, "hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
     ],
 )

@@ -51,9 +51,9 @@ def test_no_dropout_module_of_torch() -> None:
     [
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
         ({"expansion": 0.1}, "expansion must give at least one hidden value, got 0.1 for hidden_dim 4"),
-        ({"expansion": -1.0}, "expansion must give at least one hidden value, got -1.0 for hidden_dim 4"),
-        ({"dropout": 1.0}, "dropout probability p must satisfy 0 <= p < 1, got 1.0"),
-        ({"dropout": -0.5}, "dropout probability p must satisfy 0 <= p < 1, got -0.5"),
+        ({"expansion": -1.0}, "expansion must be above 0, got -1.0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": -0.5}, "dropout must be at least 0 and below 1, got -0.5"),
         ({"activation": "gleu"}, "no activation 'gleu'; did you mean 'gelu'?"),
     ],
 )

@@ -82,16 +82,16 @@ def test_rotary_positions_reach_every_block() -> None:
     assert not torch.allclose(bare(tokens_BT), model(tokens_BT), atol=1e-2)
 
 
-@pytest.mark.parametrize("block", ["pre_norm", "post_norm"])
-def test_only_pre_norm_blocks_need_a_norm_at_the_end(block: str) -> None:
-    model = made(block=block, num_layers=3)
-    assert (model.norm is not None) == (block == "pre_norm")
+@pytest.mark.parametrize("residual", ["pre", "post"])
+def test_only_some_residual_styles_need_a_norm_at_the_end(residual: str) -> None:
+    model = made(residual=residual, num_layers=3)
+    assert (model.norm is not None) == (residual == "pre")
     features = model.features(tokens(2, 6))
     torch.testing.assert_close(features.mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, LLAMA, {"block": "post_norm"}, {"position": "none"}], ids=["gpt", "llama", "post", "none"]
+    "options", [{}, LLAMA, {"residual": "post"}, {"position": "none"}], ids=["gpt", "llama", "post", "none"]
 )
 def test_a_later_token_never_changes_earlier_logits(options: dict[str, object]) -> None:
     model = made(**options)
@@ -165,7 +165,7 @@ def test_a_few_steps_learn_a_pattern() -> None:
     model = made(init_std=0.02, dropout=0.1, feedforward="fused_mlp")
     pattern = torch.arange(60).view(10, 6) % 4
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    for _ in range(60):
+    for _ in range(120):
         optimizer.zero_grad()
         model(pattern[:, :-1], pattern[:, 1:]).backward()
         optimizer.step()
@@ -291,9 +291,12 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout probability p must satisfy 0 <= p < 1, got 1.0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         ({"position": "rotory"}, "no position 'rotory'; did you mean 'rotary'? there are: learned, none, rotary"),
-        ({"block": "prenorm"}, "no block 'prenorm'; did you mean 'pre_norm'? there are: post_norm, pre_norm"),
+        (
+            {"residual": "pots"},
+            "no residual 'pots'; did you mean 'post'? there are: deepnorm, parallel, post, pre, sandwich",
+        ),
         (
             {"position": Choice("rotary", {"bass": 1})},
             "no rotary option 'bass'; did you mean 'base'? there are: base, fraction, interleaved",
@@ -306,7 +309,7 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
             {"position": Choice("rotary", {"fraction": 0.75})},
             "rotary needs an even number of channels per head, two at least, got 3 (0.75 of 4)",
         ),
-        ({"init_std": -1.0}, "std must not be negative, got -1.0"),
+        ({"init_std": -1.0}, "init_std must be at least 0, got -1.0"),
     ],
 )
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:

@@ -36,7 +36,7 @@ def test_parameter_count_of_bert_base(feedforward: str) -> None:
     with torch.device("meta"):
         model = Encoder(**BERT_BASE, feedforward=feedforward)  # type: ignore[arg-type]
     assert sum(p.numel() for p in model.parameters()) == 109_514_298
-    assert model.blocks[11].norm2.eps == model.embedding_norm.eps == model.head_norm.eps == 1e-12
+    assert model.blocks[11].residual.norms[1].eps == model.embedding_norm.eps == model.head_norm.eps == 1e-12
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -94,9 +94,9 @@ def test_the_loss_counts_masked_positions_only() -> None:
     torch.testing.assert_close(model(tokens_BT, targets_BT), -(shares[0, 2, 3] + shares[1, 5, 12]) / 2)
 
 
-def test_a_norm_at_the_end_after_pre_norm_blocks_only() -> None:
+def test_a_norm_at_the_end_where_the_residual_style_needs_one() -> None:
     assert made().norm is None
-    model = made(block="pre_norm")
+    model = made(residual="pre")
     torch.testing.assert_close(model.features(tokens(2, 6)).mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
 
 
@@ -173,10 +173,10 @@ def test_segments_for_a_model_without_them() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"num_segments": -1}, "num_segments must not be negative, got -1"),
+        ({"num_segments": -1}, "num_segments must be at least 0, got -1"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-        ({"dropout": 2.0}, "dropout probability p must satisfy 0 <= p < 1, got 2.0"),
+        ({"dropout": 2.0}, "dropout must be at least 0 and below 1, got 2.0"),
     ],
 )
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:

@@ -54,7 +54,7 @@ def test_state_dict_and_copies() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"p": 1.0, "d_model": 4}, "dropout probability p must satisfy 0 <= p < 1, got 1.0"),
+        ({"p": 1.0, "d_model": 4}, "p must be at least 0 and below 1, got 1.0"),
         ({"p": 0.1, "d_model": 0}, "d_model must be at least 1, got 0"),
         ({"p": 0.1, "d_model": 4, "bias_shape": 5}, "bias_shape must be d_model 4 or None, got 5"),
         ({"p": 0.1, "d_model": 4, "style": "posted"}, "no norm style 'posted'; did you mean 'post'?"),

@@ -56,7 +56,7 @@ def test_copies() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"p": 1.5}, "dropout probability p must satisfy 0 <= p < 1, got 1.5"),
+        ({"p": 1.5}, "p must be at least 0 and below 1, got 1.5"),
         ({"p": 0.1, "bias_shape": 0}, "bias_shape must be at least 1, got 0"),
         ({"p": 0.1, "activation": "glue"}, "no activation 'glue'; did you mean 'gelu'?"),
         ({"p": 0.1, "backend": "inducter"}, "no backend 'inducter'; did you mean 'inductor'"),

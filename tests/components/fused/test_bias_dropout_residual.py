@@ -47,7 +47,7 @@ def test_state_dict_and_copies() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"p": -0.1}, "dropout probability p must satisfy 0 <= p < 1, got -0.1"),
+        ({"p": -0.1}, "p must be at least 0 and below 1, got -0.1"),
         ({"p": 0.1, "bias_shape": -1}, "bias_shape must be at least 1, got -1"),
         ({"p": 0.1, "partition": "mincut"}, "no partition"),
     ],

@@ -1,0 +1,173 @@
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import (
+    Choice,
+    DeepNormResidual,
+    FusedMLP,
+    GatedMLP,
+    RMSNorm,
+    TransformerBlock,
+    names,
+    register,
+    registry,
+)
+from fuselayers.partition import fuse
+from tests.components.compare import assert_same_step, randomise
+
+HEADS = Choice("multi_head", {"num_heads": 2})
+STYLES = names("residual")
+
+
+class Looking(nn.Module):
+    """Takes the mean of what it is shown, so that a test sees what reached it."""
+
+    def __init__(self, hidden_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_dim))
+
+    def forward(self, x: Tensor, *, memory: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        seen = x if memory is None else memory
+        shares = torch.ones(seen.shape[:2]) if key_padding_mask is None else key_padding_mask.float()
+        mean = (seen * shares[..., None]).sum(1, keepdim=True) / shares.sum(1)[:, None, None]
+        return (mean * self.weight).expand_as(x)
+
+
+@pytest.fixture(autouse=True)
+def _looking() -> object:
+    register("attention", "looking")(Looking)
+    yield
+    del registry._OWNERS["attention"]["looking"]
+
+
+def test_parts_are_built_from_their_choices() -> None:
+    attention = Choice("multi_head", {"num_heads": 4, "num_kv_heads": 2, "dropout": 0.2})
+    feedforward = Choice("gated_mlp", {"multiple_of": 8, "dropout": 0.1})
+    built = TransformerBlock(
+        8,
+        attention=attention,
+        feedforward=feedforward,
+        norm=Choice("rms_norm", {"eps": 0.5}),
+        residual=Choice("deepnorm", {"layer_scale": 0.25}),
+        dropout=0.3,
+        causal=False,
+        layer=1,
+        num_layers=8,
+    )
+    assert (built.attention.num_kv_heads, built.attention.dropout, built.attention.causal) == (2, 0.2, False)
+    assert isinstance(built.feedforward, GatedMLP)
+    assert (built.feedforward.down.in_features, built.feedforward.dropout, built.feedforward.backend) == (24, 0.1, None)
+    assert isinstance(built.residual, DeepNormResidual)
+    assert (built.residual.dropout, built.residual.alpha, built.residual.layer_scale) == (0.3, 2.0, 0.25)
+    assert [type(norm) for norm in built.residual.norms] == [RMSNorm, RMSNorm]
+    assert [norm.eps for norm in built.residual.norms] == [0.5, 0.5]
+    assert built.residual.norms[0] is not built.residual.norms[1]
+    assert built.cross_attention is None
+
+
+def test_the_backend_goes_to_the_layers_that_take_one() -> None:
+    built = TransformerBlock(8, attention=HEADS, feedforward="fused_mlp", backend="eager", partition="default")
+    assert isinstance(built.feedforward, FusedMLP)
+    assert (built.feedforward.backend, built.feedforward.partition) == ("eager", "default")
+    TransformerBlock(8, attention=HEADS, feedforward="mlp", backend="eager")
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("p", "backend"), [(0.0, "eager"), (0.3, None)])
+def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str | None) -> None:
+    mlp, fused_mlp = Choice("mlp", {"dropout": p}), Choice("fused_mlp", {"dropout": p})
+    plain = randomise(TransformerBlock(8, attention=HEADS, feedforward=mlp, residual=style, dropout=p))
+    fused = TransformerBlock(8, attention=HEADS, feedforward=fused_mlp, residual=style, dropout=p, backend=backend)
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    fused.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 5, 8)
+    assert_same_step(plain, fused, x, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(fused.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_whole_block_can_be_fused(style: str) -> None:
+    heads = Choice("multi_head", {"num_heads": 2, "dropout": 0.2})
+    residual = Choice(style, {"layer_scale": 0.5, "stochastic_depth": 0.4})
+    plain = randomise(TransformerBlock(8, attention=heads, feedforward="fused_mlp", residual=residual, dropout=0.3))
+    fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)
+    assert_same_step(plain, fused, torch.randn(2, 5, 8), rtol=1e-4, atol=1e-4)
+
+
+def test_copies() -> None:
+    built = randomise(TransformerBlock(8, attention=HEADS, feedforward="fused_mlp", dropout=0.3, backend="eager"))
+    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built))):
+        assert_same_step(built, other, torch.randn(2, 5, 8))
+
+
+def test_rotation_and_padding_reach_the_attention() -> None:
+    block = randomise(TransformerBlock(8, attention=HEADS, causal=False))
+    x = torch.randn(2, 5, 8)
+    plain = block(x)
+    assert not torch.allclose(block(x, rotate=lambda q, k: (2 * q, k)), plain, atol=1e-3)
+    real_BT = torch.ones(2, 5, dtype=torch.bool)
+    real_BT[0, 3:] = False
+    padded = block(x, key_padding_mask=real_BT)
+    torch.testing.assert_close(padded[0, :3], block(x[:1, :3])[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(padded[1], plain[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("style", ["pre", "post", "sandwich", "parallel", "deepnorm"])
+def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(style: str) -> None:
+    block = randomise(
+        TransformerBlock(8, attention="looking", cross_attention="looking", residual=style, causal=False)
+    ).double()
+    x, memory = torch.randn(2, 5, 8).double(), torch.randn(2, 3, 8).double()
+    real_BS = torch.tensor([[True, True, False], [True, True, True]])
+    order: list[str] = []
+    for name in ("attention", "cross_attention", "feedforward"):
+        getattr(block, name).register_forward_hook(lambda *_, name=name: order.append(name))
+    y = block(x, memory_BSD=memory, memory_padding_mask=real_BS)
+    assert order == ["attention", "cross_attention", "feedforward"]
+
+    looked = [
+        lambda n: block.attention(n),
+        lambda n: (
+            block.cross_attention.weight * torch.stack((memory[0, :2].mean(0), memory[1].mean(0)))[:, None]
+            + torch.zeros_like(n)
+        ),
+        block.feedforward,
+    ]
+    torch.testing.assert_close(y, block.residual(x, looked))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"attention": "multihead"}, "no attention 'multihead'; did you mean 'multi_head'? there are: "),
+        ({"attention": "multi_head"}, "attention 'multi_head' needs the option 'num_heads' (number of query heads.)"),
+        ({"feedforward": "mpl"}, "no feedforward 'mpl'; did you mean 'mlp'? there are: "),
+        ({"norm": "layernorm"}, "no norm 'layernorm'; did you mean 'layer_norm'? there are: "),
+        ({"residual": "prenorm"}, "no residual 'prenorm'; "),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        (
+            {"attention": "looking"},
+            "attention 'looking' cannot hide the tokens that follow, which a causal model needs; those that can: ",
+        ),
+    ],
+)
+def test_errors(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        TransformerBlock(8, **{"attention": HEADS, **arguments})  # type: ignore[arg-type]
+
+
+def test_an_input_that_nobody_can_use() -> None:
+    memory = torch.ones(1, 3, 8)
+    block = TransformerBlock(8, attention="looking", causal=False)
+    with pytest.raises(ValueError, match=r"^Looking cannot use rotate; it takes key_padding_mask, memory$"):
+        block(memory, rotate=lambda q, k: (q, k))
+    with pytest.raises(ValueError, match=r"^this block has no cross_attention to look at a memory with; leave the me"):
+        block(memory, memory_BSD=memory)
+    block = TransformerBlock(8, attention="looking", cross_attention="looking", causal=False)
+    with pytest.raises(ValueError, match=r"^this block looks at a memory; pass memory_BSD$"):
+        block(memory)

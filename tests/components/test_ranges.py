@@ -1,0 +1,108 @@
+import inspect
+import math
+from typing import Annotated
+
+import pytest
+
+from fuselayers.components import KINDS, Range, create, get, names, options
+from fuselayers.components.ranges import Count, Probability, Share, Size, in_range, range_of
+from fuselayers.components.registry import REQUIRED, Choice
+
+NUMBERS = [
+    (kind, name, option)
+    for kind in KINDS
+    for name in names(kind)
+    for option in options(kind, name)
+    if option.range is not None
+]
+# What a class wants beside the option that a test gives it.
+ARGUMENTS = {
+    "hidden_dim": 8,
+    "num_heads": 2,
+    "context_length": 16,
+    "vocab_size": 10,
+    "num_layers": 1,
+    "attention": Choice("multi_head", {"num_heads": 2}),
+    "causal": True,
+    "p": 0.1,
+    "d_model": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside", "text"),
+    [
+        (Range(minimum=1), (1, 9), (0, -1), "at least 1"),
+        (Range(above=0), (1e-9,), (0.0, -1.0), "above 0"),
+        (Range(minimum=0, below=1), (0.0, 0.999), (1.0, -1e-9), "at least 0 and below 1"),
+        (Range(above=0, maximum=1), (1.0,), (0.0, 1.001), "above 0 and at most 1"),
+    ],
+)
+def test_bounds(bounds: Range, inside: tuple[float, ...], outside: tuple[float, ...], text: str) -> None:
+    assert str(bounds) == text
+    assert all(value in bounds for value in inside)
+    for value in outside:
+        with pytest.raises(ValueError, match=f"^width must be {text}, got {value}$"):
+            bounds.check("width", value)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_range_holds_what_is_not_finite(value: float) -> None:
+    for bounds in (Range(minimum=1), Range(below=1), Range()):
+        assert value not in bounds
+    with pytest.raises(ValueError, match=f"^width must be above 0 and finite, got {value}$"):
+        Range(above=0).check("width", value)
+
+
+def test_the_range_of_an_annotation() -> None:
+    assert range_of(Size) == range_of(Size | None) == Range(minimum=1)
+    assert range_of(Annotated[int, "no range"]) is None
+    assert range_of(int) is None
+
+
+def test_arguments_are_checked_before_the_constructor_runs() -> None:
+    built = []
+
+    class Layer:
+        @in_range
+        def __init__(self, width: Size, *, p: Probability = 0.0, heads: Count | None = None) -> None:
+            built.append((width, p, heads))
+
+    Layer(3, p=0.5)
+    Layer(width=3, heads=0)
+    for arguments, text in [
+        (((0,), {}), "width must be at least 1, got 0"),
+        (((3,), {"p": 1}), "p must be at least 0 and below 1, got 1"),
+        (((3,), {"heads": -1}), "heads must be at least 0, got -1"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            Layer(*arguments[0], **arguments[1])
+    with pytest.raises(TypeError, match="depth"):
+        Layer(3, depth=1)  # type: ignore[call-arg]
+    assert built == [(3, 0.5, None), (3, 0.0, 0)]
+    assert list(inspect.signature(Layer).parameters) == ["width", "p", "heads"]
+    assert range_of(Share) == Range(above=0, maximum=1)
+
+
+@pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
+def test_every_component_refuses_what_is_out_of_its_ranges(kind: str, name: str, option: object) -> None:
+    bounds: Range = option.range  # type: ignore[attr-defined]
+    lowest = bounds.minimum if bounds.minimum is not None else bounds.above
+    wrong = int(lowest) - 1 if lowest is not None else int(bounds.maximum or bounds.below or 0) + 1
+    component = get(kind, name)
+    wanted = inspect.signature(component).parameters.values()
+    given = {
+        parameter.name: ARGUMENTS[parameter.name]
+        for parameter in wanted
+        if parameter.name in ARGUMENTS and parameter.name != option.name  # type: ignore[attr-defined]
+    }
+    with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
+        component(**given, **{option.name: wrong})  # type: ignore[attr-defined]
+
+
+def test_a_missing_number_is_asked_for_by_create() -> None:
+    assert (
+        next(option for option in options("attention", "multi_head") if option.name == "num_heads").default is REQUIRED
+    )
+    with pytest.raises(ValueError, match="needs the option 'num_heads'"):
+        create("attention", "multi_head", 8)

@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+from fuselayers.components import Choice, LayerChange
+from fuselayers.configs import build, compose, to_yaml
+
+SMALL = ["model.hidden_dim=32", "fusion=off"]
+
+
+def layers(text: str, *overrides: str) -> tuple[LayerChange, ...]:
+    found = compose("gpt_nano", [f"model.layers={text}", *overrides]).model.options["layers"]
+    assert isinstance(found, tuple)
+    return found
+
+
+def test_a_part_is_changed_as_an_override_would_change_it() -> None:
+    (change,) = layers("[{at: '1::2', feedforward: {name: gated_mlp, multiple_of: 8}}]", "feedforward.dropout=0.25")
+    assert change == LayerChange("1::2", feedforward=change.feedforward)
+    assert isinstance(change.feedforward, Choice)
+    # What was set for all layers stays, what the new part brings is complete.
+    assert {name: change.feedforward.options[name] for name in ("dropout", "multiple_of", "activation")} == {
+        "dropout": 0.25,
+        "multiple_of": 8,
+        "activation": "silu",
+    }
+
+
+def test_options_alone_keep_the_part() -> None:
+    (change,) = layers("[{at: 0, attention: {num_heads: 2}, residual: deepnorm, block: transformer}]")
+    assert isinstance(change.attention, Choice)
+    assert (change.at, change.attention.name, change.attention.options["num_heads"]) == ("0", "multi_head", 2)
+    assert change.residual == Choice("deepnorm", {"layer_scale": None, "stochastic_depth": 0.0, "alpha": None})
+    assert change.block == Choice("transformer")
+
+
+def test_the_model_is_built_and_the_file_of_it_builds_it_again(tmp_path: Path) -> None:
+    config = compose(
+        "gpt_nano", [*SMALL, "model.layers=[{at: '1:', feedforward: gated_mlp}, {at: -1, norm: rms_norm}]"]
+    )
+    model = build(config)
+    assert [type(block.feedforward).__name__ for block in model.blocks] == ["FusedMLP", "GatedMLP", "GatedMLP"]
+    assert [type(block.residual.norms[0]).__name__ for block in model.blocks] == ["LayerNorm", "LayerNorm", "RMSNorm"]
+    (tmp_path / "saved.yaml").write_text(to_yaml(config))
+    assert compose(tmp_path / "saved.yaml") == config
+    assert compose(config) == config
+
+
+def test_references_and_ranges_reach_into_layers() -> None:
+    (change,) = layers("[{at: 0, feedforward: {dropout: '${model.dropout}'}}]", "model.dropout=0.3")
+    assert isinstance(change.feedforward, Choice)
+    assert change.feedforward.options["dropout"] == 0.3
+    with pytest.raises(
+        ValueError, match=r"^model\.layers\[0\]\.feedforward\.dropout must be at least 0 and below 1, got 2"
+    ):
+        layers("[{at: 0, feedforward: {dropout: 2}}]")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("3", "model.layers must be a list of mappings {at: ..., part: ...}, got 3"),
+        ("[3]", "model.layers[0] must say at which layers and what changes: {at: 1::2, feedforward: ...}, got 3"),
+        ("[{at: 0}]", "model.layers[0] must say at which layers and what changes"),
+        ("[{feedforward: mlp}]", "model.layers[0] must say at which layers and what changes"),
+        ("[{at: true, norm: rms_norm}]", "model.layers[0].at must be an index or a slice such as 0 or 1::2, got True"),
+        ("[{at: 0, feedforwrd: mlp}]", "no part in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
+        ("[{at: 0, feedforward: mpl}]", "no feedforward 'mpl'; did you mean 'mlp'?"),
+        ("[{at: 0, feedforward: {expension: 2}}]", "no fused_mlp option 'expension'; did you mean 'expansion'?"),
+        (
+            "[{at: 0, feedforward: {expansion: four}}]",
+            "model.layers[0].feedforward.expansion must be a number, got 'four'",
+        ),
+    ],
+)
+def test_errors(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        layers(text)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_place_that_the_model_does_not_have_is_found_when_it_is_built() -> None:
+    with pytest.raises(ValueError, match=r"^layers\.at '3' names none of the 3 layers, 0 to 2$"):
+        build("gpt_nano", [*SMALL, "model.layers=[{at: 3, norm: rms_norm}]"])
