@@ -1,0 +1,237 @@
+"""Weights from Hugging Face's `transformers`: which of their names is which of ours.
+
+A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
+ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
+
+The names are those of `transformers` 5.23, whose models hold Mixtral's experts as two tensors per layer; of files on
+the hub, which are older, `transformers` makes these names when it loads them.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ..names import no_such
+
+__all__ = ["FAMILIES", "Family", "Key", "load_hugging_face"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One of their tensors and where it goes.
+
+    Args:
+        theirs: its name there.
+        ours: the name here.
+        transposed: whether it is a matrix [in, out], as GPT-2's are.
+    """
+
+    theirs: str
+    ours: str
+    transposed: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture: its keys, and what there is to skip.
+
+    Args:
+        keys: in the order in which tensors that are stacked follow each other.
+        tied: theirs -> the one of theirs that it repeats where embeddings are tied; left out where ours is tied too.
+        skipped: theirs that mean nothing here, as patterns.
+        experts: whether layers hold experts, packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
+    """
+
+    keys: tuple[Key, ...]
+    tied: Mapping[str, str]
+    skipped: tuple[str, ...] = ()
+    experts: bool = False
+
+
+def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:
+    """Copy the weights of a `transformers` model into a model of the same architecture that was built here.
+
+    Args:
+        model: of `fuselayers.build`, with the sizes of theirs: "gpt2_small", "llama3_8b", ...
+        state_dict: of theirs. It is not changed.
+        family: a name in `FAMILIES`; llama is mistral's too.
+
+    Raises:
+        ValueError: there is no such family; a weight of the model is not there, or has another shape; or one of theirs
+            has no place in the model. Nothing is copied then.
+
+    >>> from fuselayers.configs import build
+    >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
+    >>> load_hugging_face(model, {"transformer.wte.weight": torch.ones(256, 32)}, family="gpt2")
+    Traceback (most recent call last):
+    ValueError: the state_dict is no gpt2 of this model's size: position.table.weight is not there; ...
+    """
+    if family not in FAMILIES:
+        raise ValueError(no_such("family", family, FAMILIES))
+    chosen = FAMILIES[family]
+    wanted = model.state_dict()
+    found, strangers = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted))
+    faults = [f"{name} is not there" for name in wanted if name not in found]
+    faults += [
+        f"{name} must be {list(wanted[name].shape)}, got {list(tensor.shape)}"
+        for name, tensor in found.items()
+        if name in wanted and tensor.shape != wanted[name].shape
+    ]
+    faults += [f"{name} has no place in it" for name in [*strangers, *(name for name in found if name not in wanted)]]
+    if faults:
+        shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
+        raise ValueError(f"the state_dict is no {family} of this model's size: {shown}")
+    model.load_state_dict(found)
+
+
+_SHOWN: Final = 5
+
+
+def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return their tensors by our names, and those of theirs that nobody wants."""
+    patterns = [(re.compile(re.escape(key.theirs).replace(r"\{\}", r"(\d+)")), key) for key in family.keys]
+    parts: dict[str, dict[int, Tensor]] = {}
+    strangers = []
+    for name, tensor in theirs.items():
+        if any(re.fullmatch(skipped, name) for skipped in family.skipped):
+            continue
+        matches = [(order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))]
+        if not matches:
+            strangers.append(name)
+        for order, key, match in matches:
+            ours = key.ours.format(*match.groups())
+            repeated = family.tied.get(name)
+            if ours not in wanted and repeated is not None and torch.equal(tensor, theirs.get(repeated, tensor)):
+                continue
+            parts.setdefault(ours, {})[order] = tensor.T if key.transposed else tensor
+    return {ours: torch.cat([part[order] for order in sorted(part)]) for ours, part in parts.items()}, strangers
+
+
+def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with those of experts taken apart: one gate, up and down for each."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in theirs.items():
+        before, experts, last = name.rpartition(".experts.")
+        if last == "gate_up_proj":
+            for number, (gate, up) in enumerate(both.chunk(2) for both in tensor):
+                result[f"{before}{experts}{number}.gate_proj"] = gate
+                result[f"{before}{experts}{number}.up_proj"] = up
+        elif last == "down_proj":
+            result |= {f"{before}{experts}{number}.down_proj": down for number, down in enumerate(tensor)}
+        else:
+            result[name] = tensor
+    return result
+
+
+def _both(theirs: str, ours: str, *, transposed: bool = False) -> tuple[Key, Key]:
+    """Weight and bias of a linear layer or a norm."""
+    return Key(f"{theirs}.weight", f"{ours}.weight", transposed), Key(f"{theirs}.bias", f"{ours}.bias")
+
+
+_GPT2: Final = Family(
+    keys=(
+        Key("transformer.wte.weight", "token.weight"),
+        Key("transformer.wpe.weight", "position.table.weight"),
+        *_both("transformer.h.{}.ln_1", "blocks.{}.residual.norms.0"),
+        *_both("transformer.h.{}.attn.c_attn", "blocks.{}.attention.qkv", transposed=True),
+        *_both("transformer.h.{}.attn.c_proj", "blocks.{}.attention.out", transposed=True),
+        *_both("transformer.h.{}.ln_2", "blocks.{}.residual.norms.1"),
+        *_both("transformer.h.{}.mlp.c_fc", "blocks.{}.feedforward.up", transposed=True),
+        *_both("transformer.h.{}.mlp.c_proj", "blocks.{}.feedforward.down", transposed=True),
+        *_both("transformer.ln_f", "norm"),
+        Key("lm_head.weight", "head.weight"),
+    ),
+    tied={"lm_head.weight": "transformer.wte.weight"},
+)
+
+_BERT: Final = Family(
+    keys=(
+        Key("bert.embeddings.word_embeddings.weight", "token.weight"),
+        Key("bert.embeddings.position_embeddings.weight", "position.table.weight"),
+        Key("bert.embeddings.token_type_embeddings.weight", "segment.weight"),
+        *_both("bert.embeddings.LayerNorm", "embedding_norm"),
+        *_both("bert.encoder.layer.{}.attention.self.query", "blocks.{}.attention.qkv"),
+        *_both("bert.encoder.layer.{}.attention.self.key", "blocks.{}.attention.qkv"),
+        *_both("bert.encoder.layer.{}.attention.self.value", "blocks.{}.attention.qkv"),
+        *_both("bert.encoder.layer.{}.attention.output.dense", "blocks.{}.attention.out"),
+        *_both("bert.encoder.layer.{}.attention.output.LayerNorm", "blocks.{}.residual.norms.0"),
+        *_both("bert.encoder.layer.{}.intermediate.dense", "blocks.{}.feedforward.up"),
+        *_both("bert.encoder.layer.{}.output.dense", "blocks.{}.feedforward.down"),
+        *_both("bert.encoder.layer.{}.output.LayerNorm", "blocks.{}.residual.norms.1"),
+        *_both("cls.predictions.transform.dense", "head_dense"),
+        *_both("cls.predictions.transform.LayerNorm", "head_norm"),
+        Key("cls.predictions.bias", "bias"),
+        Key("cls.predictions.decoder.weight", "head.weight"),
+    ),
+    tied={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+    # The first repeats cls.predictions.bias; the second is the head of another task.
+    skipped=(r"cls\.predictions\.decoder\.bias", r"bert\.pooler\..*"),
+)
+
+_LLAMA_LAYER: Final = (
+    Key("model.embed_tokens.weight", "token.weight"),
+    Key("model.layers.{}.self_attn.q_proj.weight", "blocks.{}.attention.qkv.weight"),
+    Key("model.layers.{}.self_attn.k_proj.weight", "blocks.{}.attention.qkv.weight"),
+    Key("model.layers.{}.self_attn.v_proj.weight", "blocks.{}.attention.qkv.weight"),
+    Key("model.layers.{}.self_attn.o_proj.weight", "blocks.{}.attention.out.weight"),
+    Key("model.layers.{}.input_layernorm.weight", "blocks.{}.residual.norms.0.weight"),
+    Key("model.norm.weight", "norm.weight"),
+    Key("lm_head.weight", "head.weight"),
+)
+_GATED: Final = (
+    Key("model.layers.{}.mlp.gate_proj.weight", "blocks.{}.feedforward.gate.weight"),
+    Key("model.layers.{}.mlp.up_proj.weight", "blocks.{}.feedforward.up.weight"),
+    Key("model.layers.{}.mlp.down_proj.weight", "blocks.{}.feedforward.down.weight"),
+)
+_SECOND_NORM: Final = (
+    Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),
+)
+_LLAMA_TIED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
+
+_LLAMA: Final = Family(keys=(*_LLAMA_LAYER, *_SECOND_NORM, *_GATED), tied=_LLAMA_TIED)
+
+_QWEN3: Final = Family(
+    keys=(
+        *_LLAMA.keys,
+        Key("model.layers.{}.self_attn.q_norm.weight", "blocks.{}.attention.q_norm.weight"),
+        Key("model.layers.{}.self_attn.k_norm.weight", "blocks.{}.attention.k_norm.weight"),
+    ),
+    tied=_LLAMA_TIED,
+)
+
+_GEMMA2: Final = Family(
+    keys=(
+        *_LLAMA_LAYER,
+        *_GATED,
+        Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),
+        Key("model.layers.{}.pre_feedforward_layernorm.weight", "blocks.{}.residual.norms.2.weight"),
+        Key("model.layers.{}.post_feedforward_layernorm.weight", "blocks.{}.residual.norms.3.weight"),
+    ),
+    tied=_LLAMA_TIED,
+)
+
+_MIXTRAL: Final = Family(
+    keys=(
+        *_LLAMA_LAYER,
+        *_SECOND_NORM,
+        Key("model.layers.{}.mlp.gate.weight", "blocks.{}.feedforward.router.weight"),
+        Key("model.layers.{}.mlp.experts.{}.gate_proj", "blocks.{}.feedforward.experts.{}.gate.weight"),
+        Key("model.layers.{}.mlp.experts.{}.up_proj", "blocks.{}.feedforward.experts.{}.up.weight"),
+        Key("model.layers.{}.mlp.experts.{}.down_proj", "blocks.{}.feedforward.experts.{}.down.weight"),
+    ),
+    tied=_LLAMA_TIED,
+    experts=True,
+)
+
+FAMILIES: Final[dict[str, Family]] = {
+    "gpt2": _GPT2,
+    "bert": _BERT,
+    "llama": _LLAMA,
+    "qwen3": _QWEN3,
+    "gemma2": _GEMMA2,
+    "mixtral": _MIXTRAL,
+}

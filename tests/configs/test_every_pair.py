@@ -1,0 +1,103 @@
+"""Every pair of feedforward, norm, residual, attention and position: it builds from a config and learns, or is refused.
+
+The combinations are a pairwise covering set: each pair of values of two groups stands in one of them at least.
+"""
+
+import itertools
+import re
+
+import pytest
+import torch
+
+from fuselayers.components import names
+from fuselayers.components.attention.inputs import is_able
+from fuselayers.configs import build
+from fuselayers.configs.files import COMPONENT_GROUPS
+
+GROUPS = sorted(COMPONENT_GROUPS)
+VALUES = {group: names(group) for group in GROUPS}
+# Which input of an attention a position works through.
+NEEDS = {"rotary": "rotate", "alibi": "bias", "relative": "bias"}
+Row = tuple[str, ...]
+
+
+def fits(row: dict[str, str]) -> bool:
+    if "attention" not in row or "position" not in row:
+        return True
+    need = NEEDS.get(row["position"])
+    return need is None or is_able(row["attention"], need)
+
+
+def pairs_of(row: dict[str, str]) -> set[tuple[str, str, str, str]]:
+    return {(a, row[a], b, row[b]) for a, b in itertools.combinations(GROUPS, 2) if a in row and b in row}
+
+
+def covering_rows() -> list[dict[str, str]]:
+    """Greedy: each row takes up a pair that is left, and fills its other groups with what covers most of the rest."""
+    left = {
+        pair
+        for a, b in itertools.combinations(GROUPS, 2)
+        for x, y in itertools.product(VALUES[a], VALUES[b])
+        if fits({a: x, b: y})
+        for pair in [(a, x, b, y)]
+    }
+    rows = []
+    while left:
+        a, x, b, y = min(left)
+        row = {a: x, b: y}
+        for group in GROUPS:
+            if group not in row:
+                able = [value for value in VALUES[group] if fits({**row, group: value})]
+                row[group] = max(able, key=lambda value: len(pairs_of({**row, group: value}) & left))
+        left -= pairs_of(row)
+        rows.append(row)
+    return rows
+
+
+ROWS = covering_rows()
+
+
+def test_every_pair_that_fits_is_covered() -> None:
+    covered = set().union(*(pairs_of(row) for row in ROWS))
+    for a, b in itertools.combinations(GROUPS, 2):
+        for x, y in itertools.product(VALUES[a], VALUES[b]):
+            assert ((a, x, b, y) in covered) == fits({a: x, b: y}), (a, x, b, y)
+
+
+@pytest.mark.parametrize("row", ROWS, ids="-".join)
+def test_it_learns(row: dict[str, str]) -> None:
+    causal = is_able(row["attention"], "causal") and row["feedforward"] not in ()
+    source = "gpt2_tiny" if causal else "bert_tiny"
+    overrides = [f"{group}={value}" for group, value in row.items()]
+    model = build(source, [*overrides, "model.dropout=0.1", "fusion=off"])
+    tokens_BT = torch.randint(256, (2, 24))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(tokens_BT, tokens_BT)
+        loss.backward()
+        assert loss.isfinite()
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        assert model.eval()(tokens_BT, tokens_BT) < losses[0]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    unused = [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])]
+    assert not unused, f"no step changed {unused}"
+
+
+@pytest.mark.parametrize(
+    ("attention", "position"),
+    [pair for pair in itertools.product(VALUES["attention"], NEEDS) if not fits({"attention": pair[0], "position": pair[1]})],
+)
+def test_an_attention_that_cannot_use_a_position_says_so(attention: str, position: str) -> None:
+    text = rf"^attention '{attention}' cannot .*, which position '{position}' needs; those that can: .*multi_head"
+    with pytest.raises(ValueError, match=text):
+        build("bert_tiny", [f"attention={attention}", f"position={position}", "fusion=off"])
+
+
+def test_the_covering_set_is_small() -> None:
+    largest = sorted((len(values) for values in VALUES.values()), reverse=True)[:2]
+    assert len(ROWS) < 2.5 * largest[0] * largest[1], re.sub(r"\s+", " ", str(len(ROWS)))
