@@ -25,10 +25,13 @@ from .model import LayerChange as LayerChange
 from .norm import LayerNorm as LayerNorm
 from .norm import Norm as Norm
 from .norm import RMSNorm as RMSNorm
+from .position import ALiBiPosition as ALiBiPosition
 from .position import LearnedPosition as LearnedPosition
 from .position import NoPosition as NoPosition
 from .position import Position as Position
+from .position import RelativePosition as RelativePosition
 from .position import RotaryPosition as RotaryPosition
+from .position import SinusoidalPosition as SinusoidalPosition
 from .ranges import Range as Range
 from .registry import KINDS as KINDS
 from .registry import REQUIRED as REQUIRED
