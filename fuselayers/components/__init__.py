@@ -11,6 +11,8 @@ from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .block import TransformerBlock as TransformerBlock
+from .embedding import PatchEmbedding as PatchEmbedding
+from .embedding import TokenEmbedding as TokenEmbedding
 from .feedforward import MLP as MLP
 from .feedforward import FusedMLP as FusedMLP
 from .feedforward import GatedMLP as GatedMLP
