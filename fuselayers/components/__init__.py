@@ -24,9 +24,11 @@ from .init import initialise_gpt2 as initialise_gpt2
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
 from .model import LayerChange as LayerChange
+from .norm import DynamicTanh as DynamicTanh
 from .norm import LayerNorm as LayerNorm
 from .norm import Norm as Norm
 from .norm import RMSNorm as RMSNorm
+from .norm import SkipNorm as SkipNorm
 from .position import ALiBiPosition as ALiBiPosition
 from .position import LearnedPosition as LearnedPosition
 from .position import NoPosition as NoPosition

@@ -67,7 +67,9 @@ def _initialise(model: nn.Module, *, std: float, residual_std: float) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=residual_std if name.endswith(_RESIDUAL_PROJECTIONS) else std)
-        elif isinstance(module, Norm | nn.LayerNorm | nn.RMSNorm):
+        elif isinstance(module, Norm):
+            module.reset_parameters()
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             weight = getattr(module, "weight", None)
             if isinstance(weight, nn.Parameter):
                 nn.init.ones_(weight)
