@@ -24,6 +24,7 @@ from .init import initialise_gpt2 as initialise_gpt2
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
 from .model import LayerChange as LayerChange
+from .model import VisionTransformer as VisionTransformer
 from .norm import DynamicTanh as DynamicTanh
 from .norm import LayerNorm as LayerNorm
 from .norm import Norm as Norm
