@@ -20,9 +20,9 @@ _RESIDUAL_PROJECTIONS = ("attention.out", "feedforward.down")
 def initialise_gpt2(model: nn.Module, *, num_layers: int, std: float = 0.02) -> None:
     """Initialise as GPT-2: small normal weights, smaller ones where a sublayer joins the residual stream.
 
-    Weights of linear layers and embeddings are normal with deviation `std`, those of the projections into the residual
-    stream (`attention.out`, `feedforward.down`) with std / sqrt(2 * num_layers), so that the stream does not grow with
-    depth. Biases are zero, norms' weights one. Radford et al. 2019, section 2.3.
+    Weights of linear layers, convolutions and embeddings are normal with deviation `std`, those of the projections into
+    the residual stream (`attention.out`, `feedforward.down`) with std / sqrt(2 * num_layers), so that the stream does
+    not grow with depth. Biases are zero, norms are as they start. Radford et al. 2019, section 2.3.
 
     Args:
         model: any module; it is changed in place.
@@ -65,9 +65,11 @@ def initialise_bert(model: nn.Module, *, std: float = 0.02) -> None:
 def _initialise(model: nn.Module, *, std: float, residual_std: float) -> None:
     Range(minimum=0).check("std", std)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
             nn.init.normal_(module.weight, std=residual_std if name.endswith(_RESIDUAL_PROJECTIONS) else std)
-        elif isinstance(module, Norm | nn.LayerNorm | nn.RMSNorm):
+        elif isinstance(module, Norm):
+            module.reset_parameters()
+        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
             weight = getattr(module, "weight", None)
             if isinstance(weight, nn.Parameter):
                 nn.init.ones_(weight)

@@ -48,8 +48,8 @@ def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, An
     Raises:
         ValueError: no such component, or an option without a default is left out.
 
-    >>> completed("norm", {"name": "rms_norm"}, where="norm")
-    {'name': 'rms_norm', 'eps': 1e-06}
+    >>> completed("position", {"name": "sinusoidal"}, where="position")
+    {'name': 'sinusoidal', 'base': 10000.0}
     """
     result = {"name": section["name"]}
     for name, option in _options(kind, section["name"]).items():
@@ -68,8 +68,8 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
     Raises:
         ValueError: an option has another type.
 
-    >>> checked_choice("norm", {"name": "rms_norm", "eps": 1}, where="norm")
-    Choice(name='rms_norm', options={'eps': 1.0})
+    >>> checked_choice("position", {"name": "sinusoidal", "base": 50}, where="position")
+    Choice(name='sinusoidal', options={'base': 50.0})
     """
     fitted: dict[str, Any] = {}
     for name, option in _options(kind, section["name"]).items():

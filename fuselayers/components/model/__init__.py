@@ -1,6 +1,7 @@
-"""Models: tokens in, logits or a loss out."""
+"""Models: tokens or images in, logits or a loss out."""
 
 from .decoder import Decoder as Decoder
 from .encoder import Encoder as Encoder
 from .layers import LayerChange as LayerChange
 from .stack import Stack as Stack
+from .vision_transformer import VisionTransformer as VisionTransformer

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
 from ..init import initialise_gpt2
-from ..ranges import NotNegative, Probability, Size, in_range
+from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
 from .sampling import check_sampling, next_token
 from .stack import Stack
-from .tokens import check_like_tokens, check_tokens, look_up, token_loss
+from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, token_loss
 
 __all__ = ["Decoder"]
 
@@ -40,16 +40,20 @@ class Decoder(Stack):
         norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
         residual: the residual style and its options.
         position: the kind of position and its options.
+        embedding: the embedding of the tokens and its options.
         block: the kind of block, by name or with its options.
         layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
+        logit_scale: what the logits are multiplied by, 0.0625 in Cohere's Command R.
+        logit_soft_cap: the bound that logits approach and never reach, cap * tanh(logits / cap), 30 in Gemma 2; None
+            for no bound.
         init_std: deviation of the initial weights, see `initialise_gpt2`.
         backend: what the fused layers get as their backend; None leaves them unfused.
         partition: how they choose what is saved for backward.
 
     Raises:
-        ValueError: an unknown name or option, sizes that do not fit, or a dropout outside [0, 1).
+        ValueError: an unknown name or option, sizes that do not fit, or a number out of its range.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
     >>> model = Decoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
@@ -74,10 +78,13 @@ class Decoder(Stack):
         norm: Choice | str = "layer_norm",
         residual: Choice | str = "pre",
         position: Choice | str = "learned",
+        embedding: Choice | str = "token",
         block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        logit_scale: Positive = 1.0,
+        logit_soft_cap: Positive | None = None,
         init_std: NotNegative = 0.02,
         backend: str | None = None,
         partition: str = "min_cut",
@@ -98,7 +105,9 @@ class Decoder(Stack):
             backend=backend,
             partition=partition,
         )
-        self.token = nn.Embedding(vocab_size, hidden_dim)
+        self.logit_scale = logit_scale
+        self.logit_soft_cap = logit_soft_cap
+        self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
@@ -174,7 +183,15 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return F.linear(x, self.token.weight if self.head is None else self.head.weight)
+        logits = F.linear(x, self.token.weight if self.head is None else self.head.weight)
+        if self.logit_scale != 1:
+            logits = logits * self.logit_scale
+        if self.logit_soft_cap is not None:
+            logits = (logits / self.logit_soft_cap).tanh() * self.logit_soft_cap
+        return logits
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, tie_embeddings={self.head is None}"
+        return (
+            f"{super().extra_repr()}, tie_embeddings={self.head is None}, logit_scale={self.logit_scale}, "
+            f"logit_soft_cap={self.logit_soft_cap}"
+        )

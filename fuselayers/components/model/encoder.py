@@ -22,7 +22,7 @@ from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import check_like_tokens, check_tokens, look_up, token_loss
+from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, token_loss
 
 __all__ = ["Encoder"]
 
@@ -42,6 +42,7 @@ class Encoder(Stack):
         num_segments: number of segments a sequence may consist of; 0 for no segment embeddings.
         residual: the residual style and its options.
         position: the kind of position and its options.
+        embedding: the embedding of the tokens and its options.
         block: the kind of block, by name or with its options.
         layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
@@ -77,6 +78,7 @@ class Encoder(Stack):
         num_segments: Count = 2,
         residual: Choice | str = "post",
         position: Choice | str = "learned",
+        embedding: Choice | str = "token",
         block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
@@ -101,7 +103,7 @@ class Encoder(Stack):
             backend=backend,
             partition=partition,
         )
-        self.token = nn.Embedding(vocab_size, hidden_dim)
+        self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         self.segment = nn.Embedding(num_segments, hidden_dim) if num_segments else None
         self.embedding_norm: Norm = create("norm", norm, hidden_dim)
         self.head_dense = nn.Linear(hidden_dim, hidden_dim)

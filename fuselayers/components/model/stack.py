@@ -88,11 +88,12 @@ class Stack(nn.Module):
             create("block", chosen.pop("block"), hidden_dim, **chosen, **built_in, layer=layer)
             for layer, chosen in enumerate(dict(of_layer) for of_layer in of_layers)
         )
+        num_heads = getattr(self.blocks[0].attention, "num_heads", None)
         self.position = _build_position(
             position,
             context_length=context_length,
             hidden_dim=hidden_dim,
-            num_heads=getattr(self.blocks[0].attention, "num_heads", None),
+            num_heads=num_heads,
             causal=causal,
         )
         for built, of_layer in zip(self.blocks, of_layers, strict=True):
@@ -102,6 +103,14 @@ class Stack(nn.Module):
             head_dim = getattr(built.attention, "head_dim", None)
             if head_dim is not None:
                 self.position.check_head_dim(head_dim)
+        if "bias" in self.position.needs:
+            for layer, built in enumerate(self.blocks):
+                heads = getattr(built.attention, "num_heads", None)
+                if heads != num_heads:
+                    raise ValueError(
+                        f"position {_name(position)!r} has one bias for the heads of every layer, which must be as "
+                        f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
+                    )
         self.norm: Norm | None = None
         if self.blocks[-1].final_norm:
             self.norm = create("norm", norm, hidden_dim)

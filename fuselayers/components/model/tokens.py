@@ -1,4 +1,4 @@
-"""What both models do with tokens: check them, look them up, and compare predictions with them.
+"""What the models do with tokens: check them, look them up, and compare predictions with them.
 
 tokens, targets   [B, T]      B batch, T tokens
 logits            [B, T, V]   V vocabulary
@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["IGNORED", "check_like_tokens", "check_tokens", "look_up", "token_loss"]
+from ..registry import Choice, as_choice, create
+
+__all__ = ["IGNORED", "build_token_embedding", "check_like_tokens", "check_tokens", "look_up", "token_loss"]
 
 # The target of a position that does not count in the loss, as everywhere in torch.
 IGNORED = -100
@@ -37,16 +39,33 @@ def check_like_tokens(name: str, other: Tensor | None, tokens: Tensor, *, dtype:
         )
 
 
+def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_dim: int) -> nn.Embedding:
+    """Return the chosen embedding of tokens: a table, so that a tied head can read it.
+
+    Raises:
+        ValueError: an unknown name or option, or an embedding of something other than tokens.
+        TypeError: the class is no subclass of `nn.Embedding`.
+    """
+    built = create("embedding", embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
+    if not isinstance(built, nn.Embedding):
+        raise TypeError(
+            f"embedding {as_choice(embedding).name!r} must be a subclass of nn.Embedding, a table of tokens"
+        )
+    return built
+
+
 def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Tensor:
     """Return the embedding of each token: [B, T] -> [B, T, D].
 
     Raises:
         ValueError: a token is outside the table. In a fused model and on a GPU the check is torch's own.
     """
+    embedded: Tensor
     if torch.compiler.is_compiling():
-        return F.embedding(tokens, embedding.weight)
+        embedded = embedding(tokens)
+        return embedded
     try:
-        embedded: Tensor = embedding(tokens)
+        embedded = embedding(tokens)
     except IndexError as error:
         raise ValueError(
             f"{name} must be in 0..{embedding.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}"

@@ -41,8 +41,9 @@ class LayerNorm(Norm):
         super().__init__()
         self.hidden_dim = hidden_dim
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_dim))
-        self.bias = nn.Parameter(torch.zeros(hidden_dim)) if bias else None
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        self.bias = nn.Parameter(torch.empty(hidden_dim)) if bias else None
+        self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""

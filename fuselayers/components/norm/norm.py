@@ -6,6 +6,7 @@ bias                [N]
 
 from typing import Literal, overload
 
+import torch
 from torch import Tensor, nn
 
 from ...ops import NormStyle, bias_dropout_residual, check_style, dropout
@@ -19,6 +20,17 @@ class Norm(nn.Module):
     The styles are those of `ops.bias_dropout_residual_layer_norm`; with d = dropout(x + bias, p) and s = d + residual:
     "post" is norm(s), "pre" is norm(d) + residual, "prenorm" is the pair (norm(s), s).
     """
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the parameters anew: a `weight` with ones, a `bias` with zeros.
+
+        The init functions call it, so a norm whose parameters start otherwise overrides it.
+        """
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            parameter = getattr(self, name, None)
+            if parameter is not None:
+                parameter.fill_(value)
 
     @overload
     def add(

@@ -3,6 +3,8 @@
     x, y     [..., N]
     weight   [N]
 
+With unit_offset, as in Gemma, weight holds the difference from one: y = ... * (1 + weight).
+
 Zhang, Sennrich 2019.
 """
 
@@ -25,6 +27,8 @@ class RMSNorm(Norm):
     Args:
         hidden_dim: N, the size of the last dimension.
         eps: added to the mean square.
+        unit_offset: whether the weight is the scale's difference from one. It starts at zero then, so that weight decay
+            pulls the scale to one.
 
     Raises:
         ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
@@ -34,23 +38,36 @@ class RMSNorm(Norm):
     """
 
     @in_range
-    def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-6) -> None:
+    def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-6, unit_offset: bool = False) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_dim))
+        self.unit_offset = unit_offset
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the weight anew, so that the scale is one."""
+        self.weight.fill_(0.0 if self.unit_offset else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
         check_last_dim(x, self.hidden_dim)
-        return rms_norm(x, weight=self.weight, eps=self.eps)
+        return rms_norm(x, weight=self._scale(), eps=self.eps)
 
     def _join(
         self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
     ) -> Tensor | tuple[Tensor, Tensor]:
         return bias_dropout_residual_rms_norm(
-            x, residual, weight=self.weight, bias=bias, p=p, eps=self.eps, style=style, training=self.training
+            x, residual, weight=self._scale(), bias=bias, p=p, eps=self.eps, style=style, training=self.training
         )
 
+    def _scale(self) -> Tensor:
+        if not self.unit_offset:
+            return self.weight
+        # In float32 at least, which the ops take beside any x: in bfloat16 the sum keeps seven bits after the point.
+        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + 1
+
     def extra_repr(self) -> str:
-        return f"{self.hidden_dim}, eps={self.eps}"
+        return f"{self.hidden_dim}, eps={self.eps}, unit_offset={self.unit_offset}"

@@ -7,7 +7,7 @@ bias   [H, T, S]      S keys
 
 from torch import Tensor, nn
 
-__all__ = ["Position"]
+__all__ = ["Position", "check_has_heads"]
 
 
 class Position(nn.Module):
@@ -49,3 +49,18 @@ class Position(nn.Module):
         """Which inputs of an attention it works through: "rotate", "bias", both or none."""
         hooks = ("rotate", "bias")
         return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))
+
+
+def check_has_heads(name: str, num_heads: int | None) -> int:
+    """Return `num_heads`; raise ValueError where it is None. Used by the positions with a bias per head.
+
+    Args:
+        name: the position's, for the error text.
+        num_heads: the attention's; None where it has no heads.
+    """
+    if num_heads is None:
+        raise ValueError(
+            f"position {name!r} has a bias for each head, and this attention has no heads; choose an attention with "
+            "num_heads, or another position"
+        )
+    return num_heads

@@ -1,10 +1,10 @@
-"""`add` means the same for every norm: these tests run on both, and on a norm from outside."""
+"""What every norm does: these tests run on all, and on a norm from outside."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import LayerNorm, Norm, RMSNorm
+from fuselayers.components import DynamicTanh, LayerNorm, Norm, RMSNorm, SkipNorm, initialise_bert
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
 
@@ -16,7 +16,16 @@ class MaxNorm(Norm):
         return x / x.abs().amax(-1, keepdim=True)
 
 
-NORMS = [lambda: LayerNorm(7), lambda: LayerNorm(7, bias=False, eps=0.1), lambda: RMSNorm(7), lambda: MaxNorm()]
+NORMS = [
+    lambda: LayerNorm(7),
+    lambda: LayerNorm(7, bias=False, eps=0.1),
+    lambda: RMSNorm(7),
+    lambda: RMSNorm(7, unit_offset=True),
+    lambda: DynamicTanh(7),
+    lambda: DynamicTanh(7, bias=False),
+    lambda: SkipNorm(7),
+    lambda: MaxNorm(),
+]
 
 
 class Add(nn.Module):
@@ -59,6 +68,71 @@ def test_add_drops_nothing_in_eval(make: object) -> None:
     normed, total = norm.add(x, residual, p=0.9)
     torch.testing.assert_close(total, x + residual, rtol=0, atol=0)
     torch.testing.assert_close(normed, norm(x + residual))
+
+
+class InFloat64(nn.Module):
+    """`add` in plain torch, with the norm's parameters."""
+
+    def __init__(self, norm: Norm, style: str) -> None:
+        super().__init__()
+        self.norm, self.style = norm, style
+
+    def formula(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        if isinstance(norm, MaxNorm):
+            return x / x.abs().amax(-1, keepdim=True)
+        if isinstance(norm, SkipNorm):
+            return x
+        if isinstance(norm, DynamicTanh):
+            y = norm.weight * torch.tanh(norm.alpha * x)
+        elif isinstance(norm, RMSNorm):
+            scale = 1 + norm.weight if norm.unit_offset else norm.weight
+            y = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * scale
+        else:
+            centred = x - x.mean(-1, keepdim=True)
+            y = centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+        return y if getattr(norm, "bias", None) is None else y + norm.bias
+
+    def forward(self, x: Tensor, residual: Tensor, bias: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if self.style == "pre":
+            return self.formula(x + bias) + residual
+        total = x + bias + residual
+        return (self.formula(total), total) if self.style == "prenorm" else self.formula(total)
+
+
+@pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
+@pytest.mark.parametrize("make", NORMS)
+def test_add_in_float64(make: object, style: str) -> None:
+    norm = randomise(make()).double()  # type: ignore[operator]
+    tensors = [torch.randn(3, 5, 7).double(), torch.randn(3, 5, 7).double(), torch.randn(7).double()]
+    assert_same_step(InFloat64(norm, style), Add(norm, 0.0, style), *tensors, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", NORMS)
+def test_parameters_can_start_again(make: object) -> None:
+    norm, fresh = make(), make()  # type: ignore[operator]
+    with torch.device("meta"):
+        empty = make()  # type: ignore[operator]
+    for used in (randomise(norm), empty.to_empty(device="cpu")):
+        used.reset_parameters()
+        for name, value in fresh.state_dict().items():
+            assert torch.equal(used.state_dict()[name], value), name
+        # An init function leaves a norm as it starts, whatever its weight means.
+        initialise_bert(randomise(used))
+        for name, value in fresh.state_dict().items():
+            assert torch.equal(used.state_dict()[name], value), name
+
+
+def test_a_norm_from_outside_starts_with_ones_and_zeros() -> None:
+    class Shifted(MaxNorm):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.empty(3)), nn.Parameter(torch.empty(3))
+
+    norm = randomise(Shifted())
+    norm.reset_parameters()  # type: ignore[operator]
+    assert norm.weight.tolist() == [1.0] * 3
+    assert norm.bias.tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("make", NORMS)

@@ -1,0 +1,170 @@
+"""vision_transformer -- a classifier of images: their patches are the tokens.
+
+    images    [B, channels, S, S]   B batch, S the side of an image in pixels
+    x         [B, T, D]             T tokens: (S / patch_size)^2 patches, row by row, after the class token; D model
+    targets   [B]
+    logits    [B, num_classes]
+
+Dosovitskiy et al., "An image is worth 16x16 words", 2021, section 3.1.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ...names import no_such
+from ...ops import dropout as dropout_op
+from ..init import initialise_bert
+from ..ranges import NotNegative, Probability, Size, in_range
+from ..registry import Choice, create, register
+from .layers import LayerChange
+from .stack import Stack
+from .tokens import token_loss
+
+__all__ = ["Pooling", "VisionTransformer"]
+
+Pooling = Literal["class_token", "mean"]
+
+
+@register("model", "vision_transformer")
+class VisionTransformer(Stack):
+    """An encoder of patches with a linear head.
+
+    Args:
+        image_size: S, the side of the square images in pixels, a multiple of patch_size.
+        patch_size: side of a patch in pixels.
+        num_classes: number of different classes.
+        hidden_dim: D, the width of the model.
+        num_layers: number of blocks.
+        attention: the attention and its options.
+        channels: of an image, 3 for colours.
+        pooling: what the head sees: a learned token that gathers from the patches, or the mean of the patches.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
+        residual: the residual style and its options.
+        position: the kind of position and its options; the class token has one too.
+        embedding: the embedding of the patches and its options.
+        block: the kind of block, by name or with its options.
+        layers: other parts for some of the blocks, see `LayerChange`.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        init_std: deviation of the initial weights, see `initialise_bert`.
+        backend: what the fused layers get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, or a number out of its range.
+
+    >>> heads = Choice("multi_head", {"num_heads": 2})
+    >>> sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "hidden_dim": 8, "num_layers": 1}
+    >>> model = VisionTransformer(**sizes, attention=heads)
+    >>> model(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 5])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset(
+        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
+    )
+
+    @in_range
+    def __init__(
+        self,
+        *,
+        image_size: Size,
+        patch_size: Size,
+        num_classes: Size,
+        hidden_dim: Size,
+        num_layers: Size,
+        attention: Choice | str,
+        channels: Size = 3,
+        pooling: Pooling = "class_token",
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
+        embedding: Choice | str = "patch",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
+        init_std: NotNegative = 0.02,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        if image_size % patch_size:
+            raise ValueError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
+        if pooling not in get_args(Pooling):
+            raise ValueError(no_such("pooling", pooling, get_args(Pooling)))
+        with_class_token = pooling == "class_token"
+        super().__init__(
+            hidden_dim,
+            num_layers=num_layers,
+            context_length=(image_size // patch_size) ** 2 + with_class_token,
+            attention=attention,
+            feedforward=feedforward,
+            norm=norm,
+            residual=residual,
+            position=position,
+            block=block,
+            layers=layers,
+            dropout=dropout,
+            causal=False,
+            backend=backend,
+            partition=partition,
+        )
+        self.image_size = image_size
+        self.patch: nn.Module = create(
+            "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
+        )
+        # A table with one row, so that an init function fills it as it fills every other embedding.
+        self.class_token = nn.Embedding(1, hidden_dim) if with_class_token else None
+        self.head = nn.Linear(hidden_dim, num_classes)
+        initialise_bert(self, std=init_std)
+
+    def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
+        """Return the logits, or the loss where there are targets.
+
+        Args:
+            images: floating [B, channels, S, S].
+            targets_B: int64 [B], the class of each image, or -100 where none counts; None for logits.
+
+        Returns:
+            The logits [B, num_classes]; with targets the mean cross entropy in nats, a float32 scalar.
+
+        Raises:
+            TypeError: the images are no floating tensor, or the targets no tensor.
+            ValueError: images or targets of another shape or dtype, or a target that is no class.
+        """
+        if targets_B is not None and not torch.compiler.is_compiling():
+            _check_targets(targets_B, images)
+        logits_BK: Tensor = self.head(self.features(images))
+        # To the loss an image is a sequence of one prediction.
+        return logits_BK if targets_B is None else token_loss(logits_BK[:, None], targets_B[:, None])
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return what the head sees: [B, channels, S, S] -> [B, D]."""
+        x_BTD: Tensor = self.patch(images)
+        # The embedding takes images of any size that it can cut up; the positions are those of one size.
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"images must be {self.image_size} x {self.image_size} pixels, got {list(images.shape)}; resize them, "
+                "or build the model with another image_size"
+            )
+        if self.class_token is not None:
+            x_BTD = torch.cat((self.class_token.weight.expand(x_BTD.shape[0], -1, -1), x_BTD), dim=1)
+        x_BTD = self.run_blocks(dropout_op(self.position(x_BTD), self.dropout, training=self.training))
+        return x_BTD.mean(1) if self.class_token is None else x_BTD[:, 0]
+
+    def extra_repr(self) -> str:
+        pooling = "mean" if self.class_token is None else "class_token"
+        return f"{super().extra_repr()}, image_size={self.image_size}, pooling={pooling!r}"
+
+
+def _check_targets(targets: Tensor, images: Tensor) -> None:
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
+    if targets.shape != images.shape[:1] or targets.dtype != torch.int64:
+        raise ValueError(
+            f"targets must be torch.int64 {list(images.shape[:1])}, one class per image, got {targets.dtype} "
+            f"{list(targets.shape)}"
+        )

@@ -1,0 +1,131 @@
+"""What goes in and what comes out of the models of tokens: the chosen embedding, scaled and bounded logits."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import Choice, Decoder, Encoder, register
+from fuselayers.components.registry import _OWNERS
+from fuselayers.configs.sections import checked_choice, completed
+from fuselayers.partition import fuse
+from tests.components.compare import assert_same_step
+
+SIZES = {
+    "vocab_size": 13,
+    "hidden_dim": 8,
+    "num_layers": 1,
+    "context_length": 6,
+    "attention": Choice("multi_head", {"num_heads": 2}),
+    "init_std": 0.5,
+}
+SCALED = Choice("token", {"scale": True})
+
+
+class NoTable(nn.Module):
+    def __init__(self, *, vocab_size: int, hidden_dim: int) -> None:
+        super().__init__()
+
+
+def made(model: type[nn.Module], **options: object) -> nn.Module:
+    return model(**{**SIZES, **options})
+
+
+def same_weights(model: nn.Module, other: nn.Module) -> None:
+    other.load_state_dict(model.state_dict())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model", [Decoder, Encoder])
+def test_a_scaled_embedding_is_a_larger_table_under_the_same_head(model: type[nn.Module], tied: bool) -> None:
+    scaled, plain = made(model, embedding=SCALED, tie_embeddings=tied), made(model, tie_embeddings=False)
+    state = scaled.state_dict()
+    assert list(state) == list(made(model, tie_embeddings=tied).state_dict())
+    table, head = state["token.weight"], state["token.weight" if tied else "head.weight"]
+    plain.load_state_dict({**state, "token.weight": table * 8**0.5, "head.weight": head})
+    tokens_BT = torch.randint(13, (3, 6))
+    torch.testing.assert_close(scaled(tokens_BT), plain(tokens_BT), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(scaled(tokens_BT), made(model)(tokens_BT))
+
+
+def test_a_scaled_embedding_is_scaled_where_a_compiler_traces_it() -> None:
+    model = made(Decoder, embedding=SCALED)
+    tokens_BT = torch.randint(13, (3, 6))
+    expected = model(tokens_BT)
+    for compiled in (torch.compile(model, backend="aot_eager", fullgraph=True), fuse(model, backend="eager")):
+        torch.testing.assert_close(compiled(tokens_BT), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"logit_scale": 0.25}, lambda logits: logits * 0.25),
+        ({"logit_soft_cap": 2.0}, lambda logits: 2 * torch.tanh(logits / 2)),
+        ({"logit_scale": 3.0, "logit_soft_cap": 2.0}, lambda logits: 2 * torch.tanh(logits * 1.5)),
+    ],
+)
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_scaled_and_then_bounded(
+    options: dict[str, float], change: Callable[[Tensor], Tensor], tied: bool
+) -> None:
+    model = made(Decoder, tie_embeddings=tied, **options).double()
+    plain = made(Decoder, tie_embeddings=tied).double()
+    same_weights(model, plain)
+
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, module in plain.named_children():
+                self.add_module(name, module)
+
+        def forward(self, tokens_BT: Tensor) -> Tensor:
+            logits: Tensor = change(plain(tokens_BT))
+            return logits
+
+    assert_same_step(Changed(), model, torch.randint(13, (3, 6)), rtol=1e-9, atol=1e-9)
+
+
+def test_the_bound_holds_and_generation_keeps_to_it() -> None:
+    model = made(Decoder, logit_soft_cap=0.5)
+    tokens_BT = torch.randint(13, (3, 6))
+    logits_BTV = model(tokens_BT)
+    assert logits_BTV.abs().max() < 0.5 < made(Decoder)(tokens_BT).abs().max()
+    # The order of the logits is kept, and with it the likeliest token.
+    plain = made(Decoder)
+    same_weights(model, plain)
+    assert torch.equal(model.generate(tokens_BT, 3, temperature=0.0), plain.generate(tokens_BT, 3, temperature=0.0))
+
+
+def test_a_config_completes_the_embedding_of_a_model() -> None:
+    section = {"name": "decoder", "vocab_size": 13, "num_layers": 1, "hidden_dim": 8, "context_length": 4}
+    complete = completed("model", {**section, "embedding": {"name": "token", "scale": True}}, where="model")
+    assert complete["embedding"] == {"name": "token", "scale": True}
+    assert completed("model", section, where="model")["embedding"] == {"name": "token", "scale": False}
+    assert checked_choice("model", complete, where="model").options["embedding"] == SCALED
+
+
+@pytest.mark.parametrize("model", [Decoder, Encoder])
+def test_errors_of_the_embedding(model: type[nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"^no embedding 'tokens'; did you mean 'token'\? there are: patch, token$"):
+        made(model, embedding="tokens")
+    with pytest.raises(ValueError, match=r"^embedding 'patch' \(.*\) does not take the argument 'vocab_size'$"):
+        made(model, embedding=Choice("patch"))
+    register("embedding", "no_table")(NoTable)
+    try:
+        text = "embedding 'no_table' must be a subclass of nn.Embedding, a table of tokens"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            made(model, embedding="no_table")
+    finally:
+        del _OWNERS["embedding"]["no_table"]
+
+
+@pytest.mark.parametrize("name", ["logit_scale", "logit_soft_cap"])
+def test_errors_of_the_logits(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be above 0, got 0$"):
+        made(Decoder, **{name: 0})
+
+
+def test_repr_names_what_is_done_to_the_logits() -> None:
+    assert "logit_scale=0.25, logit_soft_cap=None" in repr(made(Decoder, logit_scale=0.25))

@@ -1,0 +1,242 @@
+import copy
+import math
+import pickle
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselayers.components import Choice, VisionTransformer, initialise_bert
+from fuselayers.ops import dropout
+from tests.components.compare import assert_same_step, randomise
+
+SIZES = {
+    "image_size": 12,
+    "patch_size": 4,
+    "num_classes": 5,
+    "hidden_dim": 8,
+    "num_layers": 2,
+    "attention": Choice("multi_head", {"num_heads": 2}),
+}
+
+
+def made(**options: object) -> VisionTransformer:
+    return VisionTransformer(**{**SIZES, "init_std": 0.5, **options})  # type: ignore[arg-type]
+
+
+class WrittenOut(nn.Module):
+    """Patches cut out by hand, around the model's own blocks."""
+
+    def __init__(self, model: VisionTransformer) -> None:
+        super().__init__()
+        for name, module in model.named_children():
+            self.add_module(name, module)
+        self.image_size, self.p = model.image_size, model.dropout
+
+    def forward(self, images: Tensor) -> Tensor:
+        side = self.patch.patch_size
+        places = [(top, left) for top in range(0, self.image_size, side) for left in range(0, self.image_size, side)]
+        x = torch.stack([images[:, :, y : y + side, x : x + side].flatten(1) for y, x in places], dim=1)
+        x = x @ self.patch.projection.weight.flatten(1).T + self.patch.projection.bias
+        class_token = getattr(self, "class_token", None)
+        if class_token is not None:
+            x = torch.cat((class_token.weight.repeat(len(x), 1, 1), x), dim=1)
+        x = dropout(x + self.position.table.weight, self.p)
+        for block in self.blocks:
+            x = block(x)
+        x = F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias)
+        x = x[:, 0] if class_token is not None else sum(x.unbind(1)) / x.shape[1]
+        return x @ self.head.weight.T + self.head.bias
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("pooling", ["class_token", "mean"])
+@pytest.mark.parametrize("sizes", [{}, {"image_size": 3, "patch_size": 1, "channels": 1}, {"image_size": 4}])
+def test_values_and_gradients(sizes: dict[str, int], pooling: str, p: float) -> None:
+    model = randomise(made(pooling=pooling, dropout=p, **sizes)).double()
+    images = torch.randn(3, sizes.get("channels", 3), model.image_size, model.image_size).double()  # type: ignore[arg-type]
+    assert_same_step(WrittenOut(model), model, images, rtol=1e-8, atol=1e-8)  # type: ignore[arg-type]
+
+
+def test_parameter_count_of_vit_base() -> None:
+    sizes = {"image_size": 224, "patch_size": 16, "num_classes": 1000, "hidden_dim": 768, "num_layers": 12}
+    with torch.device("meta"):
+        model = VisionTransformer(**sizes, attention=Choice("multi_head", {"num_heads": 12}))  # type: ignore[arg-type]
+    assert sum(parameter.numel() for parameter in model.parameters()) == 86_567_656
+
+
+def from_transformers(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our keys for the weights of transformers' ViTForImageClassification."""
+    names = {
+        "vit.embeddings.patch_embeddings.projection": "patch.projection",
+        "vit.layernorm": "norm",
+        "classifier": "head",
+    }
+    ours = {
+        "class_token.weight": theirs["vit.embeddings.cls_token"][0],
+        "position.table.weight": theirs["vit.embeddings.position_embeddings"][0],
+    }
+    for layer in range(sum(name.endswith("mlp.fc1.bias") for name in theirs)):
+        a, b = f"vit.layers.{layer}.", f"blocks.{layer}."
+        names[f"{a}attention.o_proj"] = f"{b}attention.out"
+        names[f"{a}layernorm_before"] = f"{b}residual.norms.0"
+        names[f"{a}layernorm_after"] = f"{b}residual.norms.1"
+        names[f"{a}mlp.fc1"] = f"{b}feedforward.up"
+        names[f"{a}mlp.fc2"] = f"{b}feedforward.down"
+        for leaf in ("weight", "bias"):
+            ours[f"{b}attention.qkv.{leaf}"] = torch.cat([theirs[f"{a}attention.{x}_proj.{leaf}"] for x in "qkv"])
+    return ours | {f"{b}.{leaf}": theirs[f"{a}.{leaf}"] for a, b in names.items() for leaf in ("weight", "bias")}
+
+
+def test_it_is_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        image_size=12,
+        patch_size=4,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=5,
+        attn_implementation="eager",
+    )
+    theirs = randomise(transformers.ViTForImageClassification(config)).double()
+    ours = made(norm=Choice("layer_norm", {"eps": config.layer_norm_eps})).double()
+    state = from_transformers(theirs.state_dict())
+    assert set(state) == set(ours.state_dict())
+    ours.load_state_dict(state)
+    images, targets = torch.randn(3, 3, 12, 12).double(), torch.tensor([4, 0, 2])
+    expected = theirs(images, labels=targets)
+    # Their softmax is computed in float32, whatever the dtype of the model.
+    torch.testing.assert_close(ours(images), expected.logits, rtol=1e-6, atol=1e-6)
+    loss = ours(images, targets)
+    torch.testing.assert_close(loss, expected.loss.float())
+    expected.loss.backward()
+    loss.backward()
+    gradients = from_transformers({name: value.grad for name, value in theirs.named_parameters()})
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_is_the_mean_over_the_images_that_count() -> None:
+    model, images = made(), torch.randn(3, 3, 12, 12)
+    shares = model(images).softmax(-1)
+    loss = model(images, torch.tensor([4, -100, 2]))
+    torch.testing.assert_close(loss, -(shares[0, 4].log() + shares[2, 2].log()) / 2)
+    assert loss.dtype == torch.float32
+
+
+def test_every_patch_counts_and_its_place_too() -> None:
+    for pooling in ("class_token", "mean"):
+        model, image = made(pooling=pooling), torch.randn(1, 3, 12, 12)
+        changed = image.repeat(9, 1, 1, 1)
+        for patch in range(9):
+            changed[patch, :, patch // 3 * 4, patch % 3 * 4] += 1.0
+        assert ((model(changed) - model(image)).abs().amax(-1) > 1e-5).all()
+        turned = image.unflatten(2, (3, 4)).flip(2).flatten(2, 3)  # the same patches in other rows
+        assert (model(turned) - model(image)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("position", ["rotary", "sinusoidal", "none"])
+def test_other_positions(position: str) -> None:
+    model, image = made(position=position), torch.randn(1, 3, 12, 12)
+    turned = image.unflatten(2, (3, 4)).flip(2).flatten(2, 3)
+    # Without positions the patches are a bag.
+    moved = (model(turned) - model(image)).abs().max() > 1e-3
+    assert moved == (position != "none")
+
+
+def test_one_graph_for_a_compiler() -> None:
+    model, images, targets = made(dropout=0.3, num_layers=1), torch.randn(3, 3, 12, 12), torch.tensor([4, 0, 2])
+    torch.manual_seed(1)
+    expected = model(images, targets)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(images, targets), expected)
+
+
+def test_copies_meta_and_autocast() -> None:
+    model, images = made(), torch.randn(3, 3, 12, 12)
+    expected = model(images)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(images), expected, rtol=0, atol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(images).float(), expected, rtol=0.1, atol=0.3)
+    with torch.device("meta"):
+        empty = made()
+    empty.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in empty.parameters():
+            parameter.fill_(math.nan)
+    initialise_bert(empty)
+    assert [name for name, value in empty.named_parameters() if not value.isfinite().all()] == []
+
+
+def test_initial_weights() -> None:
+    model = made(image_size=128, hidden_dim=64, num_classes=100, init_std=0.1)
+    for weight in (model.patch.projection.weight, model.class_token.weight, model.position.table.weight):  # type: ignore[union-attr]
+        assert weight.std().item() == pytest.approx(0.1, rel=0.3)
+    assert model.patch.projection.bias.abs().max() == 0  # type: ignore[union-attr]
+
+
+def test_repr_names_what_it_looks_at() -> None:
+    assert "context_length=10, dropout=0.0, image_size=12, pooling='class_token'" in repr(made())
+    assert "context_length=9, dropout=0.0, image_size=12, pooling='mean'" in repr(made(pooling="mean"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"image_size": 13}, "image_size must be a multiple of patch_size, got 13 and 4"),
+        ({"pooling": "max"}, "no pooling 'max'; there are: class_token, mean"),
+        ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        (
+            {"embedding": "token"},
+            "embedding 'token' (fuselayers.components.embedding.token.TokenEmbedding) does not take the argument "
+            "'patch_size'",
+        ),
+    ],
+)
+def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)
+
+
+@pytest.mark.parametrize(
+    ("images", "targets", "error", "text"),
+    [
+        (torch.zeros(3, 12, 12), None, ValueError, "images must be [B, 3, height, width], got [3, 12, 12]"),
+        (
+            torch.zeros(1, 3, 8, 12),
+            None,
+            ValueError,
+            "images must be 12 x 12 pixels, got [1, 3, 8, 12]; resize them, or build the model with another image_size",
+        ),
+        (torch.zeros(2, 3, 12, 12), [1, 2], TypeError, "targets must be a tensor [B], got list; use torch.tensor"),
+        (
+            torch.zeros(2, 3, 12, 12),
+            torch.tensor([1]),
+            ValueError,
+            "targets must be torch.int64 [2], one class per image, got torch.int64 [1]",
+        ),
+        (
+            torch.zeros(2, 3, 12, 12),
+            torch.tensor([1.0, 2.0]),
+            ValueError,
+            "targets must be torch.int64 [2], one class per image, got torch.float32 [2]",
+        ),
+        (
+            torch.zeros(2, 3, 12, 12),
+            torch.tensor([1, 5]),
+            ValueError,
+            "targets must be in 0..4 or -100, got 1..5",
+        ),
+    ],
+)
+def test_errors_of_a_call(images: Tensor, targets: object, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}"):
+        made()(images, targets)

@@ -1,0 +1,77 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import ALiBiPosition
+
+
+def slopes(num_heads: int) -> list[float]:
+    """As in the authors' released code, `get_slopes`."""
+
+    def of_a_power(heads: int) -> list[float]:
+        start = 2 ** -(2 ** -(math.log2(heads) - 3))
+        return [start * start**place for place in range(heads)]
+
+    if math.log2(num_heads).is_integer():
+        return of_a_power(num_heads)
+    closest = 2 ** math.floor(math.log2(num_heads))
+    return of_a_power(closest) + slopes(2 * closest)[0::2][: num_heads - closest]
+
+
+def written_out(num_heads: int, tokens: int, first: int) -> Tensor:
+    rows = [
+        [[-slope * abs(first + row - key) for key in range(first + tokens)] for row in range(tokens)]
+        for slope in slopes(num_heads)
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3, 6, 8, 12, 25, 64, 71])
+@pytest.mark.parametrize(("tokens", "first"), [(1, 0), (7, 0), (1, 5), (3, 5)])
+def test_it_is_the_authors_bias(num_heads: int, tokens: int, first: int) -> None:
+    got = ALiBiPosition(num_heads=num_heads).bias(torch.zeros(2, tokens, 4, dtype=torch.float64), first=first)
+    torch.testing.assert_close(got, written_out(num_heads, tokens, first), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("num_heads", [8, 12])
+def test_it_is_transformers_bloom_up_to_a_number_per_query(num_heads: int) -> None:
+    # Bloom adds slope * key: the same distances after the softmax, which no number added to a whole row changes.
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    theirs = bloom.build_alibi_tensor(torch.ones(1, 7), num_heads, torch.float32)
+    theirs_HTS = theirs.view(num_heads, 1, 7).expand(num_heads, 7, 7)
+    ours_HTS = ALiBiPosition(num_heads=num_heads).bias(torch.zeros(1, 7, 4))
+    hidden = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    shares = [bias.masked_fill(hidden, -torch.inf).softmax(-1) for bias in (ours_HTS, theirs_HTS)]
+    torch.testing.assert_close(shares[0], shares[1])
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    got = ALiBiPosition(num_heads=6).bias(torch.zeros(1, 129, 4, dtype=torch.bfloat16))
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, written_out(6, 129, 0).bfloat16(), rtol=2**-8, atol=0)
+
+
+def test_one_graph_for_a_compiler_and_copies() -> None:
+    position, x = ALiBiPosition(num_heads=3), torch.randn(2, 7, 6)
+    expected = position.bias(x)
+    torch.testing.assert_close(torch.compile(position.bias, backend="aot_eager", fullgraph=True)(x), expected)
+    for other in (copy.deepcopy(position), pickle.loads(pickle.dumps(position))):
+        torch.testing.assert_close(other.bias(x), expected, rtol=0, atol=0)
+    assert not position.state_dict()
+    assert position.needs == {"bias"}
+    assert repr(position) == "ALiBiPosition(num_heads=3)"
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^num_heads must be at least 1, got 0$"):
+        ALiBiPosition(num_heads=0)
+    text = (
+        "position 'alibi' has a bias for each head, and this attention has no heads; choose an attention with "
+        "num_heads, or another position"
+    )
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        ALiBiPosition(num_heads=None)

@@ -1,0 +1,126 @@
+import copy
+import math
+import pickle
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import RelativePosition
+from tests.components.compare import assert_same_step, randomise
+
+
+def bucket(distance: int, *, causal: bool, num_buckets: int, max_distance: int) -> int:
+    """The rule in Python's floats, for one distance."""
+    side = 0
+    if causal:
+        distance = max(-distance, 0)
+    else:
+        num_buckets //= 2
+        side, distance = (num_buckets if distance > 0 else 0), abs(distance)
+    single = num_buckets // 2
+    if distance < single:
+        return side + distance
+    # To float32's precision, in which distances at the edge of a bucket fall on the edge.
+    place = math.log(distance / single) / math.log(max_distance / single) * (num_buckets - single)
+    return side + min(single + int(place + 1e-6), num_buckets - 1)
+
+
+class WrittenOut(nn.Module):
+    def __init__(self, position: RelativePosition, first: int) -> None:
+        super().__init__()
+        self.position, self.first = position, first
+
+    def forward(self, x: Tensor) -> Tensor:
+        position, tokens = self.position, x.shape[1]
+        sizes = {"num_buckets": position.table.num_embeddings, "max_distance": position.max_distance}
+        rows = [
+            [bucket(key - self.first - row, causal=position.causal, **sizes) for key in range(self.first + tokens)]
+            for row in range(tokens)
+        ]
+        return position.table.weight[torch.tensor(rows)].permute(2, 0, 1) + 0 * x.sum()
+
+
+class Bias(WrittenOut):
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.position.bias(x, first=self.first)
+        assert bias is not None
+        return bias + 0 * x.sum()
+
+
+SIZES = [
+    {},
+    {"num_buckets": 8, "max_distance": 20},
+    {"num_buckets": 4, "max_distance": 5},
+    {"num_buckets": 7, "max_distance": 9},
+]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("tokens", "first"), [(1, 0), (7, 0), (40, 0), (1, 9), (3, 30)])
+def test_values_and_gradients(sizes: dict[str, int], causal: bool, tokens: int, first: int) -> None:
+    position = randomise(RelativePosition(num_heads=3, causal=causal, **sizes)).double()
+    x = torch.randn(2, tokens, 4).double()
+    assert_same_step(WrittenOut(position, first), Bias(position, first), x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("sizes", [*SIZES, {"num_buckets": 64, "max_distance": 1000}])
+def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    position = RelativePosition(num_heads=1, causal=causal, **sizes)
+    distance = torch.arange(-1500, 1500)
+    theirs = t5.T5Attention._relative_position_bucket(
+        distance,
+        bidirectional=not causal,
+        num_buckets=position.table.num_embeddings,
+        max_distance=position.max_distance,
+    )
+    assert torch.equal(position.buckets(distance), theirs)
+
+
+def test_bfloat16_and_one_graph_for_a_compiler_and_copies() -> None:
+    position, x = RelativePosition(num_heads=3), torch.randn(2, 7, 6)
+    expected = position.bias(x)
+    assert expected is not None
+    torch.testing.assert_close(position.bias(x.bfloat16()), expected.bfloat16(), rtol=0, atol=0)
+    torch.testing.assert_close(torch.compile(position.bias, backend="aot_eager", fullgraph=True)(x), expected)
+    for other in (copy.deepcopy(position), pickle.loads(pickle.dumps(position))):
+        torch.testing.assert_close(other.bias(x), expected, rtol=0, atol=0)
+
+
+def test_names_and_start() -> None:
+    position = RelativePosition(num_heads=64, num_buckets=100)
+    assert {name: tuple(value.shape) for name, value in position.state_dict().items()} == {"table.weight": (100, 64)}
+    assert 0.018 < position.table.weight.std().item() < 0.022
+    assert position.needs == {"bias"}
+    assert repr(position).startswith("RelativePosition(\n  max_distance=128, causal=True\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        ({"num_buckets": 0}, "num_buckets must be at least 1, got 0"),
+        ({"num_buckets": 1}, "num_buckets must be at least 2 where attention is causal, got 1"),
+        (
+            {"num_buckets": 3, "causal": False},
+            "num_buckets must be at least 4 where attention is not causal, got 3",
+        ),
+        (
+            {"max_distance": 16},
+            "max_distance must be above 16, the distances with a bucket of their own among 32, got 16; raise it, or "
+            "take fewer buckets",
+        ),
+        (
+            {"num_heads": None},
+            "position 'relative' has a bias for each head, and this attention has no heads; choose an attention with "
+            "num_heads, or another position",
+        ),
+    ],
+)
+def test_errors(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        RelativePosition(**{"num_heads": 2, **options})  # type: ignore[arg-type]

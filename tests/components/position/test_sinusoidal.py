@@ -1,0 +1,59 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import SinusoidalPosition
+from tests.components.compare import run
+
+
+def written_out(x: Tensor, *, base: float = 10000.0, first: int = 0) -> Tensor:
+    """Section 3.5, entry by entry in Python's floats."""
+    tokens, hidden_dim = x.shape[-2:]
+    table = torch.empty(tokens, hidden_dim, dtype=torch.float64)
+    for row in range(tokens):
+        for channel in range(hidden_dim):
+            angle = (first + row) / base ** (channel // 2 * 2 / hidden_dim)
+            table[row, channel] = math.cos(angle) if channel % 2 else math.sin(angle)
+    return x + table
+
+
+@pytest.mark.parametrize("first", [0, 40])
+@pytest.mark.parametrize("tokens", [1, 129])
+@pytest.mark.parametrize("hidden_dim", [1, 2, 7, 16])
+@pytest.mark.parametrize("base", [10000.0, 50.0])
+def test_it_is_the_papers_table(base: float, hidden_dim: int, tokens: int, first: int) -> None:
+    x = torch.randn(2, tokens, hidden_dim).double()
+    position = SinusoidalPosition(base=base)
+    got = run(lambda x: position.embed(x, first=first), [x])
+    expected = run(lambda x: written_out(x, base=base, first=first), [x])
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=0, atol=2e-5)  # the angles are float32
+
+
+def test_what_is_said_later_is_a_part_of_the_whole() -> None:
+    x = torch.randn(1, 9, 6)
+    position = SinusoidalPosition()
+    torch.testing.assert_close(position(x[:, 4:], first=4), position(x)[:, 4:], rtol=0, atol=0)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    x = torch.randn(2, 129, 16).bfloat16()
+    got = SinusoidalPosition()(x)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, written_out(x.double()).bfloat16(), rtol=2**-7, atol=1e-6)
+
+
+def test_one_graph_for_a_compiler() -> None:
+    position, x = SinusoidalPosition(), torch.randn(2, 7, 6)
+    torch.testing.assert_close(torch.compile(position, backend="aot_eager", fullgraph=True)(x), position(x))
+
+
+def test_it_holds_nothing_and_says_what_it_is() -> None:
+    position = SinusoidalPosition(base=50.0)
+    assert not position.state_dict()
+    assert position.needs == frozenset()
+    assert repr(position) == "SinusoidalPosition(base=50.0)"
+    with pytest.raises(ValueError, match=r"^base must be above 0, got 0$"):
+        SinusoidalPosition(base=0)
