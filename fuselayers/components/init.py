@@ -73,6 +73,8 @@ def _initialise(model: nn.Module, *, std: float, residual_std: float) -> None:
             weight = getattr(module, "weight", None)
             if isinstance(weight, nn.Parameter):
                 nn.init.ones_(weight)
+        elif callable(reset := getattr(module, "reset_parameters", None)):
+            reset()  # what a module of another kind holds itself: scales of branches, sinks of heads
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
             nn.init.zeros_(bias)

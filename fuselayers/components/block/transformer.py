@@ -156,6 +156,8 @@ class TransformerBlock(nn.Module):
             )
         if self.cross_attention is not None:
             look = functools.partial(self.cross_attention, memory=memory_BSD, key_padding_mask=memory_padding_mask)
+            if "cache" in given and "cache" in takes(self.cross_attention.forward):
+                look = functools.partial(look, cache=given["cache"].of_memory)
             sublayers.insert(1, look)
         y_BTD: Tensor = self.residual(x_BTD, sublayers)
         return y_BTD
