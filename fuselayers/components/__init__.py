@@ -5,6 +5,7 @@ from .activation import Activation as Activation
 from .activation import GELUTanh as GELUTanh
 from .activation import LeakyReLU as LeakyReLU
 from .activation import ReLU as ReLU
+from .activation import Sigmoid as Sigmoid
 from .activation import SiLU as SiLU
 from .activation import SmeLU as SmeLU
 from .activation import SquaredReLU as SquaredReLU

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from ..names import no_such
 from .ranges import Range, range_of
@@ -18,6 +18,7 @@ __all__ = [
     "KINDS",
     "REQUIRED",
     "Choice",
+    "Component",
     "Option",
     "Required",
     "accepted",
@@ -42,7 +43,7 @@ KINDS: Final = (
     "fused",
 )
 
-Component = TypeVar("Component", bound=type)
+Registered = TypeVar("Registered", bound=type)
 
 _OWNERS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
@@ -78,17 +79,32 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Component:
+    """Marks an option that holds a component, where the option's name is not the kind already.
+
+    `expert: Annotated[Choice | str, Component("feedforward")]` is a feedforward with options of its own, in a config
+    too; with `Annotated[str, ...]` it is the bare name of one. An option named after a kind, as `block`, needs no mark.
+    """
+
+    kind: str
+
+
+@dataclass(frozen=True)
 class Option:
-    """One option of a component: its name, type, default (or REQUIRED), meaning, and the range of a number."""
+    """One option of a component: its name, type, default (or REQUIRED) and meaning.
+
+    A number has a range, and an option that holds a component, or names one, has that component's kind.
+    """
 
     name: str
     annotation: Any
     default: Any
     doc: str
     range: Range | None = None
+    kind: str | None = None
 
 
-def register(kind: str, name: str) -> Callable[[Component], Component]:
+def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Decorate a class to own `name` among the components of `kind`.
 
     The class may list in `built_in: ClassVar[frozenset[str]]` the arguments that whoever builds it fills in (a size, a
@@ -109,7 +125,7 @@ def register(kind: str, name: str) -> Callable[[Component], Component]:
     if not _NAME.fullmatch(name):
         raise ValueError(f"the name of a {kind} must be in lower_case letters, digits and underscores, got {name!r}")
 
-    def own(component: Component) -> Component:
+    def own(component: Registered) -> Registered:
         owner = owners.get(name)
         if owner is not None and not _same_notebook_class(owner, component):
             raise ValueError(f"{kind} {name!r} belongs to {_path(owner)}; choose another name for {_path(component)}")
@@ -161,7 +177,7 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
     component = get(kind, name)
     initialise = component.__init__  # type: ignore[misc]
     annotations = get_type_hints(initialise)
-    ranges = {name: range_of(hint) for name, hint in get_type_hints(initialise, include_extras=True).items()}
+    hints = get_type_hints(initialise, include_extras=True)
     docs: dict[str, str] = {}
     for base in reversed(component.__mro__):
         docs |= _argument_docs(base)
@@ -171,7 +187,8 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
             annotation=annotations.get(parameter.name, Any),
             default=REQUIRED if parameter.default is parameter.empty else parameter.default,
             doc=docs.get(parameter.name, ""),
-            range=ranges.get(parameter.name),
+            range=range_of(hints.get(parameter.name)),
+            kind=_kind_of(parameter.name, hints.get(parameter.name)),
         )
         for parameter in inspect.signature(initialise).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _built_in(component)
@@ -233,6 +250,15 @@ def _owners(kind: str) -> dict[str, type]:
     if kind not in _OWNERS:
         raise ValueError(no_such("kind", kind, KINDS))
     return _OWNERS[kind]
+
+
+def _kind_of(name: str, annotation: Any) -> str | None:
+    for part in (annotation, *get_args(annotation)):
+        for extra in getattr(part, "__metadata__", ()):
+            if isinstance(extra, Component):
+                _owners(extra.kind)  # a misspelt kind is found here
+                return extra.kind
+    return name if name in KINDS else None
 
 
 def _built_in(component: type) -> frozenset[str]:

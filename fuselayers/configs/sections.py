@@ -1,12 +1,12 @@
 """Sections that name a component: how one is changed, swapped, and checked against the component's own signature.
 
 A section is a plain dict {"name": a registered name, option: value, ...}; an option that is a component again, as a
-model's position, is a dict of the same kind or the bare name.
+model's block or the expert of a mixture, is such a dict or the bare name.
 """
 
 from typing import Any
 
-from ..components import KINDS, REQUIRED, Choice, Option, get, names, options
+from ..components import REQUIRED, Choice, Option, get, names, options
 from ..names import no_such
 from .annotations import alternatives, checked
 
@@ -34,10 +34,11 @@ def changed(kind: str, section: dict[str, Any], changes: dict[str, Any], *, wher
             continue
         if key not in known:
             raise ValueError(no_such(f"{name} option", key, known))
-        if _is_component(known[key]):
+        inner = _kind_within(known[key])
+        if inner is not None:
             path = f"{where}.{key}"
             before = as_section(section.get(key, known[key].default), path)
-            value = changed(key, before, as_section(value, path), where=path)
+            value = changed(inner, before, as_section(value, path), where=path)
         result[key] = value
     return result
 
@@ -58,7 +59,8 @@ def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, An
             meaning = f" ({option.doc})" if option.doc else ""
             raise ValueError(f"{kind} {section['name']!r} needs the option {name!r}{meaning}")
         path = f"{where}.{name}"
-        result[name] = completed(name, as_section(value, path), where=path) if _is_component(option) else value
+        inner = _kind_within(option)
+        result[name] = value if inner is None else completed(inner, as_section(value, path), where=path)
     return result
 
 
@@ -74,14 +76,15 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
     fitted: dict[str, Any] = {}
     for name, option in _options(kind, section["name"]).items():
         path = f"{where}.{name}"
-        if _is_component(option):
-            fitted[name] = checked_choice(name, section[name], where=path)
+        inner = _kind_within(option)
+        if inner is not None:
+            fitted[name] = checked_choice(inner, section[name], where=path)
             continue
         fitted[name] = checked(path, section[name], option.annotation)
         if option.range is not None and fitted[name] is not None:
             option.range.check(path, fitted[name])
-        if name in KINDS and isinstance(fitted[name], str):
-            get(name, fitted[name])  # an activation by its name: a misspelt one is found here, not when it is built
+        if option.kind is not None and isinstance(fitted[name], str):
+            get(option.kind, fitted[name])  # an activation by its name: a misspelt one is found before it is built
     return Choice(section["name"], fitted)
 
 
@@ -103,8 +106,9 @@ def _options(kind: str, name: str) -> dict[str, Option]:
     return {option.name: option for option in options(kind, name)}
 
 
-def _is_component(option: Option) -> bool:
-    return option.name in KINDS and Choice in alternatives(option.annotation)
+def _kind_within(option: Option) -> str | None:
+    """Return the kind of the component that an option holds with its options, and None for any other option."""
+    return option.kind if Choice in alternatives(option.annotation) else None
 
 
 def as_section(value: Any, where: str) -> dict[str, Any]:

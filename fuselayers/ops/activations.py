@@ -8,10 +8,12 @@
     squared_relu  max(z, 0)^2
     star_relu     0.8944 max(z, 0)^2 - 0.4472: unit variance and zero mean for a standard normal z
     smelu         smooth relu: 0 below -b, (z + b)^2 / 4b between, z above b, with b = 2
+    sigmoid       1 / (1 + exp(-z)), the gate of the first gated linear unit
     None          the identity
 
 gelu: Hendrycks, Gimpel 2016. squared_relu: So et al., "Primer", 2021. star_relu: Yu et al., "MetaFormer baselines for
 vision", 2022, eq. 5. smelu: Shamir et al., "Real world large scale recommendation systems reproducibility", 2022.
+sigmoid, as a gate: Dauphin et al., "Language modeling with gated convolutional networks", 2016.
 """
 
 from collections.abc import Callable
@@ -64,6 +66,7 @@ ACTIVATIONS: Final[MappingProxyType[str, Callable[[Tensor], Tensor]]] = MappingP
         "squared_relu": _squared_relu,
         "star_relu": _star_relu,
         "smelu": _smelu,
+        "sigmoid": torch.sigmoid,
     }
 )
 
@@ -138,6 +141,8 @@ def activate_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ig
         z = 0.8944 * z * z - 0.4472
     elif ACTIVATION == "smelu":
         z = tl.where(z < -2.0, 0.0, tl.where(z < 2.0, (z + 2.0) * (z + 2.0) * 0.125, z))
+    elif ACTIVATION == "sigmoid":
+        z = _sigmoid_tile(z, EXACT)
     else:
         tl.static_assert(ACTIVATION is None)
     return z
@@ -166,6 +171,9 @@ def slope_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignor
         slope = tl.where(z < 0, 0.0, 1.7888 * z)
     elif ACTIVATION == "smelu":
         slope = tl.where(z < -2.0, 0.0, tl.where(z < 2.0, (z + 2.0) * 0.25, 1.0))
+    elif ACTIVATION == "sigmoid":
+        sigmoid = _sigmoid_tile(z, EXACT)
+        slope = sigmoid * (1.0 - sigmoid)
     else:
         tl.static_assert(ACTIVATION is None)
         slope = tl.full(z.shape, 1.0, tl.float32)

@@ -10,7 +10,8 @@
 
 Saved for backward: a seed, no mask (see dropout, also for shards), and one tensor of x's size at most. The op's own
 forms keep x; a compiler what it finds best; the formula run op by op what its activation keeps (the pre-activation, or
-for relu, squared_relu and star_relu its positive part; two for smelu). For the identity none of them keeps any.
+for relu, squared_relu and star_relu its positive part, for sigmoid its result; two for smelu). For the identity none of
+them keeps any.
 
 Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and 1
 where nothing is dropped either: dx is dy, which torch sums for the bias). The kernels move that, the bias once per

@@ -1,4 +1,4 @@
-"""gated_activation -- y = act(gate) * up: the inside of a gated MLP (swiglu for silu, geglu for gelu, reglu for relu).
+"""gated_activation -- y = act(gate) * up: the inside of a gated MLP (swiglu, geglu, reglu; glu for sigmoid).
 
     gate, up, y   [..., N]    any float dtype
     gate packed   [..., 2N]   the gate's half first, when `up` is None
@@ -8,8 +8,8 @@
                dup   = dy * act(gate)
 
 Saved for backward: gate and up by the op's own forms and when a compiler fuses it. The formula run op by op keeps
-act(gate) too, so three tensors of up's size (two for relu, whose result stands for the gate, and for the identity; four
-for smelu).
+act(gate) too, so three tensors of up's size (two for relu and sigmoid, whose results stand for the gate, and for the
+identity; four for smelu).
 
 Floor, in elements of y: 3 forward (read gate and up, write y), 5 backward (read dy, gate and up, write two gradients).
 The kernels move that.

@@ -189,7 +189,7 @@ CASES: dict[str, Case] = {
             {"activation": activation},
             floor=(3, 5),
         )
-        for activation in ("silu", "gelu", "relu", None)
+        for activation in ("silu", "gelu", "relu", "sigmoid", None)
     },
     "layer_norm": _norm_case(ops.layer_norm, layer_norm_reference, "weight", "bias", floor=(2, 3)),
     "layer_norm, no bias": _norm_case(ops.layer_norm, layer_norm_reference, "weight", floor=(2, 3)),

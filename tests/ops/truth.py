@@ -45,6 +45,7 @@ def activation(name: str, z: float) -> float:
         "silu": z / (1 + math.exp(-z)),
         "squared_relu": max(z, 0.0) ** 2,
         "star_relu": 0.8944 * max(z, 0.0) ** 2 - 0.4472,
+        "sigmoid": 1 / (1 + math.exp(-z)),
         "smelu": 0.0 if z <= -2 else z if z >= 2 else (z + 2) ** 2 / 8,
     }[name]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ...ops import activate
 from ..registry import register
 
-__all__ = ["GELU", "Activation", "GELUTanh", "LeakyReLU", "ReLU", "SiLU", "SmeLU", "SquaredReLU", "StarReLU"]
+__all__ = ["GELU", "Activation", "GELUTanh", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "SmeLU", "SquaredReLU", "StarReLU"]
 
 
 class Activation(nn.Module):
@@ -79,3 +79,10 @@ class SmeLU(Activation):
     """relu with a parabola in place of its corner."""
 
     function = "smelu"
+
+
+@register("activation", "sigmoid")
+class Sigmoid(Activation):
+    """1 / (1 + exp(-x)): between 0 and 1, to gate something with."""
+
+    function = "sigmoid"

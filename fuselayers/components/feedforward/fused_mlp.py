@@ -1,7 +1,7 @@
 """fused_mlp -- the mlp with its bias, activation and dropout in one op between the two matmuls.
 
     x, y     [..., D]   D model
-    hidden   [..., F]   F = int(expansion * D)
+    hidden   [..., F]   F = width, or int(expansion * D)
 
 It is the plain `MLP` by its parameters, its state_dict keys and its numbers; only what is kept for backward differs.
 """
@@ -26,6 +26,9 @@ __all__ = ["FusedMLP"]
 class FusedMLP(MLP):
     """The MLP whose bias, activation and dropout are one op.
 
+    A registered activation that is none of `ops.ACTIVATIONS` is a module of its own, which no op can hold: with one the
+    layer runs as the plain `MLP`. So it does where `up` is no untouched `nn.Linear`.
+
     Args:
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
         partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
@@ -46,13 +49,16 @@ class FusedMLP(MLP):
         hidden_dim: Size,
         *,
         expansion: Positive = 4.0,
+        width: Size | None = None,
         activation: str | None = "gelu",
         bias: bool = True,
         dropout: Probability = 0.0,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
-        super().__init__(hidden_dim, expansion=expansion, activation=activation, bias=bias, dropout=dropout)
+        super().__init__(
+            hidden_dim, expansion=expansion, width=width, activation=activation, bias=bias, dropout=dropout
+        )
         self.backend = backend
         self.partition = partition
         op_for(bias_activation_dropout, backend=backend, partition=partition)  # a misspelt name fails here, not later
@@ -60,7 +66,7 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
-        if not is_plain_linear(self.up):
+        if self.custom_activation is not None or not is_plain_linear(self.up):
             return super().forward(x)
         hidden = F.linear(x, self.up.weight)
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.

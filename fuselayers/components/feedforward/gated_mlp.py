@@ -1,7 +1,9 @@
-"""gated_mlp -- y = down(dropout(activation(gate(x)) * up(x))): the feedforward of Llama with silu.
+"""gated_mlp -- y = down(dropout(activation(gate(x)) * up(x))): the feedforward of Llama.
 
     x, y             [..., D]   D model
-    gate, up, both   [..., F]   F = int(expansion * D), rounded up to a multiple
+    gate, up, both   [..., F]   F = width, or int(expansion * D) rounded up to a multiple
+
+SwiGLU with the activation silu, GEGLU with gelu, ReGLU with relu, GLU with sigmoid.
 
 Shazeer, "GLU variants improve transformer", 2020.
 """
@@ -10,11 +12,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ...ops import check_activation, dropout, gated_activation
+from ...ops import dropout, gated_activation
 from ..checks import check_last_dim
 from ..fused_op import op_for
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
+from .hidden import custom_activation, hidden_width
+from .packed import save_in_parts
 
 __all__ = ["GatedMLP"]
 
@@ -26,8 +30,12 @@ class GatedMLP(nn.Module):
     Args:
         hidden_dim: D, the width of the model.
         expansion: the hidden width as a multiple of D; 8/3 gives as many weights as an MLP of expansion 4.
-        multiple_of: the hidden width is rounded up to a multiple of this number.
-        activation: a name in `ops.ACTIVATIONS`, or None for the identity.
+        width: F, the hidden width itself, in place of an expansion and its rounding; None takes those.
+        multiple_of: the hidden width that the expansion gives is rounded up to a multiple of this number.
+        activation: the name of any registered activation, or None for the identity. One that is not in
+            `ops.ACTIVATIONS` is a module, which runs by itself, unfused.
+        packed: whether gate and up are one parameter, multiplied at once. A state_dict holds them apart all the same,
+            so weights fit both forms; the state of an optimizer is that of one parameter, and does not.
         bias: whether the three linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
@@ -48,41 +56,52 @@ class GatedMLP(nn.Module):
         hidden_dim: Size,
         *,
         expansion: Positive = 8 / 3,
+        width: Size | None = None,
         multiple_of: Size = 1,
         activation: str | None = "silu",
+        packed: bool = False,
         bias: bool = False,
         dropout: Probability = 0.0,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
         super().__init__()
-        check_activation(activation)
-        width = -(-int(expansion * hidden_dim) // multiple_of) * multiple_of
-        if width < 1:
-            raise ValueError(
-                f"expansion must give at least one hidden value, got {expansion} for hidden_dim {hidden_dim}"
-            )
+        width = hidden_width(hidden_dim, expansion=expansion, width=width, multiple_of=multiple_of)
         self.activation = activation
+        self.packed = packed
         self.dropout = dropout
         self.hidden_dim = hidden_dim
         self.backend = backend
         self.partition = partition
         op_for(_gated_activation_dropout, backend=backend, partition=partition)  # a misspelt name fails here, not later
-        self.gate = nn.Linear(hidden_dim, width, bias=bias)
-        self.up = nn.Linear(hidden_dim, width, bias=bias)
+        self.custom_activation = custom_activation(activation)
+        if packed:
+            self.gate_up = nn.Linear(hidden_dim, 2 * width, bias=bias)
+            save_in_parts(self, "gate_up", "gate", "up")
+        else:
+            self.gate = nn.Linear(hidden_dim, width, bias=bias)
+            self.up = nn.Linear(hidden_dim, width, bias=bias)
         self.down = nn.Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
-        op = op_for(_gated_activation_dropout, backend=self.backend, partition=self.partition)
-        hidden = op(self.gate(x), self.up(x), activation=self.activation, p=self.dropout, training=self.training)
+        gate, up = (self.gate_up(x), None) if self.packed else (self.gate(x), self.up(x))
+        if self.custom_activation is None:
+            op = op_for(_gated_activation_dropout, backend=self.backend, partition=self.partition)
+            hidden = op(gate, up, activation=self.activation, p=self.dropout, training=self.training)
+        else:
+            if up is None:
+                gate, up = gate.chunk(2, dim=-1)
+            hidden = dropout(self.custom_activation(gate) * up, self.dropout, training=self.training)
         y: Tensor = self.down(hidden)
         return y
 
     def extra_repr(self) -> str:
-        return f"activation={self.activation!r}, dropout={self.dropout}"
+        return f"activation={self.activation!r}, packed={self.packed}, dropout={self.dropout}"
 
 
-def _gated_activation_dropout(gate: Tensor, up: Tensor, *, activation: str | None, p: float, training: bool) -> Tensor:
+def _gated_activation_dropout(
+    gate: Tensor, up: Tensor | None, *, activation: str | None, p: float, training: bool
+) -> Tensor:
     return dropout(gated_activation(gate, up, activation=activation), p, training=training)

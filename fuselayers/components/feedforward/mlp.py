@@ -1,15 +1,16 @@
 """mlp -- y = down(dropout(activation(up(x)))): the feedforward of a transformer, in plain layers.
 
 x, y     [..., D]   D model
-hidden   [..., F]   F = int(expansion * D)
+hidden   [..., F]   F = width, or int(expansion * D)
 """
 
 from torch import Tensor, nn
 
-from ...ops import activate, check_activation, dropout
+from ...ops import dropout
 from ..checks import check_last_dim
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
+from .hidden import activated, custom_activation, hidden_width
 
 __all__ = ["MLP"]
 
@@ -21,7 +22,8 @@ class MLP(nn.Module):
     Args:
         hidden_dim: D, the width of the model.
         expansion: the hidden width as a multiple of D.
-        activation: a name in `ops.ACTIVATIONS`, or None for the identity.
+        width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
+        activation: the name of any registered activation, or None for the identity.
         bias: whether both linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
 
@@ -42,27 +44,24 @@ class MLP(nn.Module):
         hidden_dim: Size,
         *,
         expansion: Positive = 4.0,
+        width: Size | None = None,
         activation: str | None = "gelu",
         bias: bool = True,
         dropout: Probability = 0.0,
     ) -> None:
         super().__init__()
-        check_activation(activation)
-        width = int(expansion * hidden_dim)
-        if width < 1:
-            raise ValueError(
-                f"expansion must give at least one hidden value, got {expansion} for hidden_dim {hidden_dim}"
-            )
+        width = hidden_width(hidden_dim, expansion=expansion, width=width)
         self.activation = activation
         self.dropout = dropout
         self.hidden_dim = hidden_dim
+        self.custom_activation = custom_activation(activation)
         self.up = nn.Linear(hidden_dim, width, bias=bias)
         self.down = nn.Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
-        hidden = activate(self.up(x), self.activation)
+        hidden = activated(self.up(x), self.activation, self.custom_activation)
         y: Tensor = self.down(dropout(hidden, self.dropout, training=self.training))
         return y
 

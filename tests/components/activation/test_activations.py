@@ -24,6 +24,7 @@ def test_what_each_gives() -> None:
         "squared_relu": [0, 0, 0, 1, 9],
         "star_relu": [-0.4472, -0.4472, -0.4472, 0.4472, 7.6024],
         "smelu": [0, 0.125, 0.5, 1.125, 3],
+        "sigmoid": [0.047426, 0.268941, 0.5, 0.731059, 0.952574],
     }
     assert set(expected) == set(ACTIVATIONS)
     for name, values in expected.items():

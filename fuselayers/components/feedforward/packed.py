@@ -1,0 +1,92 @@
+"""One linear layer in memory that is two in a state_dict, so that packed and split modules read each other's files.
+
+weight   [2F, D]   the first half is the first part's
+bias     [2F]
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["save_in_parts"]
+
+
+def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> None:
+    """Make the state_dict of a module hold the two halves of its linear layer `packed` as `first` and `second`.
+
+    Loading takes them, in either form; what is missing or does not fit is reported by the names of the parts. The
+    halves that a state_dict holds are views of the parameter, as all its tensors are.
+
+    Args:
+        module: has the attribute `packed`, a linear layer. Used by `GatedMLP`.
+        packed: of that layer.
+        first: what the half with the first rows is called.
+        second: what the other half is called.
+
+    >>> module = nn.Module()
+    >>> module.both = nn.Linear(3, 4)
+    >>> save_in_parts(module, "both", "left", "right")
+    >>> {name: list(value.shape) for name, value in module.state_dict().items()}
+    {'left.weight': [2, 3], 'left.bias': [2], 'right.weight': [2, 3], 'right.bias': [2]}
+    """
+    parts = (first, second)
+    module.register_state_dict_post_hook(partial(_split, packed=packed, parts=parts))  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(partial(_join, packed=packed, parts=parts))  # type: ignore[no-untyped-call]
+
+
+def _split(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any, *, packed: str, parts: tuple[str, str]
+) -> None:
+    own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+    halves: dict[str, Tensor] = {}
+    for name, _parameter in _parameters(module, packed):
+        both = own.pop(f"{prefix}{packed}.{name}")
+        halves |= {f"{prefix}{part}.{name}": half for part, half in zip(parts, both.chunk(2), strict=True)}
+    # The order of the split form: all of the first part, then all of the second one, then the layers that follow.
+    for part in parts:
+        state_dict |= {key: half for key, half in halves.items() if key.startswith(f"{prefix}{part}.")}
+    state_dict |= own
+
+
+def _join(
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    _metadata: Any,
+    _strict: bool,
+    missing_keys: list[str],
+    _unexpected_keys: list[str],
+    error_msgs: list[str],
+    *,
+    packed: str,
+    parts: tuple[str, str],
+) -> None:
+    for name, parameter in _parameters(module, packed):
+        if f"{prefix}{packed}.{name}" in state_dict:
+            continue
+        keys = [f"{prefix}{part}.{name}" for part in parts]
+        halves = parameter.detach().chunk(2)
+        given = [state_dict.pop(key, None) for key in keys]
+        missing_keys += [key for key, value in zip(keys, given, strict=True) if value is None]
+        fits = [value is not None and value.shape == half.shape for value, half in zip(given, halves, strict=True)]
+        error_msgs += [
+            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
+            f"model is {half.shape}."
+            for key, value, half, fit in zip(keys, given, halves, fits, strict=True)
+            if value is not None and not fit
+        ]
+        both: Tensor = parameter  # what is not given stays, and torch need not look for the packed name
+        if all(fits):
+            both = torch.cat(given)
+        elif any(fits):
+            both = parameter.detach().clone()
+            both.chunk(2)[fits.index(True)].copy_(given[fits.index(True)])
+        state_dict[f"{prefix}{packed}.{name}"] = both
+
+
+def _parameters(module: nn.Module, packed: str) -> Iterator[tuple[str, nn.Parameter]]:
+    # An adapter or a parametrisation in the layer's place has its parameters deeper, under names of its own.
+    yield from getattr(module, packed).named_parameters(recurse=False)

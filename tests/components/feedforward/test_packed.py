@@ -1,0 +1,185 @@
+import copy
+import io
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components import GatedMLP
+from fuselayers.partition import fuse
+from tests.components.compare import randomise, run
+
+
+class Pair(nn.Module):
+    """A parent, so that the keys have a prefix."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.ff = GatedMLP(5, width=7, **options)  # type: ignore[arg-type]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ff(self.first(x))
+
+
+def twins(**options: object) -> tuple[Pair, Pair]:
+    split, packed = randomise(Pair(**options)), Pair(packed=True, **options)
+    packed.load_state_dict(split.state_dict())
+    assert isinstance(split, Pair)
+    return split, packed
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("activation", "backend"),
+    [("silu", None), ("gelu", None), ("relu", None), ("sigmoid", None), (None, None), ("sigmoid", "eager")],
+)
+def test_it_is_the_split_form(bias: bool, activation: str | None, backend: str | None) -> None:
+    split, packed = (pair.double() for pair in twins(bias=bias, activation=activation))
+    packed.ff.backend = backend
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    expected, got = run(split, [x]), run(packed, [x])
+    for name in ("weight", "bias") if bias else ("weight",):
+        halves = [expected.pop(f"gradient of ff.{part}.{name}") for part in ("gate", "up")]
+        torch.testing.assert_close(got.pop(f"gradient of ff.gate_up.{name}"), torch.cat(halves), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_dropout_is_that_of_the_split_form() -> None:
+    split, packed = twins(dropout=0.5)
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(run(packed, [x])["output 0"], run(split, [x])["output 0"])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_state_dict_has_the_keys_of_the_split_form_in_their_order(bias: bool) -> None:
+    split, packed = twins(bias=bias)
+    assert list(packed.state_dict()) == list(split.state_dict())
+    assert list(packed.ff.state_dict()) == list(split.ff.state_dict())
+    for name, value in split.state_dict().items():
+        assert torch.equal(packed.state_dict()[name], value), name
+
+
+def test_an_optimizer_sees_one_parameter() -> None:
+    _, packed = twins()
+    assert [name for name, _ in packed.ff.named_parameters()] == ["gate_up.weight", "down.weight"]
+
+
+def test_what_a_state_dict_holds_is_the_parameter_itself() -> None:
+    _, packed = twins()
+    packed.state_dict()["ff.up.weight"].fill_(3.0)
+    assert packed.ff.gate_up.weight[7:].eq(3.0).all()
+    assert not packed.ff.gate_up.weight[:7].eq(3.0).any()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_load_both_ways_through_a_file(assign: bool) -> None:
+    split, packed = twins(bias=True)
+    for source, target in ((split, Pair(packed=True, bias=True)), (packed, Pair(bias=True))):
+        file = io.BytesIO()
+        torch.save(source.state_dict(), file)
+        file.seek(0)
+        given = torch.load(file)
+        keys = list(given)
+        target.load_state_dict(given, assign=assign)
+        assert list(given) == keys
+        x = torch.randn(2, 5)
+        torch.testing.assert_close(target(x), source(x))
+
+
+def test_a_module_without_memory_is_given_weights() -> None:
+    split, _ = twins()
+    with torch.device("meta"):
+        packed = Pair(packed=True)
+    packed.load_state_dict(split.state_dict(), assign=True)
+    x = torch.randn(2, 5)
+    torch.testing.assert_close(packed(x), split(x))
+    assert isinstance(packed.ff.gate_up.weight, nn.Parameter)
+    empty = Pair(packed=True).to("meta").to_empty(device="cpu")
+    empty.load_state_dict(split.state_dict())
+    torch.testing.assert_close(empty(x), split(x))
+
+
+def test_a_packed_file_is_read_too() -> None:
+    split, packed = twins()
+    target = Pair(packed=True)
+    target.load_state_dict(dict(packed.named_parameters()))
+    x = torch.randn(2, 5)
+    torch.testing.assert_close(target(x), split(x))
+
+
+def test_what_is_missing_is_named_as_in_the_split_form_and_stays() -> None:
+    split, packed = twins()
+    given = split.state_dict()
+    del given["ff.up.weight"]
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "ff.up.weight"\.'):
+        packed.load_state_dict(given)
+    given["ff.gate.weight"] = torch.full((7, 5), 2.0)
+    before = packed.ff.gate_up.weight.detach().clone()
+    assert packed.load_state_dict(given, strict=False) == Pair().load_state_dict(given, strict=False)
+    assert packed.ff.gate_up.weight[:7].eq(2.0).all()
+    assert torch.equal(packed.ff.gate_up.weight[7:], before[7:])
+    nothing = packed.load_state_dict({}, strict=False)
+    assert {"ff.gate.weight", "ff.up.weight", "ff.down.weight"} <= set(nothing.missing_keys)
+    assert "ff.gate_up.weight" not in nothing.missing_keys
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_does_not_fit_and_what_is_too_much(assign: bool) -> None:
+    split, packed = twins()
+    given = {**split.state_dict(), "ff.up.weight": torch.zeros(6, 5), "ff.gate.bias": torch.zeros(7)}
+    texts = []
+    for pair in (split, packed):
+        with pytest.raises(RuntimeError) as error:
+            pair.load_state_dict(given, assign=assign)
+        texts.append(str(error.value))
+    for text in texts:
+        assert 'Unexpected key(s) in state_dict: "ff.gate.bias"' in text
+        assert re.search(
+            r"size mismatch for ff.up.weight: copying a param with shape torch.Size\(\[6, 5\]\) from checkpoint, "
+            r"the shape in current model is torch.Size\(\[7, 5\]\)\.",
+            text,
+        )
+
+
+def test_copies_and_fused_views_save_and_load_alike() -> None:
+    split, packed = twins()
+    x = torch.randn(2, 5)
+    for other in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed)), fuse(Pair(packed=True), backend="eager")):
+        other.load_state_dict(split.state_dict())
+        assert list(other.state_dict()) == list(split.state_dict())
+        torch.testing.assert_close(other(x), split(x))
+    fresh = Pair(packed=True)
+    fresh.ff = fuse(fresh.ff, backend="eager")
+    fresh.load_state_dict(split.state_dict())
+    assert list(fresh.state_dict()) == list(split.state_dict())
+    torch.testing.assert_close(fresh(x), split(x))
+
+
+class Adapter(nn.Module):
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_an_adapter_keeps_names_of_its_own() -> None:
+    _, packed = twins()
+    packed.ff.gate_up = Adapter(packed.ff.gate_up)  # type: ignore[assignment]
+    saved = packed.state_dict()
+    assert list(saved)[-2:] == ["ff.gate_up.layer.weight", "ff.down.weight"]
+    packed.load_state_dict(saved)
+
+
+def test_under_a_compiler_it_is_one_graph() -> None:
+    _, packed = twins(dropout=0.3)
+    compiled = torch.compile(packed, backend="aot_eager", fullgraph=True)
+    x = torch.randn(3, 5)
+    torch.manual_seed(4)
+    expected = packed(x)
+    torch.manual_seed(4)
+    torch.testing.assert_close(compiled(x), expected)
