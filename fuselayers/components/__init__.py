@@ -17,11 +17,14 @@ from .feedforward import GatedMLP as GatedMLP
 from .fused import FusedBiasActivationDropout as FusedBiasActivationDropout
 from .fused import FusedBiasDropoutResidual as FusedBiasDropoutResidual
 from .fused import FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm
-from .init import initialise_bert as initialise_bert
-from .init import initialise_gpt2 as initialise_gpt2
+from .init import SCHEMES as SCHEMES
+from .init import Scheme as Scheme
+from .init import initialise as initialise
+from .init import parameter_groups as parameter_groups
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
 from .model import LayerChange as LayerChange
+from .model import Model as Model
 from .norm import LayerNorm as LayerNorm
 from .norm import Norm as Norm
 from .norm import RMSNorm as RMSNorm

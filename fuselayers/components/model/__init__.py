@@ -3,4 +3,5 @@
 from .decoder import Decoder as Decoder
 from .encoder import Encoder as Encoder
 from .layers import LayerChange as LayerChange
+from .model import Model as Model
 from .stack import Stack as Stack

@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
-from ..init import initialise_gpt2
+from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
 from .sampling import check_sampling, next_token
 from .stack import Stack
-from .tokens import check_like_tokens, check_tokens, look_up, token_loss
+from .tokens import check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
 __all__ = ["Decoder"]
 
@@ -44,7 +43,10 @@ class Decoder(Stack):
         layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
-        init_std: deviation of the initial weights, see `initialise_gpt2`.
+        init: how the initial weights are drawn, see `initialise`.
+        init_std: their deviation, as far as the scheme leaves it open.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
+            multiplies the logits by base_width / hidden_dim.
         backend: what the fused layers get as their backend; None leaves them unfused.
         partition: how they choose what is saved for backward.
 
@@ -78,10 +80,13 @@ class Decoder(Stack):
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
+        base_width: Size | None = None,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
+        check_scheme(init, base_width=base_width)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -102,7 +107,8 @@ class Decoder(Stack):
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
-        initialise_gpt2(self, num_layers=num_layers, std=init_std)
+        self.logit_scale = 1.0 if base_width is None else base_width / hidden_dim
+        initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return the logits, or the loss where there are targets.
@@ -174,7 +180,8 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return F.linear(x, self.token.weight if self.head is None else self.head.weight)
+        weight_VD = self.token.weight if self.head is None else self.head.weight
+        return to_logits(x, weight_VD, scale=self.logit_scale)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tie_embeddings={self.head is None}"

@@ -16,11 +16,12 @@ from ..position import Position
 from ..ranges import Probability, Size, in_range
 from ..registry import Choice, accepted, create
 from .layers import LayerChange, changed_parts
+from .model import Model
 
 __all__ = ["Stack"]
 
 
-class Stack(nn.Module):
+class Stack(Model):
     """Blocks in a row, the positions that they share, and a norm at the end where their residual style needs one.
 
     Args:
@@ -66,6 +67,7 @@ class Stack(nn.Module):
         partition: str = "min_cut",
     ) -> None:
         super().__init__()
+        self.hidden_dim = hidden_dim
         self.context_length = context_length
         self.dropout = dropout
         parts = {
