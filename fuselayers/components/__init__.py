@@ -10,6 +10,7 @@ from .activation import SmeLU as SmeLU
 from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
+from .block import ReversibleBlock as ReversibleBlock
 from .block import TransformerBlock as TransformerBlock
 from .feedforward import MLP as MLP
 from .feedforward import FusedMLP as FusedMLP

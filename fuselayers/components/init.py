@@ -12,7 +12,7 @@
     mup        std                   std sqrt(B/D) / sqrt(J)  std sqrt(B/D), B the base width
 
 An entry is a normal distribution's deviation where it does not say otherwise. Into the stream lead `attention.out`,
-`cross_attention.out`, `feedforward.down` and `feedforward.experts.N.down`. Biases are zero, norms' weights one.
+`cross_attention.out` and `feedforward.down`, of experts too. Biases are zero, norms' weights one.
 """
 
 import math
@@ -36,7 +36,7 @@ SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
 
 _OUT: Final = re.compile(r"(?:^|\.)(?:cross_)?attention\.out$")
 _FEEDFORWARD: Final = re.compile(r"(?:^|\.)feedforward(?:\.|$)")
-_DOWN: Final = re.compile(r"(?:^|\.)feedforward\.(?:experts\.\d+\.)?down$")
+_DOWN: Final = re.compile(r"(?:^|\.)feedforward\.(?:(?:experts|shared)\.\d+\.)?down$")
 # The projections of an attention by their names -> what is packed in their rows, in this order.
 _PACKED: Final[dict[str, tuple[str, ...]]] = {
     "qkv": ("query", "key", "value"),

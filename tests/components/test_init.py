@@ -150,9 +150,10 @@ def test_three_branches_join_the_stream_where_there_is_cross_attention() -> None
 
 def test_experts_join_the_stream() -> None:
     experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)}) for _ in range(2))
-    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"experts": experts})})
+    shared = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)})])
+    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"experts": experts, "shared": shared})})
     initialise(model, "gpt2", num_layers=8)
-    for expert in experts:
+    for expert in (*experts, *shared):
         assert expert["down"].weight.std().item() == pytest.approx(0.005, rel=0.05)
         assert expert["up"].weight.std().item() == pytest.approx(0.02, rel=0.05)
 

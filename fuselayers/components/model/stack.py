@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.inputs import check_able
+from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..position import Position
 from ..ranges import Probability, Size, in_range
@@ -122,10 +123,15 @@ class Stack(Model):
             inputs["rotate"] = functools.partial(rotate, first=first) if first else rotate
         if "bias" in self.position.needs:
             inputs["bias"] = self.position.bias(x_BTD, first=first)
+        run: list[tuple[nn.Module, dict[str, Any]]] = []
         for number, block in enumerate(self.blocks):
-            if caches:
-                inputs["cache"] = caches[number]
-            x_BTD = block(x_BTD, **inputs)
+            of_block = inputs | {"cache": caches[number]} if caches else inputs
+            if getattr(block, "reversible", False):
+                run.append((block, of_block))
+                continue
+            x_BTD, run = run_reversible(run, x_BTD), []
+            x_BTD = block(x_BTD, **of_block)
+        x_BTD = run_reversible(run, x_BTD)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def extra_repr(self) -> str:
