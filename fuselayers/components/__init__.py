@@ -14,6 +14,7 @@ from .attention import KeyValueCache as KeyValueCache
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import block_diagonal_mask as block_diagonal_mask
 from .attention import block_mask as block_mask
+from .block import ReversibleBlock as ReversibleBlock
 from .block import TransformerBlock as TransformerBlock
 from .embedding import PatchEmbedding as PatchEmbedding
 from .embedding import TokenEmbedding as TokenEmbedding
@@ -23,11 +24,14 @@ from .feedforward import GatedMLP as GatedMLP
 from .fused import FusedBiasActivationDropout as FusedBiasActivationDropout
 from .fused import FusedBiasDropoutResidual as FusedBiasDropoutResidual
 from .fused import FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm
-from .init import initialise_bert as initialise_bert
-from .init import initialise_gpt2 as initialise_gpt2
+from .init import SCHEMES as SCHEMES
+from .init import Scheme as Scheme
+from .init import initialise as initialise
+from .init import parameter_groups as parameter_groups
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
 from .model import LayerChange as LayerChange
+from .model import Model as Model
 from .model import VisionTransformer as VisionTransformer
 from .norm import DynamicTanh as DynamicTanh
 from .norm import LayerNorm as LayerNorm

@@ -1,80 +1,295 @@
-"""Weight initialisation, as GPT-2 and BERT do it.
+"""initialise -- a model's first weights, by one of the schemes of the literature.
 
-Each function may be called again, for example after `model.to_empty(device=...)` of a model that was built on the meta
-device.
+    W   [O, I]   a matrix: I values in, O values out (a table of embeddings: [V, D])
+    D   the width of the model, L its number of blocks, J the number of branches that join its stream
+
+    scheme     embeddings, head      into the stream          other matrices
+    gpt2       std                   std / sqrt(J)            std
+    bert       std                   std                      std
+    small      sqrt(2 / (5 D))       2 / (L sqrt(D))          sqrt(2 / (5 I))
+    deepnorm   std                   xavier normal, beta      xavier normal; beta, for queries and keys 1
+    vit        std; head 0           xavier uniform           xavier uniform
+    mup        std                   std sqrt(B/D) / sqrt(J)  std sqrt(B/D), B the base width
+
+An entry is a normal distribution's deviation where it does not say otherwise. Into the stream lead `attention.out`,
+`cross_attention.out` and `feedforward.down`, of experts too. Biases are zero, norms' weights one.
 """
 
 import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .norm import Norm
-from .ranges import Range
+from ..names import no_such
+from .ranges import NotNegative, Range, Size, in_range
 
-__all__ = ["initialise_bert", "initialise_gpt2"]
+__all__ = ["SCHEMES", "Scheme", "check_scheme", "initialise", "parameter_groups"]
 
-_RESIDUAL_PROJECTIONS = ("attention.out", "feedforward.down")
+Scheme = Literal["gpt2", "bert", "small", "deepnorm", "vit", "mup"]
+
+SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
+
+_OUT: Final = re.compile(r"(?:^|\.)(?:cross_)?attention\.out$")
+_FEEDFORWARD: Final = re.compile(r"(?:^|\.)feedforward(?:\.|$)")
+_DOWN: Final = re.compile(r"(?:^|\.)feedforward\.(?:(?:experts|shared)\.\d+\.)?down$")
+# The projections of an attention by their names -> what is packed in their rows, in this order.
+_PACKED: Final[dict[str, tuple[str, ...]]] = {
+    "qkv": ("query", "key", "value"),
+    "kv": ("key", "value"),
+    "q": ("query",),
+    "k": ("key",),
+    "v": ("value",),
+}
+_INTO_STREAM: Final = ("out", "down")
+_OUTSIDE: Final = ("embedding", "head", "patch")
 
 
-def initialise_gpt2(model: nn.Module, *, num_layers: int, std: float = 0.02) -> None:
-    """Initialise as GPT-2: small normal weights, smaller ones where a sublayer joins the residual stream.
+@in_range
+def initialise(
+    model: nn.Module,
+    scheme: Scheme,
+    *,
+    num_layers: Size,
+    num_decoder_layers: Size | None = None,
+    std: NotNegative = 0.02,
+    base_width: Size | None = None,
+) -> None:
+    """Fill every parameter of a model anew; models do it when they are built.
 
-    Weights of linear layers, convolutions and embeddings are normal with deviation `std`, those of the projections into
-    the residual stream (`attention.out`, `feedforward.down`) with std / sqrt(2 * num_layers), so that the stream does
-    not grow with depth. Biases are zero, norms are as they start. Radford et al. 2019, section 2.3.
+    It may be called again, above all after `model.to_empty(device=...)` of a model from the meta device: nothing is
+    left as it was. What is neither a matrix nor a norm comes from the `reset_parameters()` of the module that owns it,
+    which has the last word on the modules inside it too.
+
+    The sources. gpt2: Radford et al. 2019, section 2.3. bert: Devlin et al. 2018, normal rather than truncated normal
+    as in the common PyTorch port. small: Nguyen and Salazar 2019 (SmallInit), and for the matrices into the stream
+    Wang and Komatsuzaki 2021 (`wang_init`), together as in GPT-NeoX-20B (Black et al. 2022, section 2.1). deepnorm:
+    Wang et al. 2022, figure 2. vit: Chen et al. 2021 (MoCo v3) as in timm, where packed queries, keys and values count
+    as three matrices and a class token has the deviation 1e-6. mup: Yang et al. 2022 (Tensor Programs V), table 8; it
+    is gpt2 where D = B. The model then multiplies its logits by B / D, and the optimizer wants `parameter_groups`. A
+    wider model should have more heads; larger ones want their scores scaled by sqrt(base head_dim) / head_dim.
 
     Args:
         model: any module; it is changed in place.
-        num_layers: number of blocks, each of which joins the stream twice.
-        std: the deviation.
+        scheme: one of `SCHEMES`.
+        num_layers: L, number of blocks; of an encoder-decoder, those of the encoder.
+        num_decoder_layers: blocks of the decoder of an encoder-decoder, the modules under the name `decoder`.
+        std: the deviation, see the table above; small has no use for it but for class tokens.
+        base_width: B, the width at which std and the learning rate were tuned; for mup, and only for it.
 
     Raises:
-        ValueError: num_layers is below one, or std is negative.
+        ValueError: there is no such scheme, a number is out of its range, mup without a base width, a base width
+            without mup, or mup for a model that does not tell its width by an attribute `hidden_dim`.
+        TypeError: a module has parameters of its own and no `reset_parameters()`.
 
     >>> layer = nn.Linear(4, 4)
-    >>> initialise_gpt2(layer, num_layers=2)
+    >>> initialise(layer, "gpt2", num_layers=2)
     >>> layer.bias.tolist()
     [0.0, 0.0, 0.0, 0.0]
     """
-    Range(minimum=1).check("num_layers", num_layers)
-    _initialise(model, std=std, residual_std=std / math.sqrt(2 * num_layers))
+    check_scheme(scheme, base_width=base_width)
+    fill = _FILLS[scheme]
+    shrink = 1.0 if base_width is None else math.sqrt(base_width / _width(model))
+    crosses = any(name.endswith("cross_attention") for name, _ in model.named_modules())
+    decoder = num_decoder_layers
+    main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, std=std, shrink=shrink)
+    other = main
+    if decoder:
+        other = _Stack(decoder, beta=(12 * decoder) ** -0.25, crosses=crosses, std=std, shrink=shrink)
+    with torch.no_grad():
+        for name, module, parent in _matrices(model):
+            stack = other if name.startswith("decoder.") else main
+            for part, role in _parts(name, module, parent):
+                fill(part, role, stack)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        # From the inside out, so that a module may overrule what the modules inside it did.
+        for name, module in reversed(list(model.named_modules())):
+            # The parameters in a list belong to the module that holds the list.
+            listed = isinstance(module, nn.ParameterList | nn.ParameterDict)
+            owner = model.get_submodule(name.rpartition(".")[0]) if listed else module
+            if not _is_matrix(name, module) and not (listed and hasattr(owner, "reset_parameters")):
+                _reset(module, owner, token_std=1e-6 if scheme == "vit" else std)
 
 
-def initialise_bert(model: nn.Module, *, std: float = 0.02) -> None:
-    """Initialise as BERT: as GPT-2, but without smaller weights for the projections into the residual stream.
+def check_scheme(scheme: str, *, base_width: int | None) -> None:
+    """Raise ValueError unless there is such a scheme, and a base width where it is mup. Used by every model."""
+    if scheme not in SCHEMES:
+        raise ValueError(no_such("init scheme", scheme, SCHEMES))
+    if scheme == "mup" and base_width is None:
+        raise ValueError("init 'mup' needs base_width, the width at which std and learning rate were tuned")
+    if scheme != "mup" and base_width is not None:
+        raise ValueError(f"base_width is for init 'mup', got {base_width} with init {scheme!r}; leave it out")
 
-    Normal rather than truncated normal, as the common PyTorch port does. Devlin et al. 2018.
+
+def parameter_groups(model: nn.Module, learning_rate: float, base_width: int) -> list[dict[str, Any]]:
+    """Return groups for Adam that train a model of init mup: matrices learn slower by B / D, the rest as it is.
+
+    Yang et al. 2022, table 8. Embeddings, heads, patch projections, biases and norms are the rest. A parameter that is
+    tied stands in one group, once; one that does not require grad in none. With AdamW the weight decay of the matrices
+    should be larger by D / B, since torch multiplies it with the learning rate.
 
     Args:
-        model: any module; it is changed in place.
-        std: the deviation.
+        model: with its width D as the attribute `hidden_dim`.
+        learning_rate: the one tuned at the base width.
+        base_width: B, as the model was built with.
 
     Raises:
-        ValueError: std is negative.
+        ValueError: a number is out of its range, or the model does not tell its width.
 
-    >>> norm = nn.Embedding(2, 2)
-    >>> initialise_bert(norm, std=0.0)
-    >>> norm.weight.tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    >>> model = nn.Sequential(nn.Linear(8, 8))
+    >>> model.hidden_dim = 8
+    >>> [group["lr"] for group in parameter_groups(model, 0.01, base_width=4)]
+    [0.005, 0.01]
     """
-    _initialise(model, std=std, residual_std=std)
+    Range(above=0).check("learning_rate", learning_rate)
+    Range(minimum=1).check("base_width", base_width)
+    ratio = base_width / _width(model)
+    scaled = {
+        id(module.weight)
+        for name, module, parent in _matrices(model)
+        if not any(role in _OUTSIDE for _, role in _parts(name, module, parent))
+    }
+    matrices: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (matrices if id(parameter) in scaled else rest).append(parameter)
+    groups = [{"params": matrices, "lr": learning_rate * ratio}, {"params": rest, "lr": learning_rate}]
+    return [group for group in groups if group["params"]]
 
 
-@torch.no_grad()
-def _initialise(model: nn.Module, *, std: float, residual_std: float) -> None:
-    Range(minimum=0).check("std", std)
+@dataclass(frozen=True)
+class _Stack:
+    """What a scheme is told of the blocks that a matrix stands among; `shrink` is sqrt(B / D) of mup."""
+
+    num_layers: int
+    _: KW_ONLY
+    beta: float
+    crosses: bool
+    std: float
+    shrink: float
+
+    @property
+    def joins(self) -> int:
+        return self.num_layers * (3 if self.crosses else 2)
+
+
+def _beta(num_layers: int, num_decoder_layers: int | None) -> float:
+    """Return deepnorm's gain in an encoder or decoder by itself, or in the encoder of a pair."""
+    if num_decoder_layers is None:
+        return float((8 * num_layers) ** -0.25)
+    return float(0.87 * (num_layers**4 * num_decoder_layers) ** -0.0625)
+
+
+def _gpt2(weight: Tensor, role: str, stack: _Stack) -> None:
+    nn.init.normal_(weight, std=stack.std / math.sqrt(stack.joins) if role in _INTO_STREAM else stack.std)
+
+
+def _bert(weight: Tensor, role: str, stack: _Stack) -> None:
+    nn.init.normal_(weight, std=stack.std)
+
+
+def _small(weight: Tensor, role: str, stack: _Stack) -> None:
+    if role in _INTO_STREAM:
+        nn.init.normal_(weight, std=2 / (stack.num_layers * math.sqrt(weight.shape[0])))
+    else:
+        width = weight.shape[0] if role == "patch" else weight.shape[1]
+        nn.init.normal_(weight, std=math.sqrt(2 / (5 * width)))
+
+
+def _deepnorm(weight: Tensor, role: str, stack: _Stack) -> None:
+    if role in _OUTSIDE:
+        nn.init.normal_(weight, std=stack.std)
+    else:
+        nn.init.xavier_normal_(weight, gain=1.0 if role in ("query_key", "other") else stack.beta)
+
+
+def _vit(weight: Tensor, role: str, stack: _Stack) -> None:
+    if role == "head":
+        nn.init.zeros_(weight)
+    elif role == "embedding":
+        nn.init.normal_(weight, std=stack.std)
+    else:
+        bound = math.sqrt(6 / (weight.shape[0] + weight[0].numel()))
+        nn.init.uniform_(weight, -bound, bound)
+
+
+def _mup(weight: Tensor, role: str, stack: _Stack) -> None:
+    shrunk = stack.std if role in _OUTSIDE else stack.std * stack.shrink
+    nn.init.normal_(weight, std=shrunk / math.sqrt(stack.joins) if role in _INTO_STREAM else shrunk)
+
+
+_FILLS: Final[dict[str, Callable[[Tensor, str, _Stack], None]]] = {
+    "gpt2": _gpt2,
+    "bert": _bert,
+    "small": _small,
+    "deepnorm": _deepnorm,
+    "vit": _vit,
+    "mup": _mup,
+}
+
+
+def _is_matrix(name: str, module: nn.Module) -> bool:
+    # Other convolutions are a few weights per channel, which torch's own init fits.
+    return isinstance(module, nn.Linear | nn.Embedding) or (
+        isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "patch" in name
+    )
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
+    """Yield the name, the module and its parent of everything that holds a matrix."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding):
-            nn.init.normal_(module.weight, std=residual_std if name.endswith(_RESIDUAL_PROJECTIONS) else std)
-        elif isinstance(module, Norm):
-            module.reset_parameters()
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, nn.Parameter):
-                nn.init.ones_(weight)
-        elif callable(reset := getattr(module, "reset_parameters", None)):
-            reset()  # what a module of another kind holds itself: scales of branches, sinks of heads
-        bias = getattr(module, "bias", None)
-        if isinstance(bias, nn.Parameter):
-            nn.init.zeros_(bias)
+        if _is_matrix(name, module):
+            yield name, module, model.get_submodule(name.rpartition(".")[0])
+
+
+def _parts(name: str, module: Any, parent: nn.Module) -> list[tuple[Tensor, str]]:
+    """Return the matrices that are packed in a weight, with their roles; a patch's is [O, C, height, width]."""
+    weight, last = module.weight.detach(), name.rpartition(".")[2]
+    roles = {
+        "embedding": isinstance(module, nn.Embedding),
+        "head": last == "head",
+        "patch": "patch" in name,
+        "out": _OUT.search(name),
+        "down": _DOWN.search(name),
+        "feedforward": _FEEDFORWARD.search(name),
+    }
+    for role, fits in roles.items():
+        if fits:
+            return [(part, role) for part in (weight.chunk(2) if last == "gate_up" else (weight,))]
+    packed = _PACKED.get(last, ())
+    heads = getattr(parent, "num_heads", 0), getattr(parent, "num_kv_heads", getattr(parent, "num_heads", 0))
+    rows = [heads[part != "query"] * getattr(parent, "head_dim", 0) for part in packed]
+    if not packed or sum(rows) != weight.shape[0]:
+        return [(weight, "other")]
+    packed_roles = ["value" if part == "value" else "query_key" for part in packed]
+    return list(zip(weight.split(rows), packed_roles, strict=True))
+
+
+def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
+    """Fill the parameters and buffers that stand in a module itself; the owner is who an error names."""
+    reset = getattr(module, "reset_parameters", None)
+    if reset is not None:
+        reset()
+        return
+    for name, parameter in module.named_parameters(recurse=False):
+        if name.endswith("_token"):
+            nn.init.normal_(parameter, std=token_std)
+        elif name == "bias":
+            nn.init.zeros_(parameter)
+        else:
+            raise TypeError(
+                f"{type(owner).__name__} has a parameter {name!r} of its own; give the class a reset_parameters() "
+                "that fills it, so that the model can be initialised anew"
+            )
+
+
+def _width(model: nn.Module) -> int:
+    width = getattr(model, "hidden_dim", None)
+    if not isinstance(width, int):
+        raise ValueError(f"init 'mup' needs to know the model's width; {type(model).__name__} has no hidden_dim")
+    return width

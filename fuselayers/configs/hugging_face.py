@@ -99,7 +99,9 @@ def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> 
     for name, tensor in theirs.items():
         if any(re.fullmatch(skipped, name) for skipped in family.skipped):
             continue
-        matches = [(order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))]
+        matches = [
+            (order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))
+        ]
         if not matches:
             strangers.append(name)
         for order, key, match in matches:
@@ -187,9 +189,7 @@ _GATED: Final = (
     Key("model.layers.{}.mlp.up_proj.weight", "blocks.{}.feedforward.up.weight"),
     Key("model.layers.{}.mlp.down_proj.weight", "blocks.{}.feedforward.down.weight"),
 )
-_SECOND_NORM: Final = (
-    Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),
-)
+_SECOND_NORM: Final = (Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),)
 _LLAMA_TIED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
 
 _LLAMA: Final = Family(keys=(*_LLAMA_LAYER, *_SECOND_NORM, *_GATED), tied=_LLAMA_TIED)

@@ -1,95 +1,364 @@
+import itertools
 import math
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fuselayers.components import Choice, Decoder, Encoder, initialise_bert, initialise_gpt2
+from fuselayers.components import (
+    SCHEMES,
+    Choice,
+    Decoder,
+    Encoder,
+    Scheme,
+    initialise,
+    names,
+    parameter_groups,
+)
 
 SIZES = {
     "vocab_size": 200,
     "hidden_dim": 128,
     "num_layers": 8,
     "context_length": 64,
-    "attention": Choice("multi_head", {"num_heads": 4}),
+    "attention": Choice("multi_head", {"num_heads": 4, "num_kv_heads": 2}),
 }
+INTO_STREAM = ("attention.out.weight", "feedforward.down.weight", "cross_attention.out.weight")
+OUTSIDE = ("token.weight", "table.weight", "segment.weight", "head.weight")
+
+
+def decoder(**options: object) -> Decoder:
+    return Decoder(**{**SIZES, "tie_embeddings": False, **options})  # type: ignore[arg-type]
 
 
 def deviations(model: nn.Module) -> dict[str, float]:
     return {name: value.std().item() for name, value in model.named_parameters() if value.dim() == 2}
 
 
+def assert_deviations(model: nn.Module, expected: Callable[[str, Tensor], float]) -> None:
+    seen = 0
+    for name, value in model.named_parameters():
+        if value.dim() < 2:
+            assert (value == (1 if "norm" in name and name.endswith("weight") else 0)).all(), name
+            continue
+        wanted = expected(name, value)
+        few = 0.2 if value.numel() < 1000 else 0.05
+        assert value.std().item() == pytest.approx(wanted, rel=few), name
+        assert abs(value.mean().item()) <= few * wanted, name
+        seen += name.endswith(INTO_STREAM)
+    assert seen
+
+
 @pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp", "gated_mlp"])
 @pytest.mark.parametrize("std", [0.02, 0.1])
 def test_gpt2(feedforward: str, std: float) -> None:
-    model = Decoder(**SIZES, feedforward=feedforward, init_std=std)  # type: ignore[arg-type]
-    smaller = 0
-    for name, deviation in deviations(model).items():
-        residual = name.endswith(("attention.out.weight", "feedforward.down.weight"))
-        smaller += residual
-        assert deviation == pytest.approx(std / math.sqrt(2 * 8) if residual else std, rel=0.05), name
-    assert smaller == 2 * 8
-    for name, value in model.named_parameters():
-        if name.endswith("bias"):
-            assert value.abs().max() == 0, name
-        elif "norm" in name:
-            assert (value == 1).all(), name
-        else:
-            assert abs(value.mean().item()) < 0.05 * std, name
+    model = decoder(feedforward=feedforward, init_std=std)
+    assert_deviations(model, lambda name, _: std / math.sqrt(2 * 8) if name.endswith(INTO_STREAM) else std)
 
 
 def test_bert_has_no_smaller_weights() -> None:
-    model = Encoder(**SIZES, init_std=0.05)  # type: ignore[arg-type]
-    found = deviations(model)
-    assert found.pop("segment.weight") == pytest.approx(0.05, rel=0.2)  # two rows are few
-    for name, deviation in found.items():
-        assert deviation == pytest.approx(0.05, rel=0.05), name
+    assert_deviations(Encoder(**SIZES, init_std=0.05), lambda *_: 0.05)  # type: ignore[arg-type]
+
+
+def test_small() -> None:
+    def expected(name: str, value: Tensor) -> float:
+        return 2 / (8 * math.sqrt(128)) if name.endswith(INTO_STREAM) else math.sqrt(2 / (5 * 128))
+
+    assert_deviations(decoder(init="small"), expected)
+
+
+def test_deepnorm_of_a_decoder() -> None:
+    model = decoder(init="deepnorm", residual="deepnorm", init_std=0.03)
+    beta = (8 * 8) ** -0.25
+
+    def expected(name: str, value: Tensor) -> float:
+        if name.endswith("qkv.weight"):
+            return value.std().item()  # three matrices, below
+        return 0.03 if name.endswith(OUTSIDE) else beta * math.sqrt(2 / sum(value.shape))
+
+    assert_deviations(model, expected)
+    for block in model.blocks:
+        query, key, value = block.attention.qkv.weight.split([128, 64, 64])
+        assert query.std().item() == pytest.approx(math.sqrt(2 / (128 + 128)), rel=0.05)
+        assert key.std().item() == pytest.approx(math.sqrt(2 / (128 + 64)), rel=0.05)
+        assert value.std().item() == pytest.approx(beta * math.sqrt(2 / (128 + 64)), rel=0.05)
+
+
+def test_deepnorm_of_a_pair() -> None:
+    model = nn.ModuleDict({side: nn.ModuleDict({"feedforward": nn.ModuleDict({"down": nn.Linear(128, 128)})})
+                           for side in ("encoder", "decoder")})  # fmt: skip
+    initialise(model, "deepnorm", num_layers=6, num_decoder_layers=3)
+    found = [model[side]["feedforward"]["down"].weight.std().item() for side in model]
+    xavier = math.sqrt(1 / 128)
+    assert found[0] == pytest.approx(0.87 * (6**4 * 3) ** (-1 / 16) * xavier, rel=0.05)
+    assert found[1] == pytest.approx((12 * 3) ** (-1 / 4) * xavier, rel=0.05)
+
+
+def test_vit() -> None:
+    model = decoder(init="vit", init_std=0.03)
+    model.patch = nn.Conv2d(3, 128, 4)
+    model.class_token = nn.Parameter(torch.full((1, 1, 4096), math.nan))
+    initialise(model, "vit", num_layers=8, std=0.03)
+    assert not model.head.weight.any()
+    assert model.token.weight.std().item() == pytest.approx(0.03, rel=0.05)
+    assert model.class_token.std().item() == pytest.approx(1e-6, rel=0.1)
+    block = model.blocks[1]
+    for matrix in (
+        *block.attention.qkv.weight.split([128, 64, 64]),
+        block.attention.out.weight,
+        block.feedforward.up.weight,
+    ):
+        bound = math.sqrt(6 / sum(matrix.shape))
+        assert 0.99 * bound < matrix.abs().max().item() <= bound
+        assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    assert 0.99 < model.patch.weight.abs().max().item() / math.sqrt(6 / (3 * 16 + 128)) <= 1
+    assert not model.patch.bias.any()
+
+
+def test_mup_is_gpt2_at_the_base_width_and_smaller_beyond() -> None:
+    def expected(name: str, value: Tensor) -> float:
+        shrunk = 0.02 if name.endswith(OUTSIDE) else 0.02 * math.sqrt(32 / 128)
+        return shrunk / math.sqrt(2 * 8) if name.endswith(INTO_STREAM) else shrunk
+
+    assert_deviations(decoder(init="mup", base_width=32), expected)
+    torch.manual_seed(1)
+    base = decoder(init="mup", base_width=128)
+    torch.manual_seed(1)
+    for (name, got), wanted in zip(base.named_parameters(), decoder().parameters(), strict=True):
+        torch.testing.assert_close(got, wanted, msg=name)
+
+
+def test_mup_scales_the_logits() -> None:
+    tokens = torch.randint(200, (2, 5))
+    for model_class in (Decoder, Encoder):
+        model = model_class(**SIZES, init="mup", base_width=32)  # type: ignore[arg-type]
+        plain = model_class(**SIZES)  # type: ignore[arg-type]
+        plain.load_state_dict(model.state_dict())
+        torch.testing.assert_close(model(tokens), plain(tokens) / 4)
+
+
+def test_three_branches_join_the_stream_where_there_is_cross_attention() -> None:
+    block = nn.ModuleDict(
+        {name: nn.ModuleDict({"out": nn.Linear(128, 128)}) for name in ("attention", "cross_attention")}
+    )
+    initialise(block, "gpt2", num_layers=8)
+    for attention in block.values():
+        assert attention["out"].weight.std().item() == pytest.approx(0.02 / math.sqrt(3 * 8), rel=0.05)
+
+
+def test_experts_join_the_stream() -> None:
+    experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)}) for _ in range(2))
+    shared = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)})])
+    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"experts": experts, "shared": shared})})
+    initialise(model, "gpt2", num_layers=8)
+    for expert in (*experts, *shared):
+        assert expert["down"].weight.std().item() == pytest.approx(0.005, rel=0.05)
+        assert expert["up"].weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_packed_gate_is_two_matrices() -> None:
+    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"gate_up": nn.Linear(64, 256)})})
+    initialise(model, "vit", num_layers=1)
+    bound = math.sqrt(6 / (64 + 128))
+    assert 0.99 * bound < model["feedforward"]["gate_up"].weight.abs().max().item() <= bound
 
 
 def test_the_seed_decides_and_layers_differ() -> None:
-    def first_weights() -> list[torch.Tensor]:
+    def first_weights() -> list[Tensor]:
         torch.manual_seed(7)
-        model = Decoder(**SIZES)  # type: ignore[arg-type]
-        return [block.attention.qkv.weight for block in model.blocks]
+        return [block.attention.qkv.weight for block in decoder().blocks]
 
     once, again = first_weights(), first_weights()
     assert torch.equal(once[0], again[0])
     assert not torch.equal(once[0], once[1])
 
 
-def test_a_model_from_the_meta_device_can_be_initialised_later() -> None:
+def with_parts(**parts: Choice | str) -> Callable[[], nn.Module]:
+    sizes = {"vocab_size": 20, "hidden_dim": 32, "num_layers": 2, "context_length": 8}
+    heads = Choice("multi_head", {"num_heads": 4})
+    return lambda: Decoder(**{**sizes, "attention": heads, **parts})  # type: ignore[arg-type]
+
+
+def every_part() -> list[Callable[[], nn.Module]]:
+    """Decoders with each registered part that can stand in one by its name alone."""
+    made = []
+    for kind in ("attention", "feedforward", "norm", "position", "residual", "block"):
+        for name in names(kind):
+            make = with_parts(
+                **{kind: name if kind != "attention" or name != "multi_head" else Choice(name, {"num_heads": 4})}
+            )
+            try:
+                make()
+            except ValueError:
+                continue  # it needs an option, or cannot be causal
+            made.append(pytest.param(make, id=f"{kind}-{name}"))
+    made.append(pytest.param(with_parts(residual=Choice("pre", {"layer_scale": 1e-5})), id="layer_scale"))
+    made.append(pytest.param(lambda: Encoder(**SIZES), id="encoder"))  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("make", every_part())
+def test_nothing_of_a_model_from_the_meta_device_is_left_as_it_was(
+    make: Callable[[], nn.Module], scheme: Scheme
+) -> None:
     with torch.device("meta"):
-        model = Decoder(**SIZES)  # type: ignore[arg-type]
+        model = make()
     model.to_empty(device="cpu")
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(math.nan)
-    initialise_gpt2(model, num_layers=8)
-    assert not [name for name, value in model.named_parameters() if value.isnan().any()]
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            tensor.fill_(math.nan if tensor.is_floating_point() else 99)
+    initialise(model, scheme, num_layers=2, base_width=16 if scheme == "mup" else None)
+    left = [
+        name for name, value in itertools.chain(model.named_parameters(), model.named_buffers()) if value.isnan().any()
+    ]
+    assert not left
     assert math.isfinite(model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).item())
 
 
 def test_plain_torch_modules_too() -> None:
     model = nn.Sequential(
-        nn.Linear(64, 64), nn.LayerNorm(64), nn.RMSNorm(64), nn.LayerNorm(64, elementwise_affine=False)
+        nn.Linear(64, 64),
+        nn.LayerNorm(64),
+        nn.RMSNorm(64),
+        nn.LayerNorm(64, elementwise_affine=False),
+        nn.BatchNorm1d(64),
     )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(5.0)
-    initialise_bert(model, std=0.3)
+    initialise(model, "bert", num_layers=1, std=0.3)
     assert model[0].weight.std().item() == pytest.approx(0.3, rel=0.05)
-    assert model[0].bias.abs().max() == 0
-    assert (model[1].weight == 1).all()
-    assert (model[1].bias == 0).all()
-    assert (model[2].weight == 1).all()
+    assert not model[0].bias.any()
+    for norm in (model[1], model[2], model[4]):
+        assert (norm.weight == 1).all()
+    assert not model[1].bias.any()
 
 
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^num_layers must be at least 1, got 0$"):
-        initialise_gpt2(nn.Linear(1, 1), num_layers=0)
-    for initialise in (
-        lambda m, std: initialise_gpt2(m, num_layers=1, std=std),
-        lambda m, std: initialise_bert(m, std=std),
-    ):
-        with pytest.raises(ValueError, match=r"^std must be at least 0, got -0\.1$"):
-            initialise(nn.Linear(1, 1), -0.1)
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.gates = nn.ParameterList([nn.Parameter(torch.full((3,), math.nan))])
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.inner.weight.fill_(7.0)
+        self.gates[0].fill_(0.5)
+
+
+def test_a_module_has_the_last_word_on_what_is_its_own() -> None:
+    model = nn.Sequential(Gate())
+    initialise(model, "gpt2", num_layers=1)
+    assert (model[0].inner.weight == 7).all()
+    assert (model[0].gates[0] == 0.5).all()
+
+
+def test_parameter_groups_scale_the_matrices_only() -> None:
+    model = decoder(init="mup", base_width=32, position="learned")
+    matrices, rest = parameter_groups(model, 0.1, base_width=32)
+    assert (matrices["lr"], rest["lr"]) == (0.1 * 32 / 128, 0.1)
+    named = {id(value): name for name, value in model.named_parameters()}
+    assert {named[id(value)] for value in matrices["params"]} == {
+        name for name, value in model.named_parameters() if value.dim() == 2 and not name.endswith(OUTSIDE)
+    }
+    assert {*map(id, matrices["params"] + rest["params"])} == {*named}
+    assert len(matrices["params"] + rest["params"]) == len(named)
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    assert [group["lr"] for group in parameter_groups(model, 0.1, base_width=32)] == [0.1]
+
+
+def moved(width: int, scheme: Scheme) -> list[float]:
+    """Return how far three Adam steps move the middle of the stream and the logits: the coordinate check."""
+    base = 64 if scheme == "mup" else None
+    torch.manual_seed(3)
+    heads = Choice("multi_head", {"num_heads": width // 16})
+    model = Decoder(
+        vocab_size=32, hidden_dim=width, num_layers=2, context_length=8, attention=heads, init=scheme, base_width=base,
+        tie_embeddings=False,
+    )  # fmt: skip
+    tokens = torch.arange(64).view(8, 8) * 7 % 32
+    seen: list[Tensor] = []
+    model.blocks[1].register_forward_hook(lambda module, inputs, output: seen.append(output.detach()))
+    with torch.no_grad():
+        before = model(tokens)
+    groups = parameter_groups(model, 0.003, base_width=64) if base else [{"params": [*model.parameters()]}]
+    optimizer = torch.optim.Adam(groups, lr=0.003)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(tokens, (tokens * 5 + 1) % 32).backward()
+        optimizer.step()
+    with torch.no_grad():
+        after = model(tokens)
+    return [(seen[-1] - seen[0]).square().mean().sqrt().item(), (after - before).square().mean().sqrt().item()]
+
+
+def test_the_coordinate_check_of_mup() -> None:
+    widths = (64, 128, 256, 512)
+    mup, standard = ([moved(width, scheme) for width in widths] for scheme in ("mup", "gpt2"))
+    for stream, logits in mup:
+        assert stream == pytest.approx(mup[0][0], rel=0.3)
+        assert logits == pytest.approx(mup[0][1], rel=0.3)
+    # The narrowest is the base width, where both are the same model.
+    assert standard[0] == pytest.approx(mup[0])
+    assert standard[-1][0] > 10 * standard[0][0]
+    assert standard[-1][1] > 4 * standard[0][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"num_decoder_layers": 0}, "num_decoder_layers must be at least 1, got 0"),
+        ({"std": -0.1}, "std must be at least 0, got -0.1"),
+        (
+            {"scheme": "gpt"},
+            "no init scheme 'gpt'; did you mean 'gpt2'? there are: bert, deepnorm, gpt2, mup, small, vit",
+        ),
+        ({"scheme": "mup"}, "init 'mup' needs base_width, the width at which std and learning rate were tuned"),
+        ({"base_width": 64}, "base_width is for init 'mup', got 64 with init 'gpt2'; leave it out"),
+        (
+            {"scheme": "mup", "base_width": 64},
+            "init 'mup' needs to know the model's width; Linear has no hidden_dim",
+        ),
+    ],
+)
+def test_errors(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        initialise(nn.Linear(1, 1), **{"scheme": "gpt2", "num_layers": 1, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((0.0, 64), "learning_rate must be above 0, got 0.0"),
+        ((0.1, 0), "base_width must be at least 1, got 0"),
+        ((0.1, 64), "init 'mup' needs to know the model's width; Linear has no hidden_dim"),
+    ],
+)
+def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        parameter_groups(nn.Linear(1, 1), *arguments)
+
+
+def test_models_check_the_scheme_before_they_are_built() -> None:
+    for model_class in (Decoder, Encoder):
+        with pytest.raises(ValueError, match=r"^init 'mup' needs base_width"):
+            model_class(**SIZES, init="mup")  # type: ignore[arg-type]
+
+
+class Bare(nn.Module):
+    def __init__(self, gates: nn.Parameter | nn.ParameterList) -> None:
+        super().__init__()
+        self.gates = gates
+
+
+def test_a_parameter_that_nobody_fills() -> None:
+    text = "of its own; give the class a reset_parameters() that fills it, so that the model can be initialised anew"
+    gate = nn.Parameter(torch.zeros(3))
+    for gates, name in ((gate, "gates"), (nn.ParameterList([gate]), "0")):
+        with pytest.raises(TypeError, match=f"^{re.escape(f'Bare has a parameter {name!r} {text}')}$"):
+            initialise(nn.Sequential(Bare(gates)), "gpt2", num_layers=1)

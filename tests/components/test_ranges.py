@@ -26,6 +26,9 @@ ARGUMENTS = {
     "causal": True,
     "p": 0.1,
     "d_model": 8,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_classes": 3,
 }
 
 

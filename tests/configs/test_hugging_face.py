@@ -1,15 +1,10 @@
 """The shipped architectures against `transformers`: the same outputs for the same weights, the same number of them."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
-
-from fuselayers.configs import build, choices
-from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
+from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -115,6 +115,10 @@ class TransformerBlock(nn.Module):
             dropout=dropout,
         )
         self.takes = takes(self.attention.forward)
+        self.check_parts()
+
+    def check_parts(self) -> None:
+        """Raise ValueError for a part that this kind of block cannot have; for subclasses."""
 
     @property
     def final_norm(self) -> bool:
@@ -140,6 +144,18 @@ class TransformerBlock(nn.Module):
         Raises:
             ValueError: the attention cannot use an input, or there is a memory and no cross-attention, or none and one.
         """
+        y_BTD: Tensor = self.residual(
+            x_BTD, self.sublayers(memory_BSD=memory_BSD, memory_padding_mask=memory_padding_mask, **inputs)
+        )
+        return y_BTD
+
+    def sublayers(
+        self, *, memory_BSD: Tensor | None = None, memory_padding_mask: Tensor | None = None, **inputs: Any
+    ) -> list[Sublayer]:
+        """Return attention, cross-attention where there is one, and feedforward as functions of the stream alone.
+
+        Args and Raises: as `forward`.
+        """
         given = {name: value for name, value in inputs.items() if value is not None}
         if not self.takes.issuperset(given):
             unusable = sorted(given.keys() - self.takes)
@@ -159,5 +175,4 @@ class TransformerBlock(nn.Module):
             if "cache" in given and "cache" in takes(self.cross_attention.forward):
                 look = functools.partial(look, cache=given["cache"].of_memory)
             sublayers.insert(1, look)
-        y_BTD: Tensor = self.residual(x_BTD, sublayers)
-        return y_BTD
+        return sublayers

@@ -3,5 +3,6 @@
 from .decoder import Decoder as Decoder
 from .encoder import Encoder as Encoder
 from .layers import LayerChange as LayerChange
+from .model import Model as Model
 from .stack import Stack as Stack
 from .vision_transformer import VisionTransformer as VisionTransformer

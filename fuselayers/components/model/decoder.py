@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
 from ...partition import unfused
 from ..attention import KeyValueCache
-from ..init import initialise_gpt2
+from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
 from .sampling import check_sampling, next_token
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, token_loss
+from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
 __all__ = ["Decoder"]
 
@@ -50,7 +49,10 @@ class Decoder(Stack):
         logit_scale: what the logits are multiplied by, 0.0625 in Cohere's Command R.
         logit_soft_cap: the bound that logits approach and never reach, cap * tanh(logits / cap), 30 in Gemma 2; None
             for no bound.
-        init_std: deviation of the initial weights, see `initialise_gpt2`.
+        init: how the initial weights are drawn, see `initialise`.
+        init_std: their deviation, as far as the scheme leaves it open.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
+            multiplies the logits by base_width / hidden_dim.
         backend: what the fused layers get as their backend; None leaves them unfused.
         partition: how they choose what is saved for backward.
 
@@ -87,10 +89,13 @@ class Decoder(Stack):
         tie_embeddings: bool = True,
         logit_scale: Positive = 1.0,
         logit_soft_cap: Positive | None = None,
+        init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
+        base_width: Size | None = None,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
+        check_scheme(init, base_width=base_width)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -107,13 +112,13 @@ class Decoder(Stack):
             backend=backend,
             partition=partition,
         )
-        self.logit_scale = logit_scale
         self.logit_soft_cap = logit_soft_cap
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
-        initialise_gpt2(self, num_layers=num_layers, std=init_std)
+        self.logit_scale = logit_scale if base_width is None else logit_scale * base_width / hidden_dim
+        initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """Return the logits, or the loss where there are targets.
@@ -207,9 +212,8 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        logits = F.linear(x, self.token.weight if self.head is None else self.head.weight)
-        if self.logit_scale != 1:
-            logits = logits * self.logit_scale
+        weight_VD = self.token.weight if self.head is None else self.head.weight
+        logits = to_logits(x, weight_VD, scale=self.logit_scale)
         if self.logit_soft_cap is not None:
             logits = (logits / self.logit_soft_cap).tanh() * self.logit_soft_cap
         return logits

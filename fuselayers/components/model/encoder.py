@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import activate
 from ...ops import dropout as dropout_op
-from ..init import initialise_bert
+from ..init import Scheme, check_scheme, initialise
 from ..norm import Norm
 from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, token_loss
+from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
 __all__ = ["Encoder"]
 
@@ -47,7 +46,10 @@ class Encoder(Stack):
         layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
-        init_std: deviation of the initial weights, see `initialise_bert`.
+        init: how the initial weights are drawn, see `initialise`.
+        init_std: their deviation, as far as the scheme leaves it open.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
+            multiplies the logits by base_width / hidden_dim.
         backend: what the fused layers get as their backend; None leaves them unfused.
         partition: how they choose what is saved for backward.
 
@@ -83,10 +85,13 @@ class Encoder(Stack):
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        init: Scheme = "bert",
         init_std: NotNegative = 0.02,
+        base_width: Size | None = None,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
+        check_scheme(init, base_width=base_width)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -111,7 +116,8 @@ class Encoder(Stack):
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
-        initialise_bert(self, std=init_std)
+        self.logit_scale = 1.0 if base_width is None else base_width / hidden_dim
+        initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(
         self,
@@ -144,7 +150,8 @@ class Encoder(Stack):
             self._check_segments(segments_BT, tokens_BT)
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
-        logits_BTV = F.linear(x_BTD, self.token.weight if self.head is None else self.head.weight, self.bias)
+        weight_VD = self.token.weight if self.head is None else self.head.weight
+        logits_BTV = to_logits(x_BTD, weight_VD, bias_V=self.bias, scale=self.logit_scale)
         return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
 
     def features(

@@ -11,16 +11,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..attention.inputs import check_able
+from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..position import Position
 from ..ranges import Probability, Size, in_range
 from ..registry import Choice, accepted, create
 from .layers import LayerChange, changed_parts
+from .model import Model
 
 __all__ = ["Stack"]
 
 
-class Stack(nn.Module):
+class Stack(Model):
     """Blocks in a row, the positions that they share, and a norm at the end where their residual style needs one.
 
     Args:
@@ -66,6 +68,7 @@ class Stack(nn.Module):
         partition: str = "min_cut",
     ) -> None:
         super().__init__()
+        self.hidden_dim = hidden_dim
         self.context_length = context_length
         self.dropout = dropout
         parts = {
@@ -129,10 +132,15 @@ class Stack(nn.Module):
             inputs["rotate"] = functools.partial(rotate, first=first) if first else rotate
         if "bias" in self.position.needs:
             inputs["bias"] = self.position.bias(x_BTD, first=first)
+        run: list[tuple[nn.Module, dict[str, Any]]] = []
         for number, block in enumerate(self.blocks):
-            if caches:
-                inputs["cache"] = caches[number]
-            x_BTD = block(x_BTD, **inputs)
+            of_block = inputs | {"cache": caches[number]} if caches else inputs
+            if getattr(block, "reversible", False):
+                run.append((block, of_block))
+                continue
+            x_BTD, run = run_reversible(run, x_BTD), []
+            x_BTD = block(x_BTD, **of_block)
+        x_BTD = run_reversible(run, x_BTD)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def extra_repr(self) -> str:

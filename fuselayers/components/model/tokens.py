@@ -1,4 +1,4 @@
-"""What the models do with tokens: check them, look them up, and compare predictions with them.
+"""What the models do with tokens: check them, look them up, predict them, and compare predictions with them.
 
 tokens, targets   [B, T]      B batch, T tokens
 logits            [B, T, V]   V vocabulary
@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from ..registry import Choice, as_choice, create
 
-__all__ = ["IGNORED", "build_token_embedding", "check_like_tokens", "check_tokens", "look_up", "token_loss"]
+__all__ = [
+    "IGNORED",
+    "build_token_embedding",
+    "check_like_tokens",
+    "check_tokens",
+    "look_up",
+    "to_logits",
+    "token_loss",
+]
 
 # The target of a position that does not count in the loss, as everywhere in torch.
 IGNORED = -100
@@ -71,6 +79,16 @@ def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Te
             f"{name} must be in 0..{embedding.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}"
         ) from error
     return embedded
+
+
+def to_logits(x: Tensor, weight_VD: Tensor, *, bias_V: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """Return scale * x W^T + bias: [..., D] -> [..., V].
+
+    >>> to_logits(torch.ones(2), torch.eye(2), scale=0.5)
+    tensor([0.5000, 0.5000])
+    """
+    # D numbers are scaled rather than V.
+    return F.linear(x if scale == 1 else x * scale, weight_VD, bias_V)
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

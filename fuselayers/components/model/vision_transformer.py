@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from ...names import no_such
 from ...ops import dropout as dropout_op
-from ..init import initialise_bert
+from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import token_loss
+from .tokens import to_logits, token_loss
 
 __all__ = ["Pooling", "VisionTransformer"]
 
@@ -49,7 +49,10 @@ class VisionTransformer(Stack):
         block: the kind of block, by name or with its options.
         layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
-        init_std: deviation of the initial weights, see `initialise_bert`.
+        init: how the initial weights are drawn, see `initialise`.
+        init_std: their deviation, as far as the scheme leaves it open.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
+            multiplies the logits by base_width / hidden_dim.
         backend: what the fused layers get as their backend; None leaves them unfused.
         partition: how they choose what is saved for backward.
 
@@ -87,7 +90,9 @@ class VisionTransformer(Stack):
         block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
+        init: Scheme = "vit",
         init_std: NotNegative = 0.02,
+        base_width: Size | None = None,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
@@ -95,6 +100,7 @@ class VisionTransformer(Stack):
             raise ValueError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
         if pooling not in get_args(Pooling):
             raise ValueError(no_such("pooling", pooling, get_args(Pooling)))
+        check_scheme(init, base_width=base_width)
         with_class_token = pooling == "class_token"
         super().__init__(
             hidden_dim,
@@ -116,10 +122,10 @@ class VisionTransformer(Stack):
         self.patch: nn.Module = create(
             "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
         )
-        # A table with one row, so that an init function fills it as it fills every other embedding.
-        self.class_token = nn.Embedding(1, hidden_dim) if with_class_token else None
+        self.class_token = nn.Parameter(torch.empty(hidden_dim)) if with_class_token else None
         self.head = nn.Linear(hidden_dim, num_classes)
-        initialise_bert(self, std=init_std)
+        self.logit_scale = 1.0 if base_width is None else base_width / hidden_dim
+        initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
         """Return the logits, or the loss where there are targets.
@@ -137,7 +143,7 @@ class VisionTransformer(Stack):
         """
         if targets_B is not None and not torch.compiler.is_compiling():
             _check_targets(targets_B, images)
-        logits_BK: Tensor = self.head(self.features(images))
+        logits_BK = to_logits(self.features(images), self.head.weight, bias_V=self.head.bias, scale=self.logit_scale)
         # To the loss an image is a sequence of one prediction.
         return logits_BK if targets_B is None else token_loss(logits_BK[:, None], targets_B[:, None])
 
@@ -151,7 +157,7 @@ class VisionTransformer(Stack):
                 "or build the model with another image_size"
             )
         if self.class_token is not None:
-            x_BTD = torch.cat((self.class_token.weight.expand(x_BTD.shape[0], -1, -1), x_BTD), dim=1)
+            x_BTD = torch.cat((self.class_token.expand(x_BTD.shape[0], 1, -1), x_BTD), dim=1)
         x_BTD = self.run_blocks(dropout_op(self.position(x_BTD), self.dropout, training=self.training))
         return x_BTD.mean(1) if self.class_token is None else x_BTD[:, 0]
 

@@ -292,14 +292,18 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"position": "rotory"}, "no position 'rotory'; did you mean 'rotary'? there are: learned, none, rotary"),
+        (
+            {"position": "rotory"},
+            "no position 'rotory'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, sinusoidal",
+        ),
         (
             {"residual": "pots"},
             "no residual 'pots'; did you mean 'post'? there are: deepnorm, parallel, post, pre, sandwich",
         ),
         (
             {"position": Choice("rotary", {"bass": 1})},
-            "no rotary option 'bass'; did you mean 'base'? there are: base, fraction, interleaved",
+            "no rotary option 'bass'; did you mean 'base'? there are: attention_factor, base, beta_fast, beta_slow, factor, "
+            "fraction, high_frequency_factor, interleaved, low_frequency_factor, original_length, scaling",
         ),
         (
             {"position": "rotary", "attention": Choice("multi_head", {"num_heads": 2, "head_dim": 5})},

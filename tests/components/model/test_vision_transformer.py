@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, VisionTransformer, initialise_bert
+from fuselayers.components import Choice, VisionTransformer, initialise
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
 
@@ -23,7 +23,7 @@ SIZES = {
 
 
 def made(**options: object) -> VisionTransformer:
-    return VisionTransformer(**{**SIZES, "init_std": 0.5, **options})  # type: ignore[arg-type]
+    return VisionTransformer(**{**SIZES, "init": "bert", "init_std": 0.5, **options})  # type: ignore[arg-type]
 
 
 class WrittenOut(nn.Module):
@@ -33,6 +33,7 @@ class WrittenOut(nn.Module):
         super().__init__()
         for name, module in model.named_children():
             self.add_module(name, module)
+        self.class_token = model.class_token
         self.image_size, self.p = model.image_size, model.dropout
 
     def forward(self, images: Tensor) -> Tensor:
@@ -40,14 +41,13 @@ class WrittenOut(nn.Module):
         places = [(top, left) for top in range(0, self.image_size, side) for left in range(0, self.image_size, side)]
         x = torch.stack([images[:, :, y : y + side, x : x + side].flatten(1) for y, x in places], dim=1)
         x = x @ self.patch.projection.weight.flatten(1).T + self.patch.projection.bias
-        class_token = getattr(self, "class_token", None)
-        if class_token is not None:
-            x = torch.cat((class_token.weight.repeat(len(x), 1, 1), x), dim=1)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.repeat(len(x), 1, 1), x), dim=1)
         x = dropout(x + self.position.table.weight, self.p)
         for block in self.blocks:
             x = block(x)
         x = F.layer_norm(x, x.shape[-1:], self.norm.weight, self.norm.bias)
-        x = x[:, 0] if class_token is not None else sum(x.unbind(1)) / x.shape[1]
+        x = x[:, 0] if self.class_token is not None else sum(x.unbind(1)) / x.shape[1]
         return x @ self.head.weight.T + self.head.bias
 
 
@@ -75,7 +75,7 @@ def from_transformers(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
         "classifier": "head",
     }
     ours = {
-        "class_token.weight": theirs["vit.embeddings.cls_token"][0],
+        "class_token": theirs["vit.embeddings.cls_token"][0, 0],
         "position.table.weight": theirs["vit.embeddings.position_embeddings"][0],
     }
     for layer in range(sum(name.endswith("mlp.fc1.bias") for name in theirs)):
@@ -170,13 +170,19 @@ def test_copies_meta_and_autocast() -> None:
     with torch.no_grad():
         for parameter in empty.parameters():
             parameter.fill_(math.nan)
-    initialise_bert(empty)
+    initialise(empty, "vit", num_layers=2)
     assert [name for name, value in empty.named_parameters() if not value.isfinite().all()] == []
 
 
 def test_initial_weights() -> None:
-    model = made(image_size=128, hidden_dim=64, num_classes=100, init_std=0.1)
-    for weight in (model.patch.projection.weight, model.class_token.weight, model.position.table.weight):  # type: ignore[union-attr]
+    model = made(image_size=128, hidden_dim=64, num_classes=100, init="vit", init_std=0.1)
+    assert model.position.table.weight.std().item() == pytest.approx(0.1, rel=0.1)  # type: ignore[union-attr]
+    assert model.class_token.std().item() == pytest.approx(1e-6, rel=0.3)  # type: ignore[union-attr]
+    bound = math.sqrt(6 / (64 + 3 * 4 * 4))
+    assert bound * 0.98 < model.patch.projection.weight.abs().max() < bound  # type: ignore[operator, union-attr]
+    assert model.head.weight.abs().max() == 0
+    plain = made(image_size=128, hidden_dim=64, num_classes=100, init_std=0.1)
+    for weight in (plain.patch.projection.weight, plain.class_token, plain.head.weight):  # type: ignore[union-attr]
         assert weight.std().item() == pytest.approx(0.1, rel=0.3)
     assert model.patch.projection.bias.abs().max() == 0  # type: ignore[union-attr]
 

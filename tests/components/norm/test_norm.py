@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import DynamicTanh, LayerNorm, Norm, RMSNorm, SkipNorm, initialise_bert
+from fuselayers.components import DynamicTanh, LayerNorm, Norm, RMSNorm, SkipNorm, initialise
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
 
@@ -118,7 +118,7 @@ def test_parameters_can_start_again(make: object) -> None:
         for name, value in fresh.state_dict().items():
             assert torch.equal(used.state_dict()[name], value), name
         # An init function leaves a norm as it starts, whatever its weight means.
-        initialise_bert(randomise(used))
+        initialise(randomise(used), "bert", num_layers=1)
         for name, value in fresh.state_dict().items():
             assert torch.equal(used.state_dict()[name], value), name
 

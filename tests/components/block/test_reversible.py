@@ -1,0 +1,340 @@
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import Choice, Decoder, Encoder, LayerChange, ReversibleBlock, register
+from fuselayers.components.block.reversible import run_reversible
+from fuselayers.components.registry import _OWNERS
+from fuselayers.ops import dropout
+from fuselayers.partition import fuse, saved_bytes
+from tests.components.compare import assert_same_step, randomise, run
+
+HEADS = Choice("multi_head", {"num_heads": 2})
+DROPPING = Choice("multi_head", {"num_heads": 2, "dropout": 0.1})
+
+
+def blocks_of(number: int, *, p: float = 0.0, **options: object) -> nn.ModuleList:
+    parts = {"attention": Choice("multi_head", {"num_heads": 2, "dropout": p}), "dropout": p}
+    parts["feedforward"] = Choice("fused_mlp", {"dropout": p})
+    made = nn.ModuleList(ReversibleBlock(8, **{**parts, **options}) for _ in range(number))  # type: ignore[arg-type]
+    return randomise(made)  # type: ignore[return-value]
+
+
+class Reversible(nn.Module):
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return run_reversible([(block, {}) for block in self.blocks], x)
+
+
+class Plain(Reversible):
+    """The formula of the paper, with autograd's own backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x1 = x2 = x
+        for block in self.blocks:
+            norm1, norm2 = block.residual.norms
+            x1 = x1 + dropout(block.attention(norm1(x2)), block.residual.dropout, training=self.training)
+            x2 = x2 + dropout(block.feedforward(norm2(x1)), block.residual.dropout, training=self.training)
+        return (x1 + x2) / 2
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(1, 1, 8), (3, 7, 8)])
+def test_gradients_are_those_of_the_formula(p: float, shape: tuple[int, ...]) -> None:
+    blocks = blocks_of(5, p=p).double()
+    x = torch.randn(shape, dtype=torch.float64)
+    assert_same_step(Plain(blocks), Reversible(blocks), x, rtol=1e-9, atol=1e-9)
+    blocks.eval()
+    assert_same_step(Plain(blocks).eval(), Reversible(blocks).eval(), x, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"layer_scale": 0.3}, {"stochastic_depth": 0.5}])
+def test_layer_scale_and_stochastic_depth(options: dict[str, float]) -> None:
+    residual = Choice("pre", options)
+    blocks = blocks_of(2, residual=residual).double()
+    x = torch.randn(6, 3, 8, dtype=torch.float64)
+    got = run(Reversible(blocks), [x])
+
+    class Written(Plain):
+        def forward(self, x: Tensor) -> Tensor:
+            x1 = x2 = x
+            for block in self.blocks:
+                r = block.residual
+                x1 = x1 + r.branch(0, block.attention, r.norms[0](x2))
+                x2 = x2 + r.branch(1, block.feedforward, r.norms[1](x1))
+            return (x1 + x2) / 2
+
+    for name, expected in run(Written(blocks), [x]).items():
+        torch.testing.assert_close(got[name], expected, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def model_of(num_layers: int, **options: object) -> Decoder:
+    sizes = {"vocab_size": 13, "hidden_dim": 32, "context_length": 16, "attention": DROPPING, "block": "reversible"}
+    return Decoder(num_layers=num_layers, **{**sizes, "dropout": 0.1, "init_std": 0.1, **options})  # type: ignore[arg-type]
+
+
+def test_what_is_saved_does_not_grow_with_the_number_of_layers() -> None:
+    tokens, targets = torch.randint(13, (2, 4, 16))
+    few, many = (saved_bytes(model_of(layers), tokens, targets) for layers in (2, 8))
+    assert few == many
+    plain = [saved_bytes(model_of(layers, block="transformer"), tokens, targets) for layers in (2, 8)]
+    assert plain[1] > 3 * plain[0]
+    assert few < plain[0] / 4
+
+
+def test_a_model_is_embeddings_streams_norm_and_head() -> None:
+    model = model_of(3, dropout=0.0, attention=HEADS)
+    tokens = torch.randint(13, (2, 7))
+    x = model.token.weight[tokens] + model.position.table.weight[:7]
+    expected = model.norm(Plain(model.blocks)(x)) @ model.token.weight.T
+    torch.testing.assert_close(model(tokens), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), expected)
+
+
+def test_other_blocks_among_them_part_the_streams() -> None:
+    model = model_of(4, dropout=0.0, attention=HEADS, layers=(LayerChange("2", block="transformer"),))
+    x = torch.randn(2, 5, 32)
+    first = Plain(nn.ModuleList(model.blocks[:2]))
+    expected = Plain(nn.ModuleList(model.blocks[3:]))(model.blocks[2](first(x)))
+    torch.testing.assert_close(model.run_blocks(x), model.norm(expected))
+
+
+def test_positions_padding_and_frozen_parameters() -> None:
+    options = {"position": "rotary", "norm": "rms_norm", "context_length": 16}
+    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "attention": HEADS, "init_std": 0.5}
+    model = Encoder(**sizes, **options, block="reversible", residual="pre").double()  # type: ignore[arg-type]
+    tokens, padding = torch.randint(13, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    model.blocks[0].feedforward.requires_grad_(False)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(tokens, tokens, key_padding_mask=padding).backward()
+        return [value.grad.clone() for value in model.parameters() if value.requires_grad]
+
+    got = gradients()
+    assert all(value.grad is None for value in model.blocks[0].feedforward.parameters())
+    rotate = model.position.rotate
+    x1 = x2 = model.embedding_norm(model.token(tokens) + model.segment.weight[0])
+    for block in model.blocks:
+        x1 = x1 + block.branch(0, x2, rotate=rotate, key_padding_mask=padding)
+        x2 = x2 + block.branch(1, x1)
+    model.zero_grad()
+    model.run_blocks = lambda *_, **__: model.norm((x1 + x2) / 2)  # type: ignore[method-assign]
+    model(tokens, tokens, key_padding_mask=padding).backward()
+    expected = [value.grad for value in model.parameters() if value.requires_grad]
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+class Look(nn.Module):
+    """The smallest cross-attention: every token gathers the memory's mean."""
+
+    def __init__(self, hidden_dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(hidden_dim, hidden_dim)
+
+    def forward(self, x: Tensor, *, memory: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        y: Tensor = self.out(x * memory.mean(1, keepdim=True))
+        return y
+
+
+class Weighing(nn.Module):
+    """An attention that takes a bias, and learns from it."""
+
+    def __init__(self, hidden_dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(hidden_dim, hidden_dim)
+
+    def forward(self, x: Tensor, *, bias: Tensor) -> Tensor:
+        y: Tensor = self.out(bias.softmax(-1)[0] @ x)
+        return y
+
+
+@pytest.fixture
+def parts() -> object:
+    register("attention", "look")(Look)
+    register("attention", "weighing")(Weighing)
+    yield
+    del _OWNERS["attention"]["look"], _OWNERS["attention"]["weighing"]
+
+
+@pytest.mark.usefixtures("parts")
+def test_gradients_reach_a_memory_and_a_bias() -> None:
+    blocks = blocks_of(3, attention="weighing", cross_attention="look", causal=False).double()
+    x, memory, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 5, 8), (2, 3, 8), (1, 5, 5)))
+
+    def reversible(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
+        # Not leaves: what they come from must learn too.
+        inputs = {"memory_BSD": memory * 2, "bias": bias * 3}
+        return run_reversible([(block, inputs) for block in blocks], x)
+
+    def written(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
+        memory, bias = memory * 2, bias * 3
+        a = b = x
+        for block in blocks:
+            look = lambda x, block=block: block.cross_attention(x, memory=memory)  # noqa: E731
+            weigh = lambda x, block=block: block.attention(x, bias=bias)  # noqa: E731
+            for norm, sublayer in zip(block.residual.norms, (weigh, look, block.feedforward), strict=True):
+                a, b = b, a + sublayer(norm(b))
+        return (a + b) / 2
+
+    assert_same_step(written, reversible, x, memory, bias, rtol=1e-9, atol=1e-9)
+    got, expected = [], []
+    for found, function in ((got, reversible), (expected, written)):
+        blocks.zero_grad()
+        function(x, memory, bias).square().sum().backward()
+        found += [value.grad.clone() for value in blocks.parameters()]
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_backward_replays_the_masks_and_leaves_the_generator_alone() -> None:
+    model = Reversible(blocks_of(2, p=0.5))
+    y = model(torch.randn(2, 3, 8))
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    y.sum().backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_backward_twice_and_twice_differentiated() -> None:
+    model = Reversible(blocks_of(2))
+    x = torch.randn(1, 3, 8, requires_grad=True)
+    loss = model(x).square().sum()
+    once, again = (torch.autograd.grad(loss, x, retain_graph=keep)[0] for keep in (True, False))
+    assert torch.equal(once, again)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, x)
+    text = (
+        "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or take "
+        "block='transformer'"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+
+
+def test_a_hook_on_a_gradient_runs_once() -> None:
+    blocks = blocks_of(2)
+    calls: list[Tensor] = []
+    blocks[0].attention.out.weight.register_hook(lambda gradient: calls.append(gradient) or 2 * gradient)
+    assert_same_step(Plain(blocks), Reversible(blocks), torch.randn(1, 3, 8), rtol=1e-4, atol=1e-5)
+    assert len(calls) == 2  # one of each
+
+
+def test_weights_that_change_before_backward() -> None:
+    model = Reversible(blocks_of(1))
+    y = model(torch.randn(1, 3, 8))
+    with torch.no_grad():
+        model.blocks[0].attention.out.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_mode_that_changes_before_backward() -> None:
+    model = Reversible(blocks_of(1, p=0.5))
+    y = model(torch.randn(1, 3, 8))
+    model.eval()
+    text = (
+        "reversible blocks run again in backward, as they ran in forward; change between train() and eval() after "
+        "backward"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        y.sum().backward()
+
+
+class Autocast(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y: Tensor = self.model(x)
+        return y
+
+
+def assert_no_worse(reversible: nn.Module, plain: nn.Module, x: Tensor) -> None:
+    """Fail unless all gradients together are as near to those in float64 as autograd's own."""
+    expected = run(copy.deepcopy(plain).double(), [x.double()])
+    got, usual = run(reversible, [x]), run(plain, [x])
+    assert got["output 0"].dtype == usual["output 0"].dtype
+    error, allowed = (
+        sum(((found[name].double() - value).norm() / value.norm()).item() for name, value in expected.items())
+        for found in (got, usual)
+    )
+    assert 0 < error <= 1.1 * allowed
+
+
+@pytest.mark.parametrize(
+    ("autocast", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.bfloat16)]
+)
+def test_low_precision(autocast: bool, dtype: torch.dtype) -> None:
+    blocks = blocks_of(12, feedforward="mlp")
+    with torch.no_grad():
+        for value in blocks.parameters():
+            value.mul_(0.3)
+    if not autocast:
+        blocks.to(dtype)
+    wrap = Autocast if autocast else nn.Sequential
+    assert_no_worse(wrap(Reversible(blocks)), wrap(Plain(blocks)), torch.randn(2, 5, 8).to(dtype))
+    gradient = blocks[0].attention.qkv.weight.grad
+    assert gradient.dtype == blocks[0].attention.qkv.weight.dtype
+
+
+def test_a_compiler_takes_the_formula() -> None:
+    model = Reversible(blocks_of(1, p=0.3))
+    x = torch.randn(2, 5, 8)
+    assert_same_step(model, fuse(model, backend="eager", fallback=(), fullgraph=True), x, rtol=1e-4, atol=1e-4)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    expected, got = run(model, [x]), run(compiled, [x])
+    for name in ("output 0", "gradient of input 0"):
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_single_blocks_that_are_fused_stay_in_the_stream() -> None:
+    model = model_of(3, dropout=0.0, attention=HEADS)
+    tokens = torch.randint(13, (2, 7))
+    expected = model(tokens)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = fuse(block, backend="eager")
+    torch.testing.assert_close(model(tokens), expected)
+
+
+def test_copies_and_the_plain_blocks_weights() -> None:
+    model = model_of(2, dropout=0.0, attention=HEADS)
+    tokens = torch.randint(13, (2, 7))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(tokens), model(tokens), rtol=0, atol=0)
+    plain = model_of(2, dropout=0.0, attention=HEADS, block="transformer")
+    assert list(plain.state_dict()) == list(model.state_dict())
+
+
+class Costly(nn.Identity):
+    def __init__(self, hidden_dim: int) -> None:
+        super().__init__()
+        self.auxiliary_loss = None
+
+
+def test_errors() -> None:
+    text = (
+        "a reversible block joins its sublayers to two streams in the manner of 'pre'; take residual='pre', got "
+        "PostResidual"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        blocks_of(1, residual="post")
+    register("feedforward", "costly")(Costly)
+    text = (
+        "a reversible block runs its sublayers without a graph, and the auxiliary loss of Costly would have no "
+        "gradient; take block='transformer'"
+    )
+    try:
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            blocks_of(1, feedforward="costly")
+    finally:
+        del _OWNERS["feedforward"]["costly"]
