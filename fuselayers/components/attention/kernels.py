@@ -129,9 +129,7 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
     if rules.sinks_H is not None:
         sink_BHT1 = rules.sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(batch, heads, tokens, 1)
         scores_BHTS = torch.cat((scores_BHTS, sink_BHT1), dim=-1)
-    # In 16 bits the sum over many keys would lose the small ones.
-    wide = torch.promote_types(scores_BHTS.dtype, torch.float32)
-    weights_BHTS = scores_BHTS.softmax(-1, dtype=wide).to(v_BHSC.dtype)
+    weights_BHTS = scores_BHTS.softmax(-1)
     if rules.sinks_H is not None:
         weights_BHTS = weights_BHTS[..., :-1]
     if hidden is not None:

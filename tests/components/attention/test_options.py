@@ -14,6 +14,7 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
+from fuselayers import build
 from fuselayers.components import (
     Choice,
     Decoder,
@@ -412,3 +413,16 @@ def test_a_choice_takes_the_options() -> None:
     model = Decoder(vocab_size=5, hidden_dim=8, num_layers=1, context_length=4, attention=Choice("multi_head", options))
     assert model.blocks[0].attention.out.bias is None
     assert model.blocks[0].attention.q_norm.hidden_dim == 4
+
+
+def test_a_config_and_its_layers_take_the_options() -> None:
+    changed = ["attention.qk_norm=layer_norm", "attention.sinks=true"]
+    layers = ["model.layers=[{at: '1::2', attention: {window: 4}}]"]
+    model = build("gpt_nano", [*changed, *layers, "attention.scale=0.2"])
+    attentions = [block.attention for block in model.blocks]
+    assert [attention.window for attention in attentions][:3] == [None, 4, None]
+    for attention in attentions:
+        assert isinstance(attention.k_norm, LayerNorm)
+        assert (attention.scale, attention.sinks.shape) == (0.2, (attention.num_heads,))
+    with pytest.raises(ValueError, match=r"^no attention\.kernel 'plan'; did you mean 'plain'\?"):
+        build("gpt_nano", ["attention.kernel=plan"])
