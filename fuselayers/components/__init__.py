@@ -11,6 +11,9 @@ from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .block import TransformerBlock as TransformerBlock
+from .carry import Carried as Carried
+from .carry import carry_weights as carry_weights
+from .carry import compare_weights as compare_weights
 from .feedforward import MLP as MLP
 from .feedforward import FusedMLP as FusedMLP
 from .feedforward import GatedMLP as GatedMLP
