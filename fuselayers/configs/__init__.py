@@ -4,6 +4,9 @@ from .build import build as build
 from .compose import compose as compose
 from .files import GROUPS as GROUPS
 from .files import choices as choices
+from .rebuild import RebuildError as RebuildError
+from .rebuild import RebuildWarning as RebuildWarning
+from .rebuild import rebuild as rebuild
 from .render import to_yaml as to_yaml
 from .schemas import Config as Config
 from .schemas import DataConfig as DataConfig
