@@ -2,6 +2,8 @@
 
 from .build import build as build
 from .compose import compose as compose
+from .costs import ModelCosts as ModelCosts
+from .costs import model_costs as model_costs
 from .files import GROUPS as GROUPS
 from .files import choices as choices
 from .rebuild import RebuildError as RebuildError
