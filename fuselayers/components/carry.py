@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..partition import FusedModule
 
-__all__ = ["Carried", "carry_weights", "compare_weights", "weights_of"]
+__all__ = ["Carried", "carry_weights", "compare_weights"]
 
 _Lines = list[tuple[tuple[str, ...], str]]
 
@@ -92,7 +92,7 @@ def carry_weights(source: nn.Module, target: nn.Module) -> Carried:
     (('bias',), True)
     """
     carried = compare_weights(source, target)
-    before, after = weights_of(source), weights_of(target)
+    before, after = _weights_of(source), _weights_of(target)
     for name in carried.carried:
         if before[name].is_meta != after[name].is_meta:
             empty, advice = ("source", "load its weights") if before[name].is_meta else ("target", "call its to_empty")
@@ -110,7 +110,7 @@ def compare_weights(source: nn.Module, target: nn.Module) -> Carried:
     0 of 2 weights carried over; what did not:
       weight was [3, 2], is [4, 2]; bias was [3], is [4]
     """
-    before, after = weights_of(source), weights_of(target)
+    before, after = _weights_of(source), _weights_of(target)
     apart = _disagreeing(source, target, before, after)
     known = {name: weight for name, weight in before.items() if name in after and not name.startswith(apart)}
     left = [name for name in before if name not in known]
@@ -129,7 +129,7 @@ def compare_weights(source: nn.Module, target: nn.Module) -> Carried:
     return Carried(carried=tuple(carried), new=tuple(new), reshaped=reshaped, left=tuple(left))
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def _weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Return name -> parameter or persistent buffer, the very tensors; a tied one stands under each of its names."""
     state = model.state_dict(keep_vars=True)
     # Modules may put values that are no tensors into a state_dict.

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from ..components import Carried, carry_weights, compare_weights
-from ..components.carry import weights_of
 from ..partition import FusedModule
 from .build import build
 from .compose import compose
@@ -24,9 +23,12 @@ class RebuildWarning(UserWarning):
     """
 
     def __init__(self, carried: Carried) -> None:
-        advice = "\nThose that are new, or have another shape, are initialised anew."
-        super().__init__(f"{carried}{advice if carried.new or carried.reshaped else ''}")
+        super().__init__(carried)
         self.carried = carried
+
+    def __str__(self) -> str:
+        advice = "\nThose that are new, or have another shape, are initialised anew."
+        return f"{self.carried}{advice if self.carried.new or self.carried.reshaped else ''}"
 
 
 class RebuildError(ValueError):
@@ -37,8 +39,11 @@ class RebuildError(ValueError):
     """
 
     def __init__(self, carried: Carried) -> None:
-        super().__init__(f"{carried}\nNothing was built; rebuild without strict=True initialises what did not carry.")
+        super().__init__(carried)
         self.carried = carried
+
+    def __str__(self) -> str:
+        return f"{self.carried}\nNothing was built; rebuild without strict=True initialises what did not carry."
 
 
 def rebuild(
@@ -77,13 +82,14 @@ def rebuild(
     if not isinstance(model, nn.Module):
         raise TypeError(f"rebuild takes a model, got a {type(model).__name__}; build(config) makes one")
     wanted = compose(_config_of(model) if config is None else config, overrides)
-    before = weights_of(model)
+    before = dict(_tensors(model))
     with torch.device("meta"):
         rebuilt = build(wanted)
     carried = compare_weights(model, rebuilt)
     if strict and not carried.complete:
         raise RebuildError(carried)
-    if not all(weight.is_meta for weight in before.values()) and not _is_covered(rebuilt, carried):
+    has_values = not before or not all(tensor.is_meta for tensor in before.values())
+    if has_values and not _is_covered(rebuilt, carried):
         with torch.device("cpu"), torch.random.fork_rng(devices=()):
             rebuilt = build(wanted)
     _place(rebuilt, before, frozenset(carried.carried))
@@ -149,7 +155,7 @@ def _place(rebuilt: nn.Module, before: Mapping[str, Tensor], carried: frozenset[
 
 
 def _nearest(name: str, before: Mapping[str, Tensor]) -> Tensor:
-    """Return the first floating weight of the smallest module around a name that has one."""
+    """Return the first floating tensor of the smallest module around a name that has one, or an empty one."""
     parts = name.split(".")
     for depth in reversed(range(len(parts))):
         around = "".join(f"{part}." for part in parts[:depth])

@@ -229,6 +229,7 @@ def test_strict_raises_before_anything_is_made() -> None:
         "Nothing was built; rebuild without strict=True initialises what did not carry.",
     ]
     assert isinstance(caught.value, ValueError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -368,6 +369,10 @@ def test_buffers_that_a_constructor_computes_are_computed(monkeypatch: pytest.Mo
     layer = rebuilt.blocks[0].feedforward
     assert (layer.saved.tolist(), layer.made.tolist(), layer.loose.tolist()) == ([7.0] * 3, [2.0] * 3, [3.0] * 3)
     check_same_step(rebuilt, built)
+    built.bfloat16().blocks[0].feedforward.made = torch.ones(3)
+    rebuilt = rebuild(built, ["feedforward.shift=2"], strict=True)
+    assert rebuilt.blocks[0].feedforward.made.dtype == torch.float32
+    assert rebuilt.blocks[1].feedforward.made.dtype == torch.bfloat16
 
 
 # Models that cannot be rebuilt.
