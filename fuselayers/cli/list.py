@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..components import registry
-from ..configs import build, compose, to_yaml
+from ..configs import build, compose, model_costs, to_yaml
+from ..configs.costs import parameter_counts
 from ..names import no_such
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
@@ -22,7 +23,7 @@ Shows every registered component with its options, those of one kind, or what ov
 
   fuselayers list                                    every component
   fuselayers list feedforward                        those of one kind
-  fuselayers list model=gpt2_small norm=rms_norm     the composed config and how many parameters the model has"""
+  fuselayers list model=gpt2_small norm=rms_norm     the composed config and what the model costs"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +98,24 @@ def _print_config(overrides: list[str], console: Console) -> None:
     config = compose(overrides=overrides)
     # A model on the meta device has shapes and no memory: the largest one is counted at once.
     with torch.device("meta"):
-        model = build(config)
+        parameters, in_tables = parameter_counts(build(config))
     console.print(Syntax(to_yaml(config).rstrip(), "yaml", background_color="default"))
-    console.print(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters", highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False, caption_justify="left")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(f"{parameters:,}", "parameters")
+    table.add_row(f"{parameters - in_tables:,}", "parameters without embeddings")
+    uncounted = None
+    try:
+        costs = model_costs(config)
+    except ValueError as error:
+        uncounted = str(error)
+    else:
+        table.add_row(f"{costs.forward_flops_per_token / 1e6:,.1f}", "MFLOP per token, forward")
+        table.add_row(f"{costs.training_flops_per_token / 1e6:,.1f}", "MFLOP per token, forward and backward")
+        table.add_row(f"{costs.float32_bytes_per_token / 1e3:,.1f}", "kB per token kept for backward in float32")
+        table.add_row(f"{costs.bfloat16_bytes_per_token / 1e3:,.1f}", "kB per token kept for backward in bfloat16")
+        table.caption = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
+    console.print(table, highlight=False)
+    if uncounted is not None:
+        console.print(uncounted, highlight=False, markup=False)

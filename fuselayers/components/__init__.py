@@ -16,6 +16,9 @@ from .attention import block_diagonal_mask as block_diagonal_mask
 from .attention import block_mask as block_mask
 from .block import ReversibleBlock as ReversibleBlock
 from .block import TransformerBlock as TransformerBlock
+from .carry import Carried as Carried
+from .carry import carry_weights as carry_weights
+from .carry import compare_weights as compare_weights
 from .embedding import PatchEmbedding as PatchEmbedding
 from .embedding import TokenEmbedding as TokenEmbedding
 from .feedforward import MLP as MLP

@@ -2,9 +2,14 @@
 
 from .build import build as build
 from .compose import compose as compose
+from .costs import ModelCosts as ModelCosts
+from .costs import model_costs as model_costs
 from .files import COMPONENT_GROUPS as COMPONENT_GROUPS
 from .files import GROUPS as GROUPS
 from .files import choices as choices
+from .rebuild import RebuildError as RebuildError
+from .rebuild import RebuildWarning as RebuildWarning
+from .rebuild import rebuild as rebuild
 from .render import to_yaml as to_yaml
 from .schemas import Config as Config
 from .schemas import DataConfig as DataConfig

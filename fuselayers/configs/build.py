@@ -17,8 +17,8 @@ __all__ = ["build"]
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
 
-    Its state_dict has the plain model's keys at every scope, and no module keeps the config. Under
-    `torch.device("meta")` it is built without memory.
+    Its state_dict has the plain model's keys at every scope. The attribute `built_from` of the model, and of no module
+    in it, is the `Config`, for `rebuild`. Under `torch.device("meta")` it is built without memory.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`, as for `compose`.
@@ -44,6 +44,8 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
         **{group: getattr(config, group) for group in COMPONENT_GROUPS},
         **layers,
     )
+    # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
+    vars(model)["built_from"] = config
     if fusion.scope == "block":
         _fuse_blocks(model, fusion)
     if fusion.scope == "model":

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["saved_bytes"]
+__all__ = ["saved_by_call", "saved_bytes"]
 
 
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
@@ -25,11 +25,18 @@ def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor]
     >>> saved_bytes(torch.sin, x)
     512
     """
-    exempt = {_storage(tensor) for tensor in parameters}
-    if isinstance(fn, nn.Module):
-        exempt |= {_storage(tensor) for tensor in fn.parameters()}
+    exempt = [*parameters, *(fn.parameters() if isinstance(fn, nn.Module) else ())]
     # A compiled function is compiled by a first call without the hooks: they are part of what it is guarded on.
     fn(*args, **kwargs)
+    return saved_by_call(lambda: fn(*args, **kwargs), exempt=exempt)
+
+
+def saved_by_call(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> int:
+    """Make one call and return the bytes kept for its backward, without those of the `exempt` tensors.
+
+    Used by `saved_bytes` and, with fake tensors, by `configs.model_costs`.
+    """
+    lives = {_storage(tensor) for tensor in exempt}
     kept: dict[int, int] = {}
     alive: list[Tensor] = []  # so that no storage is freed and its address used again while we count
 
@@ -39,8 +46,8 @@ def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor]
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        fn(*args, **kwargs)
-    return sum(size for storage, size in kept.items() if storage not in exempt)
+        call()
+    return sum(size for storage, size in kept.items() if storage not in lives)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -190,12 +190,6 @@ def test_a_config_made_by_hand_is_built_as_it_is() -> None:
     assert built.blocks[0].feedforward.up.out_features == 64
 
 
-def test_no_module_keeps_the_config() -> None:
-    config = compose("gpt_nano", [*TINY, "fusion.scope=block"])
-    for module in on_meta(config).modules():
-        assert not any(isinstance(value, (Config, FusionConfig, Choice)) for value in vars(module).values())
-
-
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [

@@ -152,6 +152,18 @@ class Decoder(Stack):
         x_BTD: Tensor = self.position(look_up(self.token, tokens_BT), first=first)
         return self.run_blocks(dropout_op(x_BTD, self.dropout, training=self.training), caches=caches)
 
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return what `forward` takes in training: tokens and targets of a full context, [B, T] each, all of them 0.
+
+        >>> heads = Choice("multi_head", {"num_heads": 2})
+        >>> model = Decoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
+        >>> loss = model(*model.example_inputs(device="cpu"))
+        >>> loss.shape
+        torch.Size([])
+        """
+        tokens_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
+        return tokens_BT, tokens_BT.clone()
+
     @torch.no_grad()
     def generate(
         self,

@@ -166,6 +166,18 @@ class Encoder(Stack):
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
         return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask)
 
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return what `forward` takes in training: tokens and targets of a full context, [B, T] each, all of them 0.
+
+        >>> heads = Choice("multi_head", {"num_heads": 2})
+        >>> model = Encoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
+        >>> loss = model(*model.example_inputs(device="cpu"))
+        >>> loss.shape
+        torch.Size([])
+        """
+        tokens_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
+        return tokens_BT, tokens_BT.clone()
+
     def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
         if segments_BT is None:
             return

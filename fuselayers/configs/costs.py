@@ -1,0 +1,164 @@
+"""costs -- what a model takes: parameters, arithmetic, and memory between forward and backward.
+
+Nothing is computed and no memory is taken: the model is built on the meta device and called with fake tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..partition.saved_bytes import saved_by_call
+from ..partition.torch_private import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from .build import build
+from .compose import compose
+from .source import Source
+
+__all__ = ["ModelCosts", "model_costs", "parameter_counts"]
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """What one example costs, a sequence as long as the model's context, in training without fusion.
+
+    FLOPs are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them: two for a
+    multiplication and its addition. Attention counts as if every token looked at every other one, causal or not, and
+    its backward without the work that some kernels do twice.
+
+    Attributes:
+        parameters: their number, tied ones once.
+        embedding_parameters: how many of them are in tables that are looked up, `nn.Embedding`.
+        tokens: of an example, the model's `context_length`.
+        forward_flops: of an example.
+        backward_flops: of an example.
+        float32_bytes: what eager mode keeps of an example from forward to backward, in bytes, without the weights, if
+            weights and activations are float32.
+        bfloat16_bytes: the same, if they are bfloat16.
+    """
+
+    parameters: int
+    embedding_parameters: int
+    tokens: int
+    forward_flops: int
+    backward_flops: int
+    float32_bytes: int
+    bfloat16_bytes: int
+
+    @property
+    def forward_flops_per_token(self) -> float:
+        """FLOPs of forward, for a token of a full context."""
+        return self.forward_flops / self.tokens
+
+    @property
+    def training_flops_per_token(self) -> float:
+        """FLOPs of forward and backward, for a token of a full context."""
+        return (self.forward_flops + self.backward_flops) / self.tokens
+
+    @property
+    def float32_bytes_per_token(self) -> float:
+        """Bytes kept for backward in float32, for a token of a full context."""
+        return self.float32_bytes / self.tokens
+
+    @property
+    def bfloat16_bytes_per_token(self) -> float:
+        """Bytes kept for backward in bfloat16, for a token of a full context."""
+        return self.bfloat16_bytes / self.tokens
+
+
+def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> ModelCosts:
+    """Return what the model of a config costs, as one that is trained in eager mode on a CPU.
+
+    A GPU keeps about as much; which of torch's attention kernels serves makes the difference. What a fused model keeps,
+    `fuselayers.explain` says.
+
+    Args:
+        source: as for `build`; the section `fusion` does not matter.
+        overrides: as for `build`.
+
+    Raises:
+        TypeError, OSError, ValueError: as `build`; or the model does not say what it is called with
+            (`example_inputs`), or what it computes depends on values, which fake tensors do not have.
+
+    >>> costs = model_costs("gpt2_small")
+    >>> costs.parameters, costs.tokens
+    (124439808, 1024)
+    >>> f"{costs.forward_flops_per_token / 1e6:.0f} MFLOP"
+    '285 MFLOP'
+    """
+    config = compose(source, overrides)
+    with torch.device("meta"):
+        model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
+    if not (hasattr(model, "example_inputs") and hasattr(model, "context_length")):
+        raise ValueError(
+            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
+            'example_inputs(batch_size=1, device="meta") and an attribute context_length'
+        )
+    parameters, embedding_parameters = parameter_counts(model)
+    try:
+        forward_flops, all_flops = _flops(model)
+        float32_bytes, bfloat16_bytes = (_saved_bytes(model, dtype) for dtype in (torch.float32, torch.bfloat16))
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"the costs of model {config.model.name!r} cannot be counted, since what it does depends on values: {error}"
+        ) from error
+    return ModelCosts(
+        parameters=parameters,
+        embedding_parameters=embedding_parameters,
+        tokens=model.context_length,
+        forward_flops=forward_flops,
+        backward_flops=all_flops - forward_flops,
+        float32_bytes=float32_bytes,
+        bfloat16_bytes=bfloat16_bytes,
+    )
+
+
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """Return how many parameters a model has, tied ones once, and how many of these are in an `nn.Embedding`.
+
+    >>> parameter_counts(nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 3)))
+    (19, 10)
+    """
+    tables = {table.weight for table in model.modules() if isinstance(table, nn.Embedding)}
+    return sum(one.numel() for one in model.parameters()), sum(table.numel() for table in tables)
+
+
+def _flops(model: nn.Module) -> tuple[int, int]:
+    """Return the FLOPs of forward, and of forward and backward."""
+    # Written out in matrix products, attention counts alike wherever and however it runs.
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        weights = _fake_weights(model, torch.float32)
+        loss = _call(model, weights, torch.float32)
+        forward = counter.get_total_flops()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return forward, counter.get_total_flops()
+
+
+def _saved_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    with FakeTensorMode():
+        weights = _fake_weights(model, dtype)
+        return saved_by_call(lambda: _call(model, weights, dtype), exempt=weights.values())
+
+
+def _fake_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Parameters and buffers as fake tensors on a CPU, which chooses kernels for them as for real ones."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {
+        name: torch.empty(tensor.shape, dtype=_in(dtype, tensor), device="cpu", requires_grad=tensor.requires_grad)
+        for name, tensor in named
+    }
+
+
+def _call(model: Any, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    # Whatever the caller's default device is.
+    with torch.device("cpu"):
+        inputs = tuple(tensor.to(_in(dtype, tensor)) for tensor in model.example_inputs(device="cpu"))
+        loss: Tensor = torch.func.functional_call(model, weights, inputs)
+    return loss
+
+
+def _in(dtype: torch.dtype, tensor: Tensor) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype

@@ -1,0 +1,174 @@
+"""rebuild -- the same model with another implementation of its parts, and with its weights."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..components import Carried, carry_weights, compare_weights
+from ..partition import FusedModule
+from .build import build
+from .compose import compose
+from .source import Source
+
+__all__ = ["RebuildError", "RebuildWarning", "rebuild"]
+
+
+class RebuildWarning(UserWarning):
+    """Some weights did not carry over. Its text is the report.
+
+    Attributes:
+        carried: the report.
+    """
+
+    def __init__(self, carried: Carried) -> None:
+        super().__init__(carried)
+        self.carried = carried
+
+    def __str__(self) -> str:
+        advice = "\nThose that are new, or have another shape, are initialised anew."
+        return f"{self.carried}{advice if self.carried.new or self.carried.reshaped else ''}"
+
+
+class RebuildError(ValueError):
+    """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report.
+
+    Attributes:
+        carried: the report.
+    """
+
+    def __init__(self, carried: Carried) -> None:
+        super().__init__(carried)
+        self.carried = carried
+
+    def __str__(self) -> str:
+        return f"{self.carried}\nNothing was built; rebuild without strict=True initialises what did not carry."
+
+
+def rebuild(
+    model: nn.Module, overrides: Sequence[str] = (), *, config: Source | None = None, strict: bool = False
+) -> nn.Module:
+    """Return the model that `overrides` make of a model's config, with the model's weights.
+
+    A weight (a parameter, a persistent buffer) is carried over where it agrees with one of the old model, see
+    `components.carry_weights`. The others are initialised as `build` does it, and a `RebuildWarning` says which these
+    are, and what was left behind. `components.compare_weights` of the two models gives the same report.
+
+    The weights are copied: the old model stays as it was, and may be used, changed or deleted. A weight that carried
+    has the old one's device, dtype, requires_grad and ties to other weights; one that did not has the device and dtype
+    of what stood in its place or beside it, and is trained. A module is in the mode, train or eval, of the old one of
+    its name. What else was put on the old model does not come along: hooks, gradients, adapters, wrappers. An optimizer
+    knows the old parameters, so make it anew.
+
+    It needs the memory of both models. Where weights have to be initialised, the new model is made on the CPU first,
+    with torch's default generator, whose state is put back.
+
+    Args:
+        model: one that `build` or `rebuild` returned; it is not changed.
+        overrides: of its config, as for `compose`.
+        config: what the model was built from, for a model that `build` did not make: anything that `compose` takes.
+        strict: whether to raise a RebuildError, instead of a warning, where something does not carry.
+
+    Raises:
+        TypeError, OSError, ValueError: as `compose` and `build`; or the model does not know its config.
+        RebuildError: with `strict`, the report.
+
+    >>> model = build("gpt_nano", ["feedforward=mlp", "fusion=off", "model.num_layers=1"])
+    >>> fused = rebuild(model, ["feedforward=fused_mlp"], strict=True)
+    >>> torch.equal(fused.blocks[0].feedforward.up.weight, model.blocks[0].feedforward.up.weight)
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"rebuild takes a model, got a {type(model).__name__}; build(config) makes one")
+    wanted = compose(_config_of(model) if config is None else config, overrides)
+    before = dict(_tensors(model))
+    with torch.device("meta"):
+        rebuilt = build(wanted)
+    carried = compare_weights(model, rebuilt)
+    if strict and not carried.complete:
+        raise RebuildError(carried)
+    has_values = not before or not all(tensor.is_meta for tensor in before.values())
+    if has_values and not _is_covered(rebuilt, carried):
+        with torch.device("cpu"), torch.random.fork_rng(devices=()):
+            rebuilt = build(wanted)
+    _place(rebuilt, before, frozenset(carried.carried))
+    carry_weights(model, rebuilt)
+    _set_modes(rebuilt, {name: module.training for name, module in model.named_modules()})
+    if not carried.complete:
+        warnings.warn(RebuildWarning(carried), stacklevel=2)
+    return rebuilt
+
+
+def _config_of(model: nn.Module) -> Source:
+    known = vars(model.module if isinstance(model, FusedModule) else model).get("built_from")
+    if known is None:
+        raise ValueError(
+            f"this {type(model).__name__} does not know its config, since build did not return it; "
+            "pass what build returned, not what wraps it or is a part of it, or say what it was built from with config="
+        )
+    source: Source = known
+    return source
+
+
+def _is_covered(rebuilt: nn.Module, carried: Carried) -> bool:
+    """Return whether every tensor of a model is a weight that carries: then nothing of it has to be computed."""
+    tensors = dict(_tensors(rebuilt))
+    # A tensor that is neither parameter nor buffer is made by a constructor, as its module knows best.
+    loose = any(isinstance(value, Tensor) for module in rebuilt.modules() for value in vars(module).values())
+    return not loose and tensors.keys() == set(carried.carried)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _place(rebuilt: nn.Module, before: Mapping[str, Tensor], carried: frozenset[str]) -> None:
+    """Give every tensor the device and dtype of the old one, and every parameter that carries its flag and its ties."""
+    first: dict[int, str] = {}
+    tied = {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(rebuilt)}
+    placed: dict[str | int, Tensor] = {}
+    # One after the other, and nothing else holds them: in no moment there are two copies of all.
+    for name in tied:
+        owner_name, _, leaf = name.rpartition(".")
+        owner = rebuilt.get_submodule(owner_name)
+        tensor: Tensor = getattr(owner, leaf)
+        old = before.get(name)
+        carries = old is not None and name in carried
+        # Tied in the new model; or, by the caller's hand, in the old one.
+        new = placed.get(tied[name], placed.get(id(old)) if carries else None)
+        if new is None:
+            beside = _nearest(name, before) if old is None else old
+            dtype = beside.dtype if tensor.is_floating_point() and beside.is_floating_point() else tensor.dtype
+            if tensor.is_meta:
+                new = torch.empty_like(tensor, device=beside.device, dtype=dtype)
+            else:
+                new = tensor.detach().to(device=beside.device, dtype=dtype)
+            if isinstance(tensor, nn.Parameter):
+                flag = old.requires_grad if old is not None and carries else tensor.requires_grad
+                new = nn.Parameter(new, requires_grad=flag)
+        placed[tied[name]] = new
+        if carries:
+            placed[id(old)] = new
+        setattr(owner, leaf, new)
+
+
+def _nearest(name: str, before: Mapping[str, Tensor]) -> Tensor:
+    """Return the first floating tensor of the smallest module around a name that has one, or an empty one."""
+    parts = name.split(".")
+    for depth in reversed(range(len(parts))):
+        around = "".join(f"{part}." for part in parts[:depth])
+        for other, weight in before.items():
+            if other.startswith(around) and weight.is_floating_point():
+                return weight
+    return torch.empty(0)
+
+
+def _set_modes(rebuilt: nn.Module, modes: Mapping[str, bool]) -> None:
+    for name, module in rebuilt.named_modules():
+        known = name
+        while known not in modes:
+            known = known.rpartition(".")[0]
+        # Not `train()`, which is recursive, and which a module may have overridden.
+        module.training = modes[known]

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components import (
+    MLP,
+    Carried,
+    FusedMLP,
+    GatedMLP,
+    LayerNorm,
+    PreResidual,
+    RMSNorm,
+    SandwichResidual,
+    carry_weights,
+    compare_weights,
+)
+from fuselayers.partition import fuse
+
+from .compare import randomise
+
+
+def models(*layers: nn.Module) -> nn.ModuleDict:
+    """A model with one block for each layer."""
+    blocks = nn.ModuleList(nn.ModuleDict({"feedforward": layer}) for layer in layers)
+    return nn.ModuleDict({"blocks": blocks})
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_another_class_with_the_same_keys_gets_every_weight() -> None:
+    source, target = randomise(MLP(5, bias=True)), FusedMLP(5)
+    carried = carry_weights(source, target)
+    assert carried.complete
+    assert carried.carried == ("up.weight", "up.bias", "down.weight", "down.bias")
+    assert str(carried) == "all 4 weights carried over"
+    for name, value in source.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value), name
+
+
+def test_what_is_carried_is_a_copy() -> None:
+    source, target = randomise(MLP(5)), MLP(5)
+    carry_weights(source, target)
+    before = state_of(target)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.zero_()
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_submodule_of_another_class_carries_as_a_whole_or_not_at_all() -> None:
+    """The gated one's `up` and `down` have the mlp's shapes here, and still are no part of the same function."""
+    source, target = randomise(MLP(4, expansion=2.0, bias=False)), GatedMLP(4, expansion=2.0, multiple_of=1)
+    assert source.up.weight.shape == target.up.weight.shape
+    before = state_of(target)
+    carried = carry_weights(models(source), models(target))
+    assert carried.carried == ()
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert str(carried).splitlines() == [
+        "0 of 3 weights carried over; what did not:",
+        "  blocks.0.feedforward: gate.weight, up.weight, down.weight new; up.weight, down.weight left behind",
+    ]
+
+
+def test_norms_of_another_style_do_not_change_places() -> None:
+    """In `pre` the second norm is the feedforward's, in `sandwich` it stands behind the attention."""
+    source, target = randomise(PreResidual(4)), SandwichResidual(4)
+    assert carry_weights(source, target).carried == ()
+    assert all(torch.equal(norm.weight, torch.ones(4)) for norm in target.norms)
+
+
+def test_a_single_layer_of_another_class_gives_what_it_has() -> None:
+    source, target = randomise(LayerNorm(4)), RMSNorm(4)
+    carried = carry_weights(source, target)
+    assert carried == Carried(carried=("weight",), left=("bias",))
+    assert torch.equal(target.weight, source.weight)
+    back = carry_weights(target, LayerNorm(4))
+    assert back == Carried(carried=("weight",), new=("bias",))
+
+
+def test_the_same_class_with_other_options_carries_weight_by_weight() -> None:
+    source, target = randomise(MLP(4, bias=False)), MLP(4, bias=True)
+    carried = carry_weights(source, target)
+    assert carried.carried == ("up.weight", "down.weight")
+    assert carried.new == ("up.bias", "down.bias")
+    assert torch.equal(target.down.weight, source.down.weight)
+
+
+def test_another_shape_is_told_with_both_and_left_as_it_was() -> None:
+    source, target = randomise(MLP(4)), MLP(4, expansion=2.0)
+    before = state_of(target)
+    carried = carry_weights(source, target)
+    assert carried.reshaped == {
+        "up.weight": ((16, 4), (8, 4)),
+        "up.bias": ((16,), (8,)),
+        "down.weight": ((4, 16), (4, 8)),
+    }
+    assert carried.carried == ("down.bias",)
+    assert str(carried).splitlines()[1] == (
+        "  up.weight was [16, 4], is [8, 4]; up.bias was [16], is [8]; down.weight was [4, 16], is [4, 8]"
+    )
+    for name in carried.reshaped:
+        assert torch.equal(target.state_dict()[name], before[name]), name
+
+
+def test_equal_submodules_are_told_in_one_line() -> None:
+    of_mlps = [MLP(4) for _ in range(7)]
+    others = [GatedMLP(4) if layer in (0, 1, 2, 5) else MLP(4, bias=layer != 4) for layer in range(7)]
+    assert str(compare_weights(models(*of_mlps), models(*others))).splitlines() == [
+        "10 of 22 weights carried over; what did not:",
+        "  blocks.0-2,5.feedforward: gate.weight, up.weight, down.weight new; "
+        "up.weight, up.bias, down.weight, down.bias left behind",
+        "  blocks.4.feedforward: up.bias, down.bias left behind",
+    ]
+
+
+def test_numbers_at_two_places_are_both_put_together() -> None:
+    def nested(bias: bool) -> nn.Module:
+        return nn.ModuleList(nn.ModuleList(nn.Sequential(MLP(2, bias=bias)) for _ in range(3)) for _ in range(2))
+
+    report = str(compare_weights(nested(True), nested(False))).splitlines()
+    assert report[1:] == ["  0-1.0-2.0: up.bias, down.bias left behind"]
+
+
+def test_buffers_carry_and_those_that_are_not_saved_do_not_count() -> None:
+    source, target = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    for layer in (source, target):
+        layer.register_buffer("made", torch.zeros(2), persistent=False)
+    source(torch.randn(8, 3))
+    carried = carry_weights(source, target)
+    assert carried.carried == ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    assert torch.equal(target.running_mean, source.running_mean)
+    assert target.num_batches_tracked == 1
+
+
+def test_the_target_keeps_its_dtype() -> None:
+    source, target = randomise(MLP(3)), MLP(3).bfloat16()
+    carry_weights(source, target)
+    assert torch.equal(target.up.weight, source.up.weight.bfloat16())
+
+
+def test_a_fused_module_is_the_module_it_shows() -> None:
+    source, target = randomise(MLP(3)), fuse(MLP(3, bias=False), backend="eager")
+    carried = carry_weights(fuse(source, backend="eager"), target)
+    assert carried == Carried(carried=("up.weight", "down.weight"), left=("up.bias", "down.bias"))
+    assert torch.equal(target.module.up.weight, source.up.weight)
+
+
+def test_one_tied_weight_keeps_the_first_of_two() -> None:
+    source = nn.ModuleDict({"table": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False)})
+    target = nn.ModuleDict({"table": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False)})
+    target.head.weight = target.table.weight
+    carried = carry_weights(source, target)
+    assert carried == Carried(carried=("table.weight",), left=("head.weight",))
+    assert torch.equal(target.head.weight, source.table.weight)
+    source.head.weight = source.table.weight
+    assert carry_weights(source, target).complete
+
+
+def test_compare_weights_changes_nothing_and_needs_no_values() -> None:
+    source, target = randomise(MLP(3)), MLP(3)
+    before = state_of(target)
+    assert compare_weights(source, target).complete
+    for name, value in target.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert compare_weights(source, MLP(3).to("meta")) == compare_weights(source, target)
+
+
+def test_models_without_values() -> None:
+    assert carry_weights(MLP(3).to("meta"), MLP(3).to("meta")).complete
+    with pytest.raises(ValueError, match=r"^up.weight of the source is on the meta .*; load its weights first$"):
+        carry_weights(MLP(3).to("meta"), MLP(3))
+    with pytest.raises(ValueError, match=r"^up.weight of the target is on the meta .*; call its to_empty first$"):
+        carry_weights(MLP(3), MLP(3).to("meta"))

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.cli.main import main
+from fuselayers.components import Choice, registry
+from fuselayers.configs import build, choices, compose, model_costs
+from fuselayers.configs.costs import parameter_counts
+from fuselayers.partition import saved_bytes
+
+SMALL = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=17", "model.vocab_size=61"]
+TOKEN_MODELS = ["bert_base", "gpt2_small", "gpt_nano", "llama_tiny"]
+
+
+def small(model: str) -> list[str]:
+    heads = ["attention.num_heads=4", *(["attention.num_kv_heads=2"] if model == "llama_tiny" else [])]
+    return [f"model={model}", "fusion=off", *SMALL, *heads]
+
+
+def test_gpt2_small_costs_what_its_published_sizes_say() -> None:
+    layers, width, vocabulary, tokens = 12, 768, 50257, 1024
+    costs = model_costs("gpt2_small")
+    assert (costs.parameters, costs.tokens) == (124_439_808, tokens)
+    assert costs.parameters - costs.embedding_parameters == 124_439_808 - (vocabulary + tokens) * width
+    # Per layer: queries, keys, values and output 4 D^2, the mlp 8 D^2; scores and weighted values 2 T D each.
+    matrices = layers * 12 * width * width
+    attention = layers * 2 * 2 * tokens * width
+    head = 2 * vocabulary * width
+    assert costs.forward_flops_per_token == 2 * matrices + attention + head
+    assert costs.training_flops_per_token == 3 * costs.forward_flops_per_token
+    # The usual estimate counts biases and norms too, which are few.
+    weights = costs.parameters - costs.embedding_parameters
+    assert costs.forward_flops_per_token == pytest.approx(2 * weights + attention + head, rel=1e-3)
+
+
+def test_grouped_heads_a_gated_mlp_and_an_untied_head_are_counted_as_they_are() -> None:
+    options = compose("llama_tiny").model.options
+    width, layers, tokens, vocabulary = (
+        options[name] for name in ("hidden_dim", "num_layers", "context_length", "vocab_size")
+    )
+    attention_weights = 2 * width * width + 2 * width * width // 4
+    hidden = 704
+    weights = layers * (attention_weights + 3 * width * hidden) + vocabulary * width
+    costs = model_costs("llama_tiny")
+    assert costs.forward_flops_per_token == 2 * weights + layers * 4 * tokens * width
+    assert costs.embedding_parameters == vocabulary * width
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+def test_the_bytes_are_those_that_a_real_model_keeps(model: str) -> None:
+    costs = model_costs(overrides=small(model))
+    for dtype, counted in ((torch.float32, costs.float32_bytes), (torch.bfloat16, costs.bfloat16_bytes)):
+        built: Any = build(overrides=small(model)).to(dtype)
+        assert saved_bytes(built, *built.example_inputs(device="cpu")) == counted
+    assert costs.float32_bytes_per_token == costs.float32_bytes / 17
+    assert costs.bfloat16_bytes_per_token == costs.bfloat16_bytes / 17
+    assert costs.bfloat16_bytes < costs.float32_bytes
+
+
+def test_the_costs_follow_the_parts() -> None:
+    plain = model_costs(overrides=small("gpt_nano"))
+    gated = model_costs(overrides=[*small("gpt_nano"), "feedforward=gated_mlp"])
+    dropped = model_costs(overrides=[*small("gpt_nano"), "attention.dropout=0.1"])
+    assert gated.forward_flops != plain.forward_flops
+    # Probabilities and what is left of them after dropout: heads x T x T, in every layer.
+    assert dropped.float32_bytes - plain.float32_bytes > 2 * 4 * 17 * 17 * 4
+    assert dropped.forward_flops == plain.forward_flops
+
+
+def test_layers_that_differ_are_counted_each() -> None:
+    one, two, mixed = (
+        model_costs(
+            {
+                "model": {
+                    "hidden_dim": 32,
+                    "num_layers": 2,
+                    "context_length": 17,
+                    "layers": [{"at": at, "feedforward": {"name": "mlp", "expansion": 2.0}}] if at else [],
+                },
+                "attention": {"num_heads": 2},
+                "fusion": "off",
+            }
+        )
+        for at in ("", ":", "1")
+    )
+    assert 2 * mixed.forward_flops == one.forward_flops + two.forward_flops
+    assert one.forward_flops - mixed.forward_flops == 17 * 2 * 2 * 2 * 32 * 32
+
+
+def test_how_the_model_is_fused_does_not_matter() -> None:
+    asked = [word for word in small("gpt_nano") if word != "fusion=off"]
+    expected = model_costs(overrides=[*asked, "fusion=off"])
+    assert model_costs(overrides=[*asked, "fusion=auto"]) == expected
+    assert model_costs(overrides=[*asked, "fusion=eager", "fusion.scope=layer"]) == expected
+
+
+def test_nothing_is_drawn_and_the_default_device_does_not_matter() -> None:
+    expected = model_costs(overrides=small("bert_base"))
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        assert model_costs(overrides=small("bert_base")) == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_of_any_size_takes_no_memory() -> None:
+    costs = model_costs("gpt2_small", ["model.num_layers=4", "model.hidden_dim=49152", "attention.num_heads=96"])
+    assert costs.parameters > 100e9
+    assert costs.float32_bytes > 10e9
+
+
+def test_tied_parameters_count_once() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 5, bias=False))
+    assert parameter_counts(model) == (20, 10)
+    model[1].weight = model[0].weight
+    assert parameter_counts(model) == (10, 10)
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+def test_example_inputs_are_what_a_training_step_takes(model: str) -> None:
+    built: Any = build(overrides=small(model))
+    tokens_BT, targets_BT = built.example_inputs(batch_size=3, device="cpu")
+    assert tokens_BT.shape == targets_BT.shape == (3, 17)
+    built(tokens_BT, targets_BT).backward()
+    assert all(value.is_meta for value in built.example_inputs())
+
+
+def test_every_shipped_model_says_what_it_is_called_with() -> None:
+    for model in choices("model"):
+        with torch.device("meta"):
+            built: Any = build(model, ["fusion=off"])
+        assert built.context_length > 1, model
+        assert all(value.is_meta for value in built.example_inputs()), model
+
+
+class Silent(nn.Module):
+    built_in = frozenset({"attention", "feedforward", "norm", "residual", "position"})
+
+    def __init__(
+        self, *, attention: Choice, feedforward: Choice, norm: Choice, residual: Choice, position: Choice
+    ) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+
+class Fickle(Silent):
+    context_length = 4
+
+    def example_inputs(self, batch_size: int = 1, device: str = "meta") -> tuple[Tensor]:
+        return (torch.zeros(batch_size, 4, 3, device=device),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x[x > 0].view(-1, 3)).sum()
+
+
+class OfNumbers(Fickle):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).sum()
+
+
+def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWNERS["model"], "of_numbers", OfNumbers)
+    costs = model_costs({"model": {"name": "of_numbers"}, "feedforward": {"dropout": 0.0}})
+    assert costs.forward_flops_per_token == 2 * 3 * 5
+    # Backward needs no gradient of the input: the weight's alone.
+    assert costs.backward_flops == costs.forward_flops
+    assert (costs.float32_bytes, costs.bfloat16_bytes) == (4 * 3 * 4, 4 * 3 * 2)
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        (
+            Silent,
+            "model 'odd' does not say what it is called with; give {} a method "
+            'example_inputs(batch_size=1, device="meta") and an attribute context_length',
+        ),
+        (Fickle, "the costs of model 'odd' cannot be counted, since what it does depends on values: "),
+    ],
+)
+def test_a_model_that_cannot_be_counted(
+    component: type, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(registry._OWNERS["model"], "odd", component)
+    text = text.format(component.__name__)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        model_costs({"model": {"name": "odd"}, "feedforward": {"dropout": 0.0}})
+    assert str(caught.value).startswith(text)
+    # The command still says what can be said.
+    assert main(["list", "model.name=odd", "feedforward.dropout=0"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "20 parameters 20 parameters without embeddings" in printed
+    assert text in printed
+
+
+def test_list_prints_them_with_their_units(capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = small("gpt2_small")
+    assert main(["list", *overrides]) == 0
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-7:]]
+    costs = model_costs(overrides=overrides)
+    assert rows == [
+        f"{costs.parameters:,} parameters",
+        f"{costs.parameters - (61 + 17) * 32:,} parameters without embeddings",
+        f"{costs.forward_flops / 17e6:.1f} MFLOP per token, forward",
+        f"{costs.forward_flops * 3 / 17e6:.1f} MFLOP per token, forward and backward",
+        f"{costs.float32_bytes / 17e3:.1f} kB per token kept for backward in float32",
+        f"{costs.bfloat16_bytes / 17e3:.1f} kB per token kept for backward in bfloat16",
+        "of a full context, 17 tokens; eager, unfused",
+    ]
+
+
+def test_a_config_is_a_source_as_for_build() -> None:
+    config = compose("gpt_nano", small("gpt_nano"))
+    fewer = model_costs(config, ["model.num_layers=1"])
+    assert model_costs("gpt_nano", small("gpt_nano")).forward_flops > fewer.forward_flops > 0
+    assert model_costs(compose(config, ["model.num_layers=1"])) == fewer

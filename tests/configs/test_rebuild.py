@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fuselayers
+from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, RMSNorm, compare_weights, register, registry
+from fuselayers.configs import Config, FusionConfig, RebuildError, RebuildWarning, build, compose, rebuild
+from fuselayers.partition import FusedModule, fuse
+
+TINY = ["model.hidden_dim=16", "model.num_layers=3", "model.context_length=8", "model.vocab_size=31", "fusion=off"]
+HEADS = ["attention.num_heads=4"]
+TOKEN_MODELS = ["bert_base", "gpt2_small", "gpt_nano", "llama_tiny"]
+
+
+def tiny(*overrides: str, model: str = "gpt_nano") -> Any:
+    """A small model whose weights no initialisation gives."""
+    asked = [
+        override
+        for override in (*TINY, *HEADS)
+        if override.partition("=")[0] not in {other.partition("=")[0] for other in overrides}
+    ]
+    grouped = ["attention.num_kv_heads=2"] if model == "llama_tiny" else []
+    built = build(overrides=[f"model={model}", *asked, *grouped, *overrides])
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.normal_(mean=0.1, std=0.3)
+    return built
+
+
+def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of one batch, with dropout from a fixed seed, and every gradient."""
+    tokens_BT = torch.randint(31, (2, 8), generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    torch.manual_seed(2)
+    loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:].contiguous())
+    loss.backward()
+    return loss.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+def check_same_step(model: nn.Module, reference: nn.Module) -> None:
+    (loss, gradients), (expected_loss, expected) = step(model), step(reference)
+    torch.testing.assert_close(loss, expected_loss)
+    assert list(gradients) == list(expected) == [name for name, _ in reference.named_parameters()]
+    for name, gradient in expected.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+def report_of(model: nn.Module, overrides: list[str]) -> tuple[Any, str]:
+    """The rebuilt model, and the text of its one warning."""
+    with pytest.warns(RebuildWarning) as caught:
+        rebuilt = rebuild(model, overrides)
+    (warning,) = caught
+    assert warning.filename == __file__
+    return rebuilt, str(warning.message)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_unseen() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RebuildWarning)
+        yield
+
+
+# What a model knows of its config.
+
+
+@pytest.mark.parametrize("scope", ["none", "layer", "block", "model"])
+def test_only_the_model_itself_knows_its_config(scope: str) -> None:
+    config = compose("gpt_nano", [*TINY[:-1], *HEADS, "fusion=eager", f"fusion.scope={scope}"])
+    with torch.device("meta"):
+        built: Any = build(config)
+    assert built.built_from is config
+    assert "built_from" not in "".join(built.state_dict())
+    inner = built.module if isinstance(built, FusedModule) else built
+    for module in inner.modules():
+        kept = {name for name, value in vars(module).items() if isinstance(value, (Config, FusionConfig, Choice))}
+        assert kept == ({"built_from"} if module is inner else set())
+
+
+@pytest.mark.parametrize("scope", ["none", "model"])
+def test_copies_know_it_too(scope: str) -> None:
+    built = tiny("fusion=eager", f"fusion.scope={scope}", "model.num_layers=1")
+    file = io.BytesIO()
+    torch.save(built, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built)), loaded):
+        assert other.built_from == built.built_from
+        check_same_step(rebuild(other, ["fusion=off"], strict=True), rebuild(built, ["fusion=off"], strict=True))
+
+
+def test_the_new_model_knows_the_new_config() -> None:
+    built = tiny("feedforward=mlp")
+    rebuilt: Any = rebuild(built, ["feedforward=fused_mlp"])
+    assert rebuilt.built_from == compose(built.built_from, ["feedforward=fused_mlp"])
+    again: Any = rebuild(rebuilt, ["feedforward=mlp"])
+    assert again.built_from == built.built_from
+
+
+# What carries.
+
+
+@pytest.mark.parametrize("model", TOKEN_MODELS)
+@pytest.mark.parametrize("way", [("mlp", "fused_mlp"), ("fused_mlp", "mlp")])
+def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, way: tuple[str, str]) -> None:
+    first, second = way
+    built = tiny(f"feedforward={first}", "feedforward.dropout=0.2", model=model)
+    rebuilt: Any = rebuild(built, [f"feedforward={second}"], strict=True)
+    kinds = {"mlp": MLP, "fused_mlp": FusedMLP}
+    assert type(rebuilt.blocks[0].feedforward) is kinds[second]
+    assert type(built.blocks[0].feedforward) is kinds[first]
+    check_same_step(rebuilt, built)
+
+
+@pytest.mark.parametrize("scope", ["layer", "block", "model"])
+def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None:
+    plain = tiny("model.num_layers=1")
+    fused = rebuild(plain, ["fusion=eager", f"fusion.scope={scope}"], strict=True)
+    found = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
+    assert found == {"layer": [], "block": ["blocks.0"], "model": [""]}[scope]
+    check_same_step(fused, plain)
+    check_same_step(rebuild(fused, ["fusion=off"], strict=True), plain)
+
+
+def test_fusion_off_and_auto() -> None:
+    plain = tiny()
+    fused = rebuild(plain, ["fusion=auto"], strict=True)
+    assert isinstance(fused, FusedModule)
+    assert compare_weights(plain, fused).complete
+    back: Any = rebuild(fused, ["fusion=off"], strict=True)
+    assert all(map(torch.equal, back.state_dict().values(), plain.state_dict().values()))
+
+
+def test_another_number_of_heads_carries() -> None:
+    built = tiny()
+    rebuilt: Any = rebuild(built, ["attention.num_heads=2"], strict=True)
+    assert rebuilt.blocks[0].attention.num_heads == 2
+    assert not torch.allclose(step(rebuilt)[0], step(built)[0])
+
+
+def test_the_old_model_stays_as_it_was() -> None:
+    built = tiny()
+    before = {name: value.clone() for name, value in built.state_dict().items()}
+    rebuilt: Any = rebuild(built, ["feedforward=mlp"])
+    with torch.no_grad():
+        for parameter in rebuilt.parameters():
+            parameter.zero_()
+    for name, value in built.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+# What does not, and how it is said.
+
+
+def test_a_gated_mlp_reports_what_is_new_and_what_was_left_behind() -> None:
+    built = tiny("feedforward=mlp")
+    rebuilt, text = report_of(built, ["feedforward=gated_mlp"])
+    assert isinstance(rebuilt.blocks[2].feedforward, GatedMLP)
+    assert text.splitlines() == [
+        "28 of 37 weights carried over; what did not:",
+        "  blocks.0-2.feedforward: gate.weight, up.weight, down.weight new; "
+        "up.weight, up.bias, down.weight, down.bias left behind",
+        "Those that are new, or have another shape, are initialised anew.",
+    ]
+    assert torch.equal(rebuilt.token.weight, built.token.weight)
+
+
+def test_rms_norms_keep_their_weights_and_leave_the_bias_behind() -> None:
+    built = tiny()
+    rebuilt, text = report_of(built, ["norm=rms_norm"])
+    assert text.splitlines() == [
+        "33 of 33 weights carried over; what did not:",
+        "  blocks.0-2.residual.norms: 0.bias, 1.bias left behind",
+        "  norm.bias left behind",
+    ]
+    assert isinstance(rebuilt.norm, RMSNorm)
+    assert torch.equal(rebuilt.norm.weight, built.norm.weight)
+
+
+def test_blocks_carry_by_their_number() -> None:
+    built = tiny()
+    fewer, text = report_of(built, ["model.num_layers=1"])
+    assert text.splitlines()[:2] == [
+        "16 of 16 weights carried over; what did not:",
+        "  blocks.1-2.attention: qkv.weight, qkv.bias, out.weight, out.bias left behind",
+    ]
+    more, text = report_of(built, ["model.num_layers=5"])
+    assert "  blocks.3-4.feedforward: up.weight, up.bias, down.weight, down.bias new" in text.splitlines()
+    for name, value in built.state_dict().items():
+        assert torch.equal(more.state_dict()[name], value), name
+        assert name not in fewer.state_dict() or torch.equal(fewer.state_dict()[name], value), name
+
+
+def test_another_shape_is_reported_with_both() -> None:
+    rebuilt, text = report_of(tiny(), ["feedforward.expansion=2"])
+    assert text.splitlines()[1] == (
+        "  blocks.0-2.feedforward: up.weight was [64, 16], is [32, 16]; up.bias was [64], is [32]; "
+        "down.weight was [16, 64], is [16, 32]"
+    )
+    assert rebuilt.blocks[0].feedforward.up.out_features == 32
+
+
+def test_the_report_can_be_had_without_reading_text() -> None:
+    built = tiny()
+    with pytest.warns(RebuildWarning) as caught:
+        rebuilt = rebuild(built, ["model.tie_embeddings=false"])
+    carried = caught[0].message.carried  # type: ignore[union-attr]
+    assert carried.new == ("head.weight",)
+    assert carried == compare_weights(built, rebuilt)
+
+
+def test_strict_raises_before_anything_is_made() -> None:
+    built = tiny()
+    before = torch.get_rng_state()
+    with pytest.raises(RebuildError) as caught:
+        rebuild(built, ["norm=rms_norm"], strict=True)
+    assert caught.value.carried.left[-1] == "norm.bias"
+    assert str(caught.value).splitlines()[1:] == [
+        "  blocks.0-2.residual.norms: 0.bias, 1.bias left behind",
+        "  norm.bias left behind",
+        "Nothing was built; rebuild without strict=True initialises what did not carry.",
+    ]
+    assert isinstance(caught.value, ValueError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# What is new.
+
+
+def test_what_is_new_is_initialised_as_build_does_it() -> None:
+    built = tiny("feedforward=mlp", "model.num_layers=1")
+    torch.manual_seed(5)
+    expected: Any = build(built.built_from, ["feedforward=gated_mlp", "model.num_layers=4"])
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    rebuilt, _ = report_of(built, ["feedforward=gated_mlp", "model.num_layers=4"])
+    assert torch.equal(torch.get_rng_state(), before)
+    carried = set(compare_weights(built, rebuilt).carried)
+    assert carried
+    for name, value in rebuilt.state_dict().items():
+        source = built if name in carried else expected
+        assert torch.equal(value, source.state_dict()[name]), name
+    # Smaller where a sublayer joins the stream, by the number of layers of the new model.
+    deviation = rebuilt.blocks[3].feedforward.down.weight.std().item()
+    assert deviation == pytest.approx(0.02 / 8**0.5, rel=0.2)
+
+
+def test_the_generator_is_left_alone_where_all_carries() -> None:
+    built = tiny()
+    before = torch.get_rng_state()
+    rebuild(built, ["feedforward=mlp"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_new_has_the_dtype_and_device_of_what_is_beside_it() -> None:
+    built = tiny("feedforward=mlp", "norm=rms_norm").bfloat16()
+    for block in built.blocks:
+        block.residual.double()
+    rebuilt, _ = report_of(built, ["norm=layer_norm", "feedforward=gated_mlp", "model.tie_embeddings=false"])
+    dtypes = {name: value.dtype for name, value in rebuilt.state_dict().items()}
+    doubles = {name for name, dtype in dtypes.items() if dtype == torch.float64}
+    assert doubles == {name for name in dtypes if ".residual." in name}
+    assert {dtypes[name] for name in dtypes.keys() - doubles} == {torch.bfloat16}
+    assert torch.equal(rebuilt.blocks[1].attention.qkv.weight, built.blocks[1].attention.qkv.weight)
+
+
+def test_every_parameter_stays_on_its_device() -> None:
+    built = tiny("feedforward=mlp")
+    built.blocks[1].to("meta")
+    rebuilt, _ = report_of(built, ["norm=rms_norm", "model.num_layers=4"])
+    on_meta = {name for name, value in rebuilt.named_parameters() if value.is_meta}
+    assert on_meta == {name for name in rebuilt.state_dict() if name.startswith("blocks.1.")}
+    with torch.device("meta"):
+        fused: Any = rebuild(tiny_on_cpu(), ["feedforward=fused_mlp"])
+    assert not any(value.is_meta for value in fused.parameters())
+
+
+def tiny_on_cpu() -> Any:
+    with torch.device("cpu"):
+        return tiny("feedforward=mlp")
+
+
+def test_a_model_without_values_becomes_another_one_without_values() -> None:
+    with torch.device("meta"):
+        built = build(overrides=[*TINY, *HEADS, "feedforward=mlp"])
+    with pytest.warns(RebuildWarning, match="28 of 37"):
+        rebuilt = rebuild(built, ["feedforward=gated_mlp"])
+    assert all(value.is_meta for value in rebuilt.parameters())
+
+
+# The state of the model beside its weights.
+
+
+def test_modes_are_those_of_the_modules_of_the_same_name() -> None:
+    built = tiny("feedforward=mlp")
+    built.blocks[1].eval()
+    rebuilt, _ = report_of(built, ["feedforward=gated_mlp", "model.num_layers=4"])
+    modes = {name: module.training for name, module in rebuilt.named_modules()}
+    assert {name for name, training in modes.items() if not training} == {
+        name for name in modes if name == "blocks.1" or name.startswith("blocks.1.")
+    }
+    assert not rebuild(built.eval(), ["fusion=eager"]).training
+
+
+def test_frozen_weights_stay_frozen_and_new_ones_are_trained() -> None:
+    built = tiny("feedforward=mlp")
+    built.requires_grad_(False)
+    built.token.weight.requires_grad_(True)
+    same = rebuild(built, ["feedforward=fused_mlp"])
+    assert [name for name, value in same.named_parameters() if value.requires_grad] == ["token.weight"]
+    rebuilt, _ = report_of(built, ["feedforward=gated_mlp"])
+    trained = {name for name, value in rebuilt.named_parameters() if value.requires_grad}
+    assert trained == {"token.weight", *(name for name, _ in rebuilt.named_parameters() if ".feedforward." in name)}
+
+
+def test_weights_that_the_caller_tied_stay_tied() -> None:
+    built = tiny("model.tie_embeddings=false")
+    built.head.weight = built.token.weight
+    for overrides in (["feedforward=mlp"], ["fusion=eager"]):
+        rebuilt: Any = rebuild(built, overrides, strict=True)
+        assert rebuilt.head.weight is rebuilt.token.weight
+        assert rebuilt.token.weight is not built.token.weight
+    untied: Any = rebuild(tiny("model.tie_embeddings=false"), ["feedforward=mlp"])
+    assert untied.head.weight is not untied.token.weight
+
+
+def test_gradients_and_hooks_stay_with_the_old_model() -> None:
+    built = tiny()
+    step(built)
+    built.blocks[0].register_forward_hook(lambda *_: pytest.fail("the hook came along"))
+    rebuilt: Any = rebuild(built, ["feedforward=mlp"])
+    assert all(value.grad is None for value in rebuilt.parameters())
+    rebuilt(torch.zeros(1, 3, dtype=torch.int64))
+
+
+def test_what_was_put_in_by_hand_is_reported() -> None:
+    built = tiny("feedforward=mlp")
+    built.blocks[1].feedforward = GatedMLP(16)
+    _, text = report_of(built, ["fusion=eager"])
+    assert text.splitlines()[1] == (
+        "  blocks.1.feedforward: up.weight, up.bias, down.weight, down.bias new; "
+        "gate.weight, up.weight, down.weight left behind"
+    )
+
+
+def test_buffers_that_a_constructor_computes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWNERS, "feedforward", dict(registry._OWNERS["feedforward"]))
+
+    @register("feedforward", "shifted")
+    class Shifted(MLP):
+        def __init__(self, hidden_dim: int, *, shift: float = 1.0, loose: float = 1.0) -> None:
+            super().__init__(hidden_dim)
+            self.register_buffer("saved", torch.full((3,), shift))
+            self.register_buffer("made", torch.full((3,), shift), persistent=False)
+            self.loose = torch.full((3,), loose)
+
+    built = tiny("feedforward=shifted")
+    built.blocks[0].feedforward.saved.fill_(7.0)
+    rebuilt: Any = rebuild(built, ["feedforward.shift=2", "feedforward.loose=3"], strict=True)
+    layer = rebuilt.blocks[0].feedforward
+    assert (layer.saved.tolist(), layer.made.tolist(), layer.loose.tolist()) == ([7.0] * 3, [2.0] * 3, [3.0] * 3)
+    check_same_step(rebuilt, built)
+    built.bfloat16().blocks[0].feedforward.made = torch.ones(3)
+    rebuilt = rebuild(built, ["feedforward.shift=2"], strict=True)
+    assert rebuilt.blocks[0].feedforward.made.dtype == torch.float32
+    assert rebuilt.blocks[1].feedforward.made.dtype == torch.bfloat16
+
+
+# Models that cannot be rebuilt.
+
+
+def test_a_model_that_does_not_know_its_config_can_be_told() -> None:
+    built = tiny("feedforward=mlp")
+    config = built.built_from
+    del built.built_from
+    rebuilt: Any = rebuild(built, ["feedforward=fused_mlp"], config=config, strict=True)
+    check_same_step(rebuilt, built)
+    assert rebuilt.built_from.feedforward.name == "fused_mlp"
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model.blocks[0], nn.Sequential, torch.compile, fuse])
+def test_a_part_or_a_wrapper_of_a_model_does_not_know_its_config(wrap: Any) -> None:
+    built = tiny()
+    wrapped = wrap(built)
+    if isinstance(wrapped, FusedModule):
+        assert compare_weights(rebuild(wrapped), built).complete
+        return
+    with pytest.raises(
+        ValueError, match="does not know its config, since build did not return it; pass what"
+    ) as caught:
+        rebuild(wrapped, ["feedforward=mlp"])
+    assert str(caught.value).startswith(f"this {type(wrapped).__name__} does")
+    assert str(caught.value).endswith("or say what it was built from with config=")
+
+
+def test_other_errors() -> None:
+    with pytest.raises(TypeError, match=r"^rebuild takes a model, got a str; build\(config\) makes one$"):
+        rebuild("gpt_nano")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no feedforward 'mpl'; did you mean 'mlp'"):
+        rebuild(tiny(), ["feedforward=mpl"])
+    with pytest.raises(TypeError, match="overrides must be a list of strings"):
+        rebuild(tiny(), "feedforward=mlp")
+
+
+def test_it_is_the_function_that_the_package_shows() -> None:
+    assert fuselayers.rebuild is fuselayers.configs.rebuild is rebuild
