@@ -2,8 +2,8 @@
 
 from .build import build as build
 from .compose import compose as compose
-from .files import GROUPS as GROUPS
 from .files import choices as choices
+from .folders import GROUPS as GROUPS
 from .render import to_yaml as to_yaml
 from .schemas import Config as Config
 from .schemas import DataConfig as DataConfig

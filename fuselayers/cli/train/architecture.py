@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...components.registry import Choice
+from ...components import Choice, LayerChange
 from ...configs import Config
+from ...configs.folders import COMPONENT_GROUPS
 from ..plain import same_layer
 
 __all__ = ["check_same_architecture", "sequence_length"]
 
 _BYTES = 256
 # What training drops may change between two sessions of one run.
-_FREE_OPTIONS = frozenset({"dropout"})
+_FREE_OPTIONS = frozenset({"dropout", "stochastic_depth"})
 
 
 def sequence_length(config: Config) -> int:
@@ -67,23 +68,21 @@ def check_same_architecture(saved: Config, config: Config, *, path: Path) -> Non
 
 
 def _architecture(config: Config) -> dict[str, Any]:
-    sections = {
-        "model": config.model,
-        "feedforward": config.feedforward,
-        "attention": config.attention,
-        "norm": config.norm,
-    }
     found: dict[str, Any] = {}
-    for section, choice in sections.items():
-        found |= _flat(section, choice)
+    for section in ("model", *COMPONENT_GROUPS):
+        found |= _flat(section, getattr(config, section))
     return found
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
-    """Nested choices as {"model.position.name": ...}."""
+    """Nested choices and differing layers as {"model.block.name": ...}."""
     if isinstance(value, Choice):
         name = {"name": same_layer(value.name)}
         value = name | {option: inner for option, inner in value.options.items() if option not in _FREE_OPTIONS}
+    if isinstance(value, LayerChange):
+        value = {part: chosen for part, chosen in vars(value).items() if chosen is not None}
+    if isinstance(value, tuple):
+        value = dict(enumerate(value))
     if not isinstance(value, Mapping):
         return {key: value}
     found: dict[str, Any] = {}
