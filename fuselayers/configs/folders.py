@@ -14,6 +14,7 @@ parts that it chooses, as Hydra merges them.
 # `hydra.searchpath` after it, and takes the first file of a name. So a shipped name keeps its meaning. Where Hydra
 # would leave a file that a shipped one hides aside without a word, we refuse it.
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,13 +94,13 @@ def load(folders: Sequence[Path], group: str, name: str) -> GroupFile:
             its own group (and, for a model, `_global_`), or builds on what there is not.
     """
     if not group:
-        return _read(SHIPPED / f"{name}.yaml", folders, group)
+        return _read_shipped(SHIPPED / f"{name}.yaml", group)
     # A name from a list of known ones is also what keeps `model=../../somewhere` from being a path.
     _check_name(folders, group, name)
     for folder in folders:
         path = _files(folder, group).get(name)
         if path is not None:
-            return _read(path, folders, group)
+            return _read_shipped(path, group) if folder == SHIPPED else _read(path, folders, group)
     return GroupFile(None, is_global=False, defaults=[], content={"name": name})
 
 
@@ -112,6 +113,12 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 def _files(folder: Path, group: str) -> dict[str, Path]:
     """Name -> file, for the files that a folder has in a group; none where it has no such group."""
     return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
+
+
+@functools.cache
+def _read_shipped(path: Path, group: str) -> GroupFile:
+    # These do not change while the program runs, and to read YAML is most of what `compose` does.
+    return _read(path, [SHIPPED], group)
 
 
 def _read(path: Path, folders: Sequence[Path], group: str) -> GroupFile:

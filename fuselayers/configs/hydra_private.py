@@ -10,6 +10,7 @@ Checked with hydra-core 1.3.0, 1.3.2 and 1.3.8; setup.py admits 1.3 only.
 # same reason: an application's own node called "config" would be merged into ours. And its reader of files is left out
 # because it admits more than a config may hold: we bring our own.
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from .folders import GROUPS, load
+from .folders import GROUPS, GroupFile, load
 from .yaml_text import scalar
 
 __all__ = ["compose_files", "value_of"]
@@ -47,8 +48,9 @@ def compose_files(folders: Sequence[Path], primary: str, choices: dict[str, str]
     >>> compose_files([SHIPPED], "feedforward/gated_mlp", {})
     {'feedforward': {'name': 'gated_mlp'}}
     """
+    source = _Folders(folders)
     plain_repository = ConfigRepository(config_search_path=ConfigSearchPathImpl())
-    plain_repository.sources = [_Folders(folders)]
+    plain_repository.sources = [source]
     repository = CachingConfigRepository(plain_repository)
     try:
         defaults = create_defaults_list(
@@ -64,26 +66,27 @@ def compose_files(folders: Sequence[Path], primary: str, choices: dict[str, str]
         raise ValueError(f"{primary} builds on itself, through the defaults of its files") from error
     except HydraException as error:
         raise ValueError(f"cannot compose {primary} with its defaults: {' '.join(str(error).split())}") from error
-    merged = OmegaConf.create()
+    merged: dict[str, Any] = {}
     for default in defaults:
         assert default.config_path is not None
-        loaded = repository.load_config(default.config_path)
-        assert loaded is not None
-        assert isinstance(loaded.config, DictConfig)
-        content = OmegaConf.to_container(loaded.config, resolve=False)
-        assert isinstance(content, dict)
-        content.pop("defaults", None)
-        if default.package:
-            content = {default.package: content}
-        merged.merge_with(content)
-    plain = OmegaConf.to_container(merged, resolve=False)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+        content = source.file(default.config_path).content
+        _merge(merged, {default.package: content} if default.package else content)
+    return merged
 
 
 def value_of(override: Override) -> Any:
     """Return the value of an override, with numbers as a file has them: 007 is 7, and '007' in quotes is text."""
     return _plain(override._value)
+
+
+def _merge(into: dict[str, Any], content: dict[str, Any]) -> None:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            below = into.get(key)
+            into[key] = below if isinstance(below, dict) else {}
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)  # a shipped file is read once
 
 
 def _plain(value: Any) -> Any:
@@ -110,18 +113,26 @@ class _Folders(ConfigSource):
     def __init__(self, folders: Sequence[Path]) -> None:
         super().__init__(provider="fuselayers", path=f"{self.scheme()}://")
         self.folders = folders
+        self.files: dict[str, GroupFile] = {}
+
+    def file(self, config_path: str) -> GroupFile:
+        """Read a file once."""
+        if config_path not in self.files:
+            group, _, name = config_path.removesuffix(".yaml").rpartition("/")
+            self.files[config_path] = load(self.folders, group, name)
+        return self.files[config_path]
 
     @staticmethod
     def scheme() -> str:
         return "file"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        group, _, name = config_path.removesuffix(".yaml").rpartition("/")
-        file = load(self.folders, group, name)
+        file = self.file(config_path)
         return ConfigResult(
             provider=self.provider,
             path=str(file.path),
-            config=OmegaConf.create({"defaults": _with_self(file.defaults), **file.content}),
+            # Hydra orders the files, which takes their defaults only; what they hold is merged as plain values.
+            config=OmegaConf.create({"defaults": _with_self(file.defaults)}),
             header={"package": "_global_" if file.is_global else None},
         )
 

@@ -216,7 +216,16 @@ def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyP
     class Tiny(nn.Module):
         built_in = frozenset({"attention", "feedforward", "norm", "residual", "position"})
 
-        def __init__(self, *, width: int = 3, **parts: Choice) -> None:
+        def __init__(
+            self,
+            *,
+            attention: Choice,
+            feedforward: Choice,
+            norm: Choice,
+            residual: Choice,
+            position: Choice,
+            width: int = 3,
+        ) -> None:
             super().__init__()
             self.width = width
 

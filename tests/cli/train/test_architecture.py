@@ -44,7 +44,12 @@ def test_what_may_change_between_two_sessions(change: list[str]) -> None:
     [
         ("attention.num_heads=8", "attention.num_heads is 4 there and 8 here"),  # the weights have equal shapes
         ("feedforward.activation=relu", "feedforward.activation is gelu there and relu here"),
-        ("model.position=rotary", "model.position.name is learned there and rotary here"),
+        ("position=rotary", "position.name is learned there and rotary here"),
+        ("residual=sandwich", "residual.name is pre there and sandwich here"),
+        (
+            "model.layers=[{at: 1, feedforward: {activation: relu}}]",
+            "model.layers.0.feedforward.activation is not set there and relu here",
+        ),
     ],
 )
 def test_what_may_not(change: str, difference: str) -> None:
