@@ -66,8 +66,9 @@ def parse_overrides(overrides: Sequence[str]) -> Layer:
         TypeError: `overrides` is no sequence of strings.
         ValueError: an override cannot be read, asks for what a config cannot do, or contradicts another one.
 
-    >>> parse_overrides(["feedforward=mlp", "feedforward.expansion=2"])
-    Layer(choices={'feedforward': 'mlp'}, settings={'feedforward': {'expansion': 2}})
+    >>> layer = parse_overrides(["feedforward=mlp", "feedforward.expansion=2"])
+    >>> layer.choices, layer.settings
+    ({'feedforward': 'mlp'}, {'feedforward': {'expansion': 2}})
     """
     if isinstance(overrides, str):
         raise TypeError(f"overrides must be a list of strings, got the string {overrides!r}; write [{overrides!r}]")
