@@ -15,6 +15,7 @@ parts that it chooses, as Hydra merges them.
 # would leave a file that a shipped one hides aside without a word, we refuse it.
 
 import functools
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 # The file that chooses one of each group; it is in none.
 PRIMARY: Final = "config"
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _HEADER: Final = re.compile(r"# *@package +(\S+) *")
 _OVERRIDE: Final = re.compile(r"override +/(\w+)")
 
@@ -172,7 +173,7 @@ def _opened(entry: str) -> Path:
             f"hydra.searchpath: {entry!r} is refused: only folders are looked through, as /my/configs or "
             f"file:///my/configs, not {scheme}://"
         )
-    folder = Path(rest if separator else entry).expanduser()
+    folder = Path(os.path.expanduser(rest if separator else entry))
     if not folder.is_dir():
         raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
     folder = folder.resolve()
@@ -189,7 +190,7 @@ def _opened(entry: str) -> Path:
 
 def _check_file(folder: Path, group: str, name: str, path: Path) -> None:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{path}: the name of a group file may have letters, digits, _ and -; rename it")
+        raise ValueError(f"{path}: the name of a group file must be a letter, then letters, digits, _ and -; rename it")
     if name in _files(SHIPPED, group):
         raise ValueError(
             f"{path}: {group}={name} is the shipped file, which hides this one, as in Hydra; give it another name"
