@@ -1,8 +1,7 @@
 """`fuselayers list`: every registered component with its options, or the config that overrides make."""
 
 import argparse
-import types
-from typing import Any, Literal, Union, get_args, get_origin
+from dataclasses import astuple
 
 import torch
 from rich.console import Console
@@ -13,24 +12,24 @@ from rich.text import Text
 from ..components import registry
 from ..configs import build, compose, model_costs, to_yaml
 from ..configs.costs import parameter_counts
+from ..configs.tables import HEADINGS, TABLES, option_rows
 from ..names import no_such
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "show components with their options, or a composed config"
 DESCRIPTION = """\
-Shows every registered component with its options, those of one kind, or what overrides of the config make.
+Shows every registered component with its options, those of one kind or section, or what overrides of the config make.
 
   fuselayers list                                    every component
   fuselayers list feedforward                        those of one kind
+  fuselayers list train                              what can be set in a section: train, data or fusion
   fuselayers list model=gpt2_small norm=rms_norm     the composed config and what the model costs"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A kind, or overrides."""
-    parser.add_argument(
-        "items", nargs="*", metavar="KIND | OVERRIDE", help=f"one of {', '.join(registry.KINDS)}; or key=value"
-    )
+    parser.add_argument("items", nargs="*", metavar="KIND | OVERRIDE", help=f"one of {', '.join(TABLES)}; or key=value")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -43,13 +42,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     kinds = [item for item in items if "=" not in item]
     if kinds and (len(kinds) > 1 or len(items) > 1):
         raise ValueError(f"list takes one kind or overrides key=value, got {' '.join(items)}")
-    if kinds and kinds[0] not in registry.KINDS:
-        raise ValueError(no_such("kind", kinds[0], registry.KINDS))
+    if kinds and kinds[0] not in TABLES:
+        raise ValueError(no_such("kind", kinds[0], TABLES))
     if items and not kinds:
         _print_config(items, console)
         return 0
     for kind in kinds or registry.KINDS:
-        if registry.names(kind):
+        if option_rows(kind):
             console.print(_table(kind), highlight=False)
             console.print()
     return 0
@@ -57,41 +56,20 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _table(kind: str) -> Table:
     table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("name", "option"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("type", "default"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("meaning", overflow="fold", ratio=1)
-    for name in registry.names(kind):
-        options = registry.options(kind, name)
-        if not options:
-            table.add_row(name, "", "", "", "no options", end_section=True)
-        for number, option in enumerate(options):
-            default = "required" if option.default is registry.REQUIRED else repr(option.default)
-            cells = (name if number == 0 else "", option.name, type_name(option.annotation), default, option.doc)
-            # As Text, because a type holds square brackets, and rich would read markup in them.
-            table.add_row(*(Text(cell) for cell in cells))
+    for heading in HEADINGS:
+        table.add_column(
+            heading,
+            no_wrap=heading in ("name", "option"),
+            overflow="fold",
+            ratio=1 if heading == "meaning" else None,
+        )
+    before = ""
+    for row in option_rows(kind):
+        name, *cells = astuple(row)
+        # As Text, because a type holds square brackets, and rich would read markup in them.
+        table.add_row(*(Text(cell) for cell in ("" if name == before else name, *cells)))
+        before = name
     return table
-
-
-def type_name(annotation: Any) -> str:
-    """A type as one writes it.
-
-    >>> type_name(float), type_name(int | None), type_name(tuple[int, ...]), type_name(Literal["pre", "post"])
-    ('float', 'int | None', 'tuple[int, ...]', "'pre' | 'post'")
-    """
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation is type(None):
-        return "None"
-    if annotation is Ellipsis:
-        return "..."
-    if origin in (Union, types.UnionType):
-        return " | ".join(type_name(argument) for argument in arguments)
-    if origin is Literal:
-        return " | ".join(repr(argument) for argument in arguments)
-    if origin is not None:
-        return f"{origin.__name__}[{', '.join(type_name(argument) for argument in arguments)}]"
-    return getattr(annotation, "__name__", str(annotation))
 
 
 def _print_config(overrides: list[str], console: Console) -> None:

@@ -1,6 +1,7 @@
 """The command line: reads the arguments, calls the command, and turns a user's mistake into one line."""
 
 import argparse
+import importlib
 import os
 import sys
 import warnings
@@ -20,6 +21,8 @@ __all__ = ["main"]
 
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
+# The commands that build what a config names, which may be a class of the user's own.
+_IMPORTING = ("train", "list", "bench", "explain")
 # What the library raises for something the caller can mend. Anything else is a bug, and keeps its traceback.
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
@@ -50,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if first is None:
             parser.print_help()
             return 0
+        for module in getattr(parsed, "imports", ()):
+            _import(module)
         with _fallbacks_in_one_line():
             return commands[first](parsed, _console())
     except SystemExit as done:
@@ -99,8 +104,34 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(subparser)
+        if name in _IMPORTING:
+            subparser.add_argument(
+                "--import",
+                dest="imports",
+                metavar="MODULE",
+                action="append",
+                default=[],
+                help="import this module first: the components that it registers can be chosen; may be repeated",
+            )
         commands[name] = module.run
     return parser, commands
+
+
+def _import(name: str) -> None:
+    """Import a module on the user's explicit word, from the working directory too, as `python -m` does."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {name!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # One that the module itself imports is named as it is.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"--import {name}: there is no module {error.name!r}, neither in {os.getcwd()} nor installed"
+        ) from error
 
 
 @contextmanager

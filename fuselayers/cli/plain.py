@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from ..components.registry import Choice
+from ..components import Choice, LayerChange, as_choice
 from ..configs import Config
 
 __all__ = ["plain_config", "same_layer"]
@@ -28,21 +28,23 @@ def plain_config(config: Config) -> Config:
     >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
     'mlp'
     """
-    options = dict(config.model.options)
-    if "layers" in options:
-        options["layers"] = tuple(
-            replace(change, feedforward=_plain(change.feedforward))
-            if isinstance(change.feedforward, Choice)
-            else change
-            for change in options["layers"]
-        )
+    model = config.model
+    if "layers" in model.options:
+        layers = tuple(_plain_change(change) for change in model.options["layers"])
+        model = Choice(model.name, {**model.options, "layers": layers})
     return replace(
         config,
-        model=Choice(config.model.name, options),
-        feedforward=_plain(config.feedforward),
+        model=model,
+        feedforward=_plain_layer(config.feedforward),
         fusion=replace(config.fusion, scope="none"),
     )
 
 
-def _plain(feedforward: Choice) -> Choice:
-    return Choice(same_layer(feedforward.name), feedforward.options)
+def _plain_layer(choice: Choice) -> Choice:
+    return Choice(same_layer(choice.name), choice.options)
+
+
+def _plain_change(change: LayerChange) -> LayerChange:
+    if change.feedforward is None:
+        return change
+    return replace(change, feedforward=_plain_layer(as_choice(change.feedforward)))

@@ -30,7 +30,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            _is_finite(value)
             and (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
             and (self.maximum is None or value <= self.maximum)
@@ -44,8 +44,13 @@ class Range:
     def check(self, name: str, value: float) -> None:
         """Raise ValueError unless `value` is within the bounds."""
         if value not in self:
-            finite = "" if math.isfinite(value) else " and finite"
+            finite = "" if _is_finite(value) else " and finite"
             raise ValueError(f"{name} must be {self}{finite}, got {value}")
+
+
+def _is_finite(value: float) -> bool:
+    # A whole number is finite, also one that is too large for a float.
+    return isinstance(value, int) or math.isfinite(value)
 
 
 Size = Annotated[int, Range(minimum=1)]

@@ -158,8 +158,18 @@ def get(kind: str, name: str) -> type:
     """
     owners = _owners(kind)
     if name not in owners:
-        raise ValueError(no_such(kind, name, owners))
+        raise ValueError(no_such(kind, name, owners) + of_another_kind(kind, name))
     return owners[name]
+
+
+def of_another_kind(kind: str, name: object) -> str:
+    """Return the end of an error's text: of which other kind the name is, or nothing.
+
+    >>> of_another_kind("feedforward", "rms_norm")
+    "; 'rms_norm' is of the kind norm"
+    """
+    found = [other for other, owners in _OWNERS.items() if name in owners and other != kind]
+    return f"; {name!r} is of the kind {found[0]}" if found else ""
 
 
 def options(kind: str, name: str) -> tuple[Option, ...]:

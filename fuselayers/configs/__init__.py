@@ -4,9 +4,9 @@ from .build import build as build
 from .compose import compose as compose
 from .costs import ModelCosts as ModelCosts
 from .costs import model_costs as model_costs
-from .files import COMPONENT_GROUPS as COMPONENT_GROUPS
-from .files import GROUPS as GROUPS
 from .files import choices as choices
+from .folders import COMPONENT_GROUPS as COMPONENT_GROUPS
+from .folders import GROUPS as GROUPS
 from .rebuild import RebuildError as RebuildError
 from .rebuild import RebuildWarning as RebuildWarning
 from .rebuild import rebuild as rebuild

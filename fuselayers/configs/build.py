@@ -7,7 +7,7 @@ from torch import nn
 from ..components import accepted, create, get, names
 from ..partition import fuse
 from .compose import compose
-from .files import COMPONENT_GROUPS
+from .folders import COMPONENT_GROUPS
 from .schemas import Config, FusionConfig
 from .source import Source
 

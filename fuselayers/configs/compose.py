@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from ..components import Choice
+from ..components.model.layers import matching_layers
 from ..names import no_such
-from .files import COMPONENT_GROUPS, GROUPS, choices, chosen_component, shipped
+from .files import chosen_component, composed
+from .folders import COMPONENT_GROUPS, GROUPS, names_in, open_folders
 from .layers import checked_layers, completed_layers
 from .overrides import Layer, parse_overrides
 from .references import resolved
+from .renamed import check_renamed
 from .schemas import Config, DataConfig, FusionConfig, TrainConfig
 from .sections import changed, checked_choice, completed
 from .source import Source, read_source
@@ -28,14 +32,16 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
             shipped files, and is not changed; see `read_source` for how a mapping says what.
         overrides: in Hydra's grammar: "feedforward=fused_mlp" chooses, "feedforward.expansion=2" sets an option. They
             win over the source, which wins over a model's file. Their order does not matter.
+            "hydra.searchpath=[/my/configs]" names folders of your own, laid out as the shipped groups are: the choice
+            of a name looks into the shipped files first, then there, in their order.
 
     Choosing another component keeps what was set for the old one away from its defaults, where the new one has an
     option of that name. Choosing another file of model, fusion, train or data replaces the source's section,
-    and that of a model its feedforward, attention and norm too.
+    and that of a model its parts too.
 
     Raises:
         TypeError: the source or the overrides are of another type.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or there is no such folder.
         ValueError: a name, key, type or value is wrong; or the config asks for what no config may do, as to name a
             class or a function, to run a resolver, or to set up Hydra.
 
@@ -46,7 +52,9 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     asked = read_source(source)
     last = parse_overrides(overrides)
     presets = {**_presets(asked), **_presets(last)}
-    sections = shipped(presets)
+    folders = open_folders(last.search_path)
+    sections = composed(presets, folders)
+    check_renamed([asked, last], model=_model_name(sections, asked, last))
     # `train=quick` over a saved config means the shipped numbers, not the saved ones.
     for group in _presets(last):
         asked.settings.pop(group, None)
@@ -56,7 +64,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
             asked.settings.pop(group, None)
             asked.choices.pop(group, None)
     for layer in (asked, last):
-        _apply(sections, layer)
+        _apply(sections, layer, folders)
     return _checked(sections)
 
 
@@ -64,12 +72,19 @@ def _presets(layer: Layer) -> dict[str, str]:
     return {group: choice for group, choice in layer.choices.items() if group not in COMPONENT_GROUPS}
 
 
-def _apply(sections: dict[str, dict[str, Any]], layer: Layer) -> None:
+def _model_name(sections: dict[str, dict[str, Any]], *layers: Layer) -> str:
+    name = sections["model"]["name"]
+    for layer in layers:
+        name = layer.settings.get("model", {}).get("name", name)
+    return str(name)
+
+
+def _apply(sections: dict[str, dict[str, Any]], layer: Layer, folders: Sequence[Path]) -> None:
     for group, choice in layer.choices.items():
         if group in COMPONENT_GROUPS:
-            sections[group] = changed(group, sections[group], chosen_component(group, choice), where=group)
+            sections[group] = changed(group, sections[group], chosen_component(group, choice, folders), where=group)
     for group, settings in layer.settings.items():
-        if group == "model" and settings.get("name") in choices("model"):
+        if group == "model" and settings.get("name") in names_in(folders, "model"):
             raise ValueError(
                 f"model.name is a registered model, such as decoder, and {settings['name']!r} is a file; "
                 f"choose it with model={settings['name']}"
@@ -92,6 +107,8 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
     model = components["model"]
     if "layers" in model.options:
         layers = checked_layers(model.options["layers"])
+        for change in layers if "num_layers" in model.options else ():
+            matching_layers(change.at, model.options["num_layers"])
         components["model"] = Choice(model.name, {**model.options, "layers": layers})
     return Config(
         **components,

@@ -1,72 +1,103 @@
-"""The YAML files that come with the library: which groups there are, what each offers, and what they make together."""
+"""What the group files make together: which groups there are, what each offers, and every section that they give."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from ..components import names
-from ..names import no_such
+from .folders import COMPONENT_GROUPS, PRIMARY, SHIPPED, load, names_in, open_folders
 from .hydra_private import compose_files
+from .overrides import Layer, check_group
+from .renamed import check_renamed
+from .sections import changed
 
-__all__ = ["COMPONENT_GROUPS", "GROUPS", "check_group", "choices", "chosen_component", "shipped"]
-
-GROUPS: Final = ("model", "feedforward", "attention", "norm", "residual", "position", "fusion", "train", "data")
-# A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
-COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
-
-_FOLDER: Final = Path(__file__).resolve().parent / "groups"
+__all__ = ["choices", "chosen_component", "composed"]
 
 
-def check_group(group: str) -> None:
-    """Raise ValueError, with the nearest one, unless there is such a config group."""
-    if group not in GROUPS:
-        raise ValueError(no_such("config group", group, GROUPS))
+def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return what `group=` may be, sorted: the files and, for a group of components, every registered one.
 
-
-def choices(group: str) -> tuple[str, ...]:
-    """Return what `group=` may be, sorted: the shipped files and, for a group of components, every registered one.
+    Args:
+        group: one of `GROUPS`.
+        searchpath: folders of your own beside the shipped one, as `hydra.searchpath` takes them.
 
     Raises:
-        ValueError: there is no such group.
+        ValueError, OSError: there is no such group; or the search path is wrong, see `open_folders`.
 
     >>> choices("model")
     ('bert_base', 'gpt2_small', 'gpt_nano', 'llama_tiny')
     """
     check_group(group)
-    found = {path.stem for path in (_FOLDER / group).glob("*.yaml")}
-    return tuple(sorted(found.union(names(group) if group in COMPONENT_GROUPS else ())))
+    return names_in(open_folders(searchpath), group)
 
 
-def shipped(presets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return every section as the shipped files make it, with its references unresolved and its defaults left out.
+def composed(presets: Mapping[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return every section as the files make it, with its references unresolved and its defaults left out.
 
     Args:
         presets: group -> choice, for groups that are not of components; the rest is as the model's file chooses.
+        folders: where the files are, as `open_folders` returns them.
 
     Raises:
-        ValueError: a group has no such choice.
+        OSError, ValueError: a group has no such choice, or a user's file is wrong.
     """
     for group, choice in presets.items():
-        _check_choice(group, choice)
-    return compose_files(_FOLDER, "config", dict(presets))
+        _check(folders, group, choice)
+    return compose_files(folders, PRIMARY, dict(presets))
 
 
-def chosen_component(group: str, choice: str) -> dict[str, Any]:
+def chosen_component(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
     """Return the section that a choice in a group of components stands for: its file's, or the bare registered name.
 
     Raises:
-        ValueError: the group has no such choice.
+        OSError, ValueError: as `composed`.
     """
-    _check_choice(group, choice)
-    if not (_FOLDER / group / f"{choice}.yaml").exists():
-        return {"name": choice}
-    section = compose_files(_FOLDER, f"{group}/{choice}", {})[group]
+    _check(folders, group, choice)
+    section = compose_files(folders, f"{group}/{choice}", {})[group]
     assert isinstance(section, dict)
     return section
 
 
-def _check_choice(group: str, choice: str) -> None:
-    known = choices(group)
-    # A name from a list of known ones is also what keeps `model=../../somewhere` from being a path.
-    if choice not in known:
-        raise ValueError(no_such(group, choice, known))
+def _check(folders: Sequence[Path], group: str, choice: str, *, above: tuple[str, ...] = ()) -> None:
+    """Check what a user's file sets, and the files that it builds on.
+
+    A file sets options of the components that it ends up with when it is chosen alone. One that builds on it may choose
+    others; what they do not know falls away then, as in every swap.
+    """
+    name = f"{group}/{choice}"
+    if name in above:
+        raise ValueError(f"{name} builds on itself: {' -> '.join((*above, name))}")
+    file = load(folders, group, choice)
+    if file.path is None or file.path.is_relative_to(SHIPPED):
+        return
+    for entry in file.defaults:
+        if isinstance(entry, dict):
+            ((override, other),) = entry.items()
+            _check(folders, override.partition("/")[2], other, above=(*above, name))
+        elif entry != "_self_":
+            _check(folders, group, entry, above=(*above, name))
+    try:
+        _check_options(folders, group, choice, file.content if file.is_global else {group: file.content})
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from error
+
+
+def _check_options(folders: Sequence[Path], group: str, choice: str, content: Mapping[str, Any]) -> None:
+    for other, section in content.items():
+        check_group(other)
+        if group == "model" and other not in (group, *COMPONENT_GROUPS):
+            # The file of that group is merged later, and would win without a word.
+            raise ValueError(
+                f"a file of model sets the model and its parts, not {other}: write a file {other}/mine.yaml, and "
+                f"choose it beside the model, with {other}=mine"
+            )
+        if not isinstance(section, dict):
+            raise ValueError(
+                f"{other} must be a mapping of options, got {section!r}; a choice is an entry of defaults: "
+                f"override /{other}: {section}"
+            )
+    primary, presets = (PRIMARY, {group: choice}) if group == "model" else (f"{group}/{choice}", {})
+    result = compose_files(folders, primary, presets)
+    check_renamed([Layer(settings=dict(content))], model=str(result.get("model", {}).get("name")))
+    for other, section in content.items():
+        if other in ("model", *COMPONENT_GROUPS):
+            changed(other, {}, {**section, "name": result[other].get("name")}, where=other)

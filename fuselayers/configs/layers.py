@@ -1,6 +1,6 @@
 """`model.layers`: a list of {at: which layers, part: its name or options}, for layers that differ from the rest."""
 
-from typing import Any
+from typing import Any, Final
 
 from ..components import LayerChange
 from ..components.model.layers import PARTS
@@ -8,6 +8,9 @@ from ..names import no_such
 from .sections import as_section, changed, checked_choice, completed
 
 __all__ = ["checked_layers", "completed_layers"]
+
+# A saved config must stay within what `yaml_text.read` and `plain_copy` take.
+_MOST: Final = 200
 
 
 def completed_layers(entries: Any, sections: dict[str, Any]) -> list[dict[str, Any]]:
@@ -25,6 +28,11 @@ def completed_layers(entries: Any, sections: dict[str, Any]) -> list[dict[str, A
     """
     if not isinstance(entries, list):
         raise ValueError(f"model.layers must be a list of mappings {{at: ..., part: ...}}, got {entries!r}")
+    if len(entries) > _MOST:
+        raise ValueError(
+            f"model.layers may have {_MOST} entries, got {len(entries):,}; "
+            f"one entry may change many layers: {{at: 1::2, ...}}"
+        )
     return [_completed(entry, f"model.layers[{place}]", sections) for place, entry in enumerate(entries)]
 
 

@@ -1,5 +1,6 @@
 """Overrides in Hydra's grammar, sorted into choices ("feedforward=mlp") and settings ("feedforward.expansion=2")."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -8,11 +9,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
-from .files import check_group
+from ..names import no_such
+from .folders import GROUPS
+from .hydra_private import value_of
 from .values import plain_copy
 
-__all__ = ["Layer", "parse_overrides"]
+__all__ = ["Layer", "check_group", "parse_overrides"]
 
+_SEARCH_PATH: Final = "hydra.searchpath"
 _LONGEST: Final = 10_000
 _SHOWN: Final = 60
 
@@ -26,10 +30,12 @@ class Layer:
     Attributes:
         choices: group -> the name chosen in it.
         settings: group -> option -> value; a component within a component is a mapping again.
+        search_path: what `hydra.searchpath` says; only overrides may say it.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    search_path: Any = ()
 
     def add(self, path: Sequence[str], value: Any) -> None:
         """Add a value (a mapping: each of its entries) at a path that begins with a group.
@@ -47,6 +53,12 @@ class Layer:
             _put(self.settings.setdefault(group, {}), rest, value, ".".join(path))
 
 
+def check_group(group: str) -> None:
+    """Raise ValueError, with the nearest one, unless there is such a config group."""
+    if group not in GROUPS:
+        raise ValueError(no_such("config group", group, GROUPS))
+
+
 def parse_overrides(overrides: Sequence[str]) -> Layer:
     """Read overrides; their order does not matter.
 
@@ -54,8 +66,9 @@ def parse_overrides(overrides: Sequence[str]) -> Layer:
         TypeError: `overrides` is no sequence of strings.
         ValueError: an override cannot be read, asks for what a config cannot do, or contradicts another one.
 
-    >>> parse_overrides(["feedforward=mlp", "feedforward.expansion=2"])
-    Layer(choices={'feedforward': 'mlp'}, settings={'feedforward': {'expansion': 2}})
+    >>> layer = parse_overrides(["feedforward=mlp", "feedforward.expansion=2"])
+    >>> layer.choices, layer.settings
+    ({'feedforward': 'mlp'}, {'feedforward': {'expansion': 2}})
     """
     if isinstance(overrides, str):
         raise TypeError(f"overrides must be a list of strings, got the string {overrides!r}; write [{overrides!r}]")
@@ -63,9 +76,13 @@ def parse_overrides(overrides: Sequence[str]) -> Layer:
     for text in overrides:
         override = _parsed(text)
         key = override.key_or_group
+        if key == _SEARCH_PATH:
+            asked = plain_copy(value_of(override), key)
+            layer.search_path = _agreed(key, layer.search_path or asked, asked)
+            continue
         # A value that is a mapping may bring keys of its own: they pass the same door.
         path = key.split(".")
-        value: Any = override.value()
+        value: Any = value_of(override)
         for name in reversed(path):
             value = {name: value}
         value = plain_copy(value)
@@ -89,9 +106,10 @@ def _parsed(text: object) -> Override:
             f"cannot read the override {shown}: write group=choice or group.option=value, without spaces, and a value "
             "with characters of its own meaning in two pairs of quotes: data.path='\"a=b\"'"
         ) from error
-    if override.key_or_group.partition(".")[0].partition("/")[0] == "hydra":
+    if re.split("[./]", override.key_or_group)[0] == "hydra" and override.key_or_group != _SEARCH_PATH:
         raise ValueError(
-            f"the override {shown} is refused: Hydra only composes here, its own settings are not part of a config"
+            f"the override {shown} is refused: Hydra only composes here, its own settings are not part of a config; "
+            f"only {_SEARCH_PATH}=[/my/configs] is taken"
         )
     if override.type is not OverrideType.CHANGE or override.package is not None:
         raise ValueError(

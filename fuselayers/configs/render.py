@@ -11,7 +11,7 @@ def to_yaml(config: Config) -> str:
     """Return a config as YAML, every option of it; `compose` of a file with this text gives an equal config.
 
     >>> from fuselayers.configs import compose
-    >>> print(to_yaml(compose("llama_tiny")).partition("fusion:")[0], end="")
+    >>> print(to_yaml(compose("llama_tiny")).partition("residual:")[0], end="")
     model:
     ...
     norm:

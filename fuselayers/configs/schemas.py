@@ -1,9 +1,10 @@
 """The config as dataclasses. Numbers are not here: they stand in the YAML groups."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..components import Choice
+from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size
 from ..partition import partitioner
 from ..partition.backends import check_backends
 from .settings import check_settings, setting
@@ -45,24 +46,24 @@ class TrainConfig:
         ValueError: a value of another type or out of its range.
     """
 
-    steps: int = setting("updates of the weights", minimum=1)
-    batch_size: int = setting("sequences in a micro-batch", minimum=1)
-    accumulate: int = setting("micro-batches whose gradients make one step", minimum=1)
-    learning_rate: float = setting("the highest one, after the warm-up", above=0)
-    min_learning_rate: float = setting("the one of the last step, at the end of the cosine", minimum=0)
-    warmup_steps: int = setting("steps in which the learning rate rises from zero", minimum=0)
-    weight_decay: float = setting("AdamW's, on matrices only; per unit of learning rate", minimum=0)
-    beta1: float = setting("AdamW's decay of the mean gradient, per step", minimum=0, below=1)
-    beta2: float = setting("AdamW's decay of the mean squared gradient, per step", minimum=0, below=1)
-    clip_norm: float = setting("the largest norm of the gradient; 0 does not clip", minimum=0)
+    steps: Size = setting("updates of the weights", unit="steps")
+    batch_size: Size = setting("sequences in a micro-batch", unit="sequences")
+    accumulate: Size = setting("micro-batches whose gradients make one step", unit="micro-batches")
+    learning_rate: Positive = setting("the highest one, after the warm-up", unit="per step")
+    min_learning_rate: NotNegative = setting("the one of the last step, at the end of the cosine", unit="per step")
+    warmup_steps: Count = setting("how long the learning rate rises from zero", unit="steps")
+    weight_decay: NotNegative = setting("AdamW's, on matrices only", unit="per unit of learning rate")
+    beta1: Probability = setting("AdamW's decay of the mean gradient", unit="per step")
+    beta2: Probability = setting("AdamW's decay of the mean squared gradient", unit="per step")
+    clip_norm: NotNegative = setting("the largest norm of the gradient; 0 does not clip")
     precision: Literal["float32", "bfloat16"] = setting("bfloat16 runs matmuls under autocast; weights stay float32")
-    seed: int = setting("of weights, batches and dropout", minimum=0, below=2**63)
-    evaluate_every: int = setting("steps between two validation losses", minimum=1)
-    evaluate_batches: int = setting("batches a validation loss is the mean of", minimum=1)
-    checkpoint_every: int = setting("steps between two checkpoints", minimum=1)
+    seed: Annotated[int, Range(minimum=0, below=2**63)] = setting("of weights, batches and dropout")
+    evaluate_every: Size = setting("how often the validation loss is measured", unit="steps")
+    evaluate_batches: Size = setting("what a validation loss is the mean of", unit="batches")
+    checkpoint_every: Size = setting("how often a checkpoint is written", unit="steps")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
-    sample_bytes: int = setting("bytes of text to write at the end; 0 for none", minimum=0)
+    sample_bytes: Count = setting("length of the text to write at the end; 0 for none", unit="bytes")
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0", pattern=r"[a-z]+(:[0-9]+)?")
 
@@ -84,8 +85,10 @@ class DataConfig:
     """
 
     path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
-    sequence_length: int = setting("bytes of a sequence; 0 for the model's context_length", minimum=0)
-    held_out: float = setting("share of the files (of one file: of its bytes) kept for validation", above=0, below=1)
+    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length", unit="bytes")
+    held_out: Annotated[float, Range(above=0, below=1)] = setting(
+        "what is kept for validation", unit="share of the files, or of one file's bytes"
+    )
     suffixes: tuple[str, ...] = setting("what the names of a folder's files end in")
 
     def __post_init__(self) -> None:

@@ -1,10 +1,13 @@
-"""A section's fields: what each means and may be. Used by every dataclass in schemas.py."""
+"""A section's fields: what each means and may be. Used by every dataclass in schemas.py.
 
-import operator
+The type and the range of a number stand in the field's annotation, as those of a component's options do.
+"""
+
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
+from ..components.ranges import Range, range_of
 from .annotations import checked
 
 __all__ = ["Setting", "check_settings", "setting", "settings_of"]
@@ -12,37 +15,43 @@ __all__ = ["Setting", "check_settings", "setting", "settings_of"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field means, and its bounds: a number within them, or a text that the pattern fits as a whole."""
+    """What a field means: its text, its unit, its type, and what a number or a text may be.
+
+    Attributes:
+        doc: the meaning, in words.
+        unit: what a number counts or measures; "" for a pure number and for what is no number.
+        annotation: the type, without the range.
+        range: the bounds of a number.
+        pattern: what a text must fit as a whole, as a regular expression.
+    """
 
     doc: str
-    minimum: float | None = None
-    above: float | None = None
-    below: float | None = None
+    unit: str = ""
+    annotation: Any = None
+    range: Range | None = None
     pattern: str | None = None
 
 
-def setting(
-    doc: str,
-    *,
-    default: Any = MISSING,
-    minimum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    pattern: str | None = None,
-) -> Any:
+def setting(doc: str, *, unit: str = "", default: Any = MISSING, pattern: str | None = None) -> Any:
     """Return a dataclass field that `check_settings` can check."""
-    about = Setting(doc, minimum=minimum, above=above, below=below, pattern=pattern)
-    return field(default=default, metadata={"setting": about})
+    return field(default=default, metadata={"setting": Setting(doc, unit=unit, pattern=pattern)})
 
 
 def settings_of(section: type) -> dict[str, Setting]:
     """Return field -> what it means and may be.
 
     >>> from fuselayers.configs import TrainConfig
-    >>> settings_of(TrainConfig)["steps"].doc
-    'updates of the weights'
+    >>> steps = settings_of(TrainConfig)["steps"]
+    >>> steps.doc, steps.unit, str(steps.range)
+    ('updates of the weights', 'steps', 'at least 1')
     """
-    return {entry.name: entry.metadata["setting"] for entry in fields(section)}
+    types, annotations = get_type_hints(section), get_type_hints(section, include_extras=True)
+    return {
+        entry.name: replace(
+            entry.metadata["setting"], annotation=types[entry.name], range=range_of(annotations[entry.name])
+        )
+        for entry in fields(section)
+    }
 
 
 def check_settings(name: str, section: Any) -> None:
@@ -53,23 +62,11 @@ def check_settings(name: str, section: Any) -> None:
     Raises:
         ValueError: names the field, what it may be, and what came.
     """
-    annotations = get_type_hints(type(section))
     for option, about in settings_of(type(section)).items():
         where = f"{name}.{option}"
-        value = checked(where, getattr(section, option), annotations[option])
-        _check_bounds(where, value, about)
+        value = checked(where, getattr(section, option), about.annotation)
+        if about.range is not None and value is not None:
+            about.range.check(where, value)
+        if about.pattern is not None and not re.fullmatch(about.pattern, value):
+            raise ValueError(f"{where} must be {about.doc}, got {value!r}")
         object.__setattr__(section, option, value)
-
-
-def _check_bounds(where: str, value: Any, about: Setting) -> None:
-    bounds = [
-        (about.minimum, "at least", operator.ge),
-        (about.above, "above", operator.gt),
-        (about.below, "below", operator.lt),
-    ]
-    stated = [(bound, words, fits) for bound, words, fits in bounds if bound is not None]
-    if not all(fits(value, bound) for bound, _, fits in stated):
-        wanted = " and ".join(f"{words} {bound}" for bound, words, _ in stated)
-        raise ValueError(f"{where} must be {wanted}, got {value}")
-    if about.pattern is not None and not re.fullmatch(about.pattern, value):
-        raise ValueError(f"{where} must be {about.doc}, got {value!r}")

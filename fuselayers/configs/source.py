@@ -37,7 +37,7 @@ def read_source(source: Source) -> Layer:
         return _layer(read(Path(source)))
     if isinstance(source, str):
         if source.endswith((".yaml", ".yml")) or "/" in source or os.sep in source:
-            return _layer(read(Path(source).expanduser()))
+            return _layer(read(Path(os.path.expanduser(source))))
         return Layer(choices={"model": source})
     raise TypeError(
         f"a config is the name of a shipped model, the path of a .yaml file or a mapping, got a {type(source).__name__}"

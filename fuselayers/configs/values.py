@@ -75,7 +75,10 @@ def _key(key: Any, where: str) -> str:
     if key.startswith("_"):
         raise ValueError(f"{_path(where, key)!r} is refused: a config names registered components, it cannot call code")
     if key == "hydra" and not where:
-        raise ValueError("'hydra' is refused: Hydra only composes here, its own settings are not part of a config")
+        raise ValueError(
+            "'hydra' is refused: Hydra only composes here, its own settings are not part of a config; "
+            "folders of your own are named by an override, hydra.searchpath=[/my/configs]"
+        )
     return str(key)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-__all__ = ["dump", "parse", "read"]
+__all__ = ["dump", "parse", "read", "scalar"]
 
 _LARGEST: Final = 100_000
 _DEEPEST: Final = 20
@@ -14,13 +14,14 @@ _DEEPEST: Final = 20
 _CORE_SCHEMA: Final = (
     ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
     ("bool", r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)", tuple("-+0123456789")),
+    ("int", r"[-+]?[0-9]+", tuple("-+0123456789")),
     (
         "float",
         r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         tuple("-+.0123456789"),
     ),
 )
+_NUMBER: Final = re.compile("|".join(pattern for tag, pattern, _ in _CORE_SCHEMA if tag in ("int", "float")))
 
 
 class _Loader(yaml.SafeLoader):
@@ -49,6 +50,10 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
     for _class in (_Loader, _Dumper):
         # `int` comes before `float`, whose pattern fits it too.
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+
+
+# SafeLoader's own takes a leading zero for octal, as YAML 1.1 did.
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
 
 
 def read(path: Path) -> Any:
@@ -90,6 +95,16 @@ def parse(text: str) -> Any:
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ValueError(f"not YAML{line}: {problem}") from error
+
+
+def scalar(text: str) -> int | float | str:
+    """Return a text without quotes as the number that it is in YAML, or as it came.
+
+    >>> scalar("007"), scalar("07.5"), scalar("0x10")
+    (7, 7.5, '0x10')
+    """
+    number: int | float | str = yaml.load(text, Loader=_Loader) if _NUMBER.fullmatch(text) else text
+    return number
 
 
 def dump(value: Any) -> str:

@@ -17,6 +17,9 @@ def test_only_the_way_of_computing_changes(model: str) -> None:
 
 
 def test_layers_that_differ_are_plain_too() -> None:
-    config = compose("llama_tiny", ["model.layers=[{at: 0, feedforward: fused_mlp}, {at: 1, norm: layer_norm}]"])
-    plain = plain_config(config).model.options["layers"]
-    assert (plain[0].feedforward.name, plain[1].norm.name, plain[1].feedforward) == ("mlp", "layer_norm", None)
+    asked = ["model.layers=[{at: 0, norm: rms_norm}, {at: 1, feedforward: {name: fused_mlp, activation: relu}}]"]
+    plain = plain_config(compose("gpt_nano", asked))
+    first, second = plain.model.options["layers"]
+    assert first == compose("gpt_nano", asked).model.options["layers"][0]
+    assert (second.feedforward.name, second.feedforward.options["activation"]) == ("mlp", "relu")
+    assert plain_config(plain) == plain

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import Block, Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, registry
+from fuselayers.components import Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, TransformerBlock, registry
 from fuselayers.configs import Config, FusionConfig, build, compose
 from fuselayers.configs.build import build as build_itself
 from fuselayers.partition import FusedModule
@@ -133,7 +133,7 @@ def test_scopes(scope: str) -> None:
 @pytest.mark.parametrize("fusion", ["off", "eager"])
 def test_rotary_positions_with_every_option(fusion: str) -> None:
     # Heads of 16 channels: GPT-J's pairing, and GPT-NeoX's share of a quarter.
-    asked = [*LLAMA, "model.position.interleaved=true", "model.position.fraction=0.25"]
+    asked = [*LLAMA, "position.interleaved=true", "position.fraction=0.25"]
     model, plain = (build(overrides=[*asked, f"fusion={each}"]) for each in (fusion, "off"))
     other = build(overrides=[*LLAMA, "fusion=off"])
     for one in (plain, other):
@@ -167,7 +167,7 @@ def test_a_small_bert_runs_forward_and_backward(scope: str) -> None:
     torch.manual_seed(0)
     model, reference = (build("bert_base", [*asked, f"fusion.scope={each}"]) for each in (scope, "none"))
     reference.load_state_dict(model.state_dict())
-    assert len([module for module in reference.modules() if isinstance(module, Block)]) == 2
+    assert len([module for module in reference.modules() if isinstance(module, TransformerBlock)]) == 2
     check_same_step(model, reference)
 
 
@@ -194,9 +194,9 @@ def test_a_config_made_by_hand_is_built_as_it_is() -> None:
     ("overrides", "text"),
     [
         (["model.hidden_dim=30", "attention.num_heads=4"], "hidden_dim must be a multiple of num_heads, got 30 and 4"),
-        (["model.num_layers=0"], "num_layers must be at least 1, got 0"),
-        (["feedforward.expansion=-1"], "expansion must give at least one hidden value, got -1.0"),
-        (["model.dropout=1.5"], "must satisfy 0 <= p < 1, got 1.5"),
+        (["model.num_layers=0"], "model.num_layers must be at least 1, got 0"),
+        (["feedforward.expansion=-1"], "feedforward.expansion must be above 0, got -1.0"),
+        (["model.dropout=1.5"], "model.dropout must be at least 0 and below 1, got 1.5"),
         (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
     ],
 )
@@ -208,9 +208,18 @@ def test_errors(overrides: list[str], text: str) -> None:
 
 def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tiny(nn.Module):
-        built_in = frozenset({"attention", "feedforward", "norm"})
+        built_in = frozenset({"attention", "feedforward", "norm", "residual", "position"})
 
-        def __init__(self, *, attention: Choice, feedforward: Choice, norm: Choice, width: int = 3) -> None:
+        def __init__(
+            self,
+            *,
+            attention: Choice,
+            feedforward: Choice,
+            norm: Choice,
+            residual: Choice,
+            position: Choice,
+            width: int = 3,
+        ) -> None:
             super().__init__()
             self.width = width
 

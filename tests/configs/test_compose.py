@@ -19,7 +19,8 @@ from torch import nn
 
 from fuselayers.components import REQUIRED, Choice, options, registry
 from fuselayers.configs import Config, FusionConfig, choices, compose
-from fuselayers.configs.files import COMPONENT_GROUPS, shipped
+from fuselayers.configs.files import composed
+from fuselayers.configs.folders import COMPONENT_GROUPS, SHIPPED
 
 PARTS = {
     "gpt_nano": ("decoder", "fused_mlp", "multi_head", "layer_norm"),
@@ -49,7 +50,7 @@ def test_a_shipped_model_composes_to_its_own_parts(model: str) -> None:
 
 @pytest.mark.parametrize("model", PARTS)
 def test_a_shipped_model_sets_only_what_its_own_parts_know(model: str) -> None:
-    sections = shipped({"model": model})
+    sections = composed({"model": model}, [SHIPPED])
     for kind in ("model", *COMPONENT_GROUPS):
         known = {option.name for option in options(kind, sections[kind]["name"])}
         assert set(sections[kind]) - {"name"} <= known
@@ -73,9 +74,9 @@ def test_published_numbers() -> None:
     assert bert.norm.options["eps"] == 1e-12
     assert bert.attention.options["dropout"] == 0.1
     assert bert.feedforward.options["activation"] == "gelu"
-    assert bert.model.options["block"] == Choice("post_norm")
+    assert bert.residual.name == "post"
     llama = compose("llama_tiny")
-    assert llama.model.options["position"] == rotary(10000.0)
+    assert llama.position == rotary(10000.0)
     assert llama.attention.options["num_kv_heads"] < llama.attention.options["num_heads"]
     assert not llama.attention.options["bias"]
     assert not llama.feedforward.options["bias"]
@@ -100,15 +101,25 @@ def test_no_order_of_overrides_matters() -> None:
     assert all(config == configs[0] for config in configs)
 
 
-def test_a_component_within_the_model_is_chosen_and_set_in_any_order() -> None:
-    asked = ["model.position=rotary", "model.position.base=500", "model.block=post_norm"]
+def test_positions_and_residual_styles_are_chosen_and_set_in_any_order() -> None:
+    asked = ["position=rotary", "position.base=500", "residual=post", "residual.layer_scale=0.1"]
     for order in itertools.permutations(asked):
         config = compose(overrides=list(order))
-        assert config.model.options["position"] == rotary(500.0)
-        assert config.model.options["block"] == Choice("post_norm")
-    assert compose("llama_tiny", ["model.position.base=7"]).model.options["position"] == rotary(7.0)
-    as_mapping = compose(overrides=["model.position={name: rotary, base: 500}"]).model.options["position"]
-    assert as_mapping == rotary(500.0)
+        assert config.position == rotary(500.0)
+        assert config.residual == Choice("post", {"layer_scale": 0.1, "stochastic_depth": 0.0})
+    assert compose("llama_tiny", ["position.base=7"]).position == rotary(7.0)
+    assert compose(overrides=["position={name: rotary, base: 500}"]).position == rotary(500.0)
+
+
+def test_a_component_within_the_model_is_chosen_and_set_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(nn.Module):
+        def __init__(self, hidden_dim: int, *, width: int = 3) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(registry._OWNERS["block"], "other", Other)
+    for order in itertools.permutations(["model.block=other", "model.block.width=5"]):
+        assert compose(overrides=list(order)).model.options["block"] == Choice("other", {"width": 5})
+    assert compose(overrides=["model.block={name: other}"]).model.options["block"] == Choice("other", {"width": 3})
 
 
 def test_a_swap_keeps_what_was_set_and_leaves_the_old_components_defaults() -> None:
@@ -252,7 +263,7 @@ class TestSources:
         (
             ["feedforwrd=mlp"],
             "no config group 'feedforwrd'; did you mean 'feedforward'? there are: "
-            "attention, data, feedforward, fusion, model, norm, train",
+            "attention, data, feedforward, fusion, model, norm, position, residual, train",
         ),
         (["feedforwrd.expansion=2"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
         (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'? there are: fused_mlp, gated_mlp, mlp"),
@@ -267,9 +278,9 @@ class TestSources:
         (["feedforward=mlp", "feedforward.multiple_of=2"], "no mlp option 'multiple_of'; there are: activation, bias"),
         (["feedforward.backend=eager"], "no fused_mlp option 'backend'; there are: activation"),
         (["model.hidden_dims=8"], "no decoder option 'hidden_dims'; did you mean 'hidden_dim'?"),
-        (["model.position=rotry"], "no position 'rotry'; did you mean 'rotary'? there are: learned, none, rotary"),
-        (["model.position.base=5"], "no learned option 'base'; there are none"),
-        (["model.position=rotary", "model.position.bse=5"], "no rotary option 'bse'; did you mean 'base'?"),
+        (["position=rotry"], "no position 'rotry'; did you mean 'rotary'? there are: learned, none, rotary"),
+        (["position.base=5"], "no learned option 'base'; there are none"),
+        (["position=rotary", "position.bse=5"], "no rotary option 'bse'; did you mean 'base'?"),
         (["train.step=1"], "no train option 'step'; did you mean 'steps'? there are: accumulate"),
         (["fusion.scop=model"], "no fusion option 'scop'; did you mean 'scope'? there are: backend, partition, scope"),
         (["feedforward.expansion=four"], "feedforward.expansion must be a number, got 'four'"),
@@ -280,8 +291,9 @@ class TestSources:
         (["feedforward.activation=3"], "feedforward.activation must be text or null, got 3"),
         (["attention.num_kv_heads=two"], "attention.num_kv_heads must be a whole number or null, got 'two'"),
         (["model.hidden_dim=128.5"], "model.hidden_dim must be a whole number, got 128.5"),
-        (["model.position=5"], "model.position must be a name or a mapping of options, got 5"),
-        (["model.position.base=x", "model.position=rotary"], "model.position.base must be a number, got 'x'"),
+        (["position=5"], "position must be the name of a choice or a mapping of options, got 5"),
+        (["model.block=5"], "model.block must be a name or a mapping of options, got 5"),
+        (["position.base=x", "position=rotary"], "position.base must be a number, got 'x'"),
         (
             ["feedforward.name=[a]"],
             "feedforward must name a feedforward, got ['a']; there are: fused_mlp, gated_mlp, mlp",
@@ -302,7 +314,7 @@ class TestSources:
             ["feedforward.dropout=${model.dropuot}"],
             "feedforward.dropout refers to ${model.dropuot}, which this config does not have",
         ),
-        (["attention.dropout=${model.position}"], "refers to ${model.position}, which is no single value"),
+        (["attention.dropout=${model.block}"], "refers to ${model.block}, which is no single value"),
         (
             ["attention.dropout=${feedforward.dropout}", "feedforward.dropout=${attention.dropout}"],
             "feedforward.dropout refers to itself, through ${attention.dropout} -> ${feedforward.dropout}; give it a",
@@ -335,15 +347,15 @@ def test_a_required_option_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_callers_mapping_is_not_changed_nor_kept() -> None:
     source: dict[str, Any] = {
         "defaults": [{"model": "llama_tiny"}],
-        "model": {"position": {"name": "rotary", "base": 5.0}},
+        "position": {"name": "rotary", "base": 5.0},
         "data": {"suffixes": [".c"]},
     }
     before = copy.deepcopy(source)
-    config = compose(source, ["model.position.base=7", "feedforward=mlp"])
+    config = compose(source, ["position.base=7", "feedforward=mlp"])
     assert source == before
-    source["model"]["position"]["base"] = 9.0
+    source["position"]["base"] = 9.0
     source["data"]["suffixes"].append(".h")
-    assert config.model.options["position"] == rotary(7.0)
+    assert config.position == rotary(7.0)
     assert config.data.suffixes == (".c",)
 
 
@@ -357,7 +369,7 @@ def every_value(value: Any) -> Iterator[Any]:
 
 
 def test_nothing_of_omegaconf_is_left_and_a_config_can_be_copied_and_pickled() -> None:
-    config = compose(OmegaConf.create({"model": {"position": "rotary"}, "data": {"suffixes": [".c"]}}))
+    config = compose(OmegaConf.create({"position": "rotary", "data": {"suffixes": [".c"]}}))
     values = list(every_value(config))
     assert ".c" in values
     assert 10000.0 in values

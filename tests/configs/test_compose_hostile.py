@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import compose
+from fuselayers.configs.source import plain_sections
 
 CALL = "is refused: a config names registered components, it cannot call code"
 RESOLVER = "is refused: ${...} may only stand alone and name another value"
@@ -20,8 +21,38 @@ OVERRIDES = [
     ("model._target_=os.system", f"'model._target_' {CALL}"),
     ("feedforward._target_=torch.load", f"'feedforward._target_' {CALL}"),
     ("feedforward={_target_: builtins.eval, _args_: [1]}", f"'feedforward._target_' {CALL}"),
-    ("model.position={name: rotary, _target_: os.system}", f"'model.position._target_' {CALL}"),
-    ("model.position._partial_=true", f"'model.position._partial_' {CALL}"),
+    ("position={name: rotary, _target_: os.system}", f"'position._target_' {CALL}"),
+    ("position._partial_=true", f"'position._partial_' {CALL}"),
+    ("residual._target_=torch.load", f"'residual._target_' {CALL}"),
+    ("residual.layer_scale=${oc.env:HOME}", f"residual.layer_scale='${{oc.env:HOME}}' {RESOLVER}"),
+    ("residual=../pre", "no residual '../pre'"),
+    ("position=torch.nn.Embedding", "no position 'torch.nn.Embedding'"),
+    ("model.block._target_=os.system", f"'model.block._target_' {CALL}"),
+    ("model.layers=[{at: 0, _target_: os.system}]", f"'model.layers[0]._target_' {CALL}"),
+    ("model.layers=[{at: 0, feedforward: {_target_: os.system}}]", f"'model.layers[0].feedforward._target_' {CALL}"),
+    ("model.layers=[{at: 0, norm: '${oc.env:HOME}'}]", f"model.layers[0].norm='${{oc.env:HOME}}' {RESOLVER}"),
+    ("model.layers=[{at: '${oc.env:HOME}', norm: rms_norm}]", f"model.layers[0].at='${{oc.env:HOME}}' {RESOLVER}"),
+    ("model.layers=[{at: 0, norm: os.system}]", "no norm 'os.system'"),
+    ("model.layers=[{at: 0, position: rotary}]", "no part in model.layers[0] 'position'; there are: attention, block"),
+    ("model.layers=[{at: 0, block: {name: os.system}}]", "no block 'os.system'"),
+    ("model.layers=[{at: 0}]", "model.layers[0] must say at which layers and what changes"),
+    ("model.layers=[{norm: rms_norm}]", "model.layers[0] must say at which layers and what changes"),
+    ("model.layers=[rms_norm]", "model.layers[0] must say at which layers and what changes"),
+    ("model.layers=rms_norm", "model.layers must be a list of mappings"),
+    ("model.layers={at: 0}", "model.layers must be a list of mappings"),
+    ("model.layers=[{at: 0, norm: [rms_norm]}]", "model.layers[0].norm must be a name or a mapping of options"),
+    ("model.layers=[{at: 0, norm: {eps: -1}}]", "model.layers[0].norm.eps must be at least 0, got -1.0"),
+    ("model.layers=[{at: true, norm: rms_norm}]", "model.layers[0].at must be an index or a slice"),
+    ("model.layers=[{at: [0], norm: rms_norm}]", "model.layers[0].at must be an index or a slice"),
+    ("model.layers=[{at: 0.5, norm: rms_norm}]", "model.layers[0].at must be an index or a slice"),
+    ("model.layers=[{at: '', norm: rms_norm}]", 'layers.at must be an index or a slice such as "0"'),
+    ("model.layers=[{at: '::0', norm: rms_norm}]", 'layers.at must be an index or a slice such as "0"'),
+    ("model.layers=[{at: '0:1:1:1', norm: rms_norm}]", 'layers.at must be an index or a slice such as "0"'),
+    ("model.layers=[{at: 'range(3)', norm: rms_norm}]", 'layers.at must be an index or a slice such as "0"'),
+    ("model.layers=[{at: 99, norm: rms_norm}]", "layers.at '99' names none of the 3 layers, 0 to 2"),
+    ("model.num_layers=1e9", "model.num_layers must be a whole number, got 1000000000.0"),
+    ("model.hidden_dim=-1", "model.hidden_dim must be at least 1, got -1"),
+    ("feedforward.expansion=1" + "0" * 400, "feedforward.expansion must be a number, got 1000"),
     ("feedforward._recursive_=true", f"'feedforward._recursive_' {CALL}"),
     ("train._convert_=all", f"'train._convert_' {CALL}"),
     ("+feedforward._target_=os.system", "is refused: every option has its place already"),
@@ -38,7 +69,9 @@ OVERRIDES = [
     ("model=${oc.env:HOME}", f"model='${{oc.env:HOME}}' {RESOLVER}"),
     ("data.suffixes=[.py,'${oc.decode:1}']", f"data.suffixes[1]='${{oc.decode:1}}' {RESOLVER}"),
     ("hydra.run.dir=/tmp/x", HYDRA),
-    ("hydra.searchpath=[file:///tmp]", HYDRA),
+    ("hydra.searchpath=[pkg://os]", "hydra.searchpath: 'pkg://os' is refused: only folders are looked through"),
+    ("hydra.searchpath.x=[/tmp]", HYDRA),
+    ("+hydra.searchpath=[/tmp]", "is refused: every option has its place already"),
     ("hydra/launcher=basic", HYDRA),
     ("hydra/job_logging=disabled", HYDRA),
     ("+hydra.sweeper.x=1", HYDRA),
@@ -79,7 +112,7 @@ def test_overrides(override: str, text: str, monkeypatch: pytest.MonkeyPatch) ->
 FILES = [
     ("feedforward: {_target_: os.system, command: touch TOUCHED}", f"'feedforward._target_' {CALL}"),
     ("_target_: os.system", f"'_target_' {CALL}"),
-    ("model: {position: {_target_: torch.hub.load, name: rotary}}", f"'model.position._target_' {CALL}"),
+    ("model: {block: {_target_: torch.hub.load, name: transformer}}", f"'model.block._target_' {CALL}"),
     ("!!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 'tag:yaml.org,2002:python/object/apply:os.system'"),
     ("model: !!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 'tag:yaml.org,2002:python/object/apply:os."),
     ("model: !!python/name:os.system ''", f"{TAG} 'tag:yaml.org,2002:python/name:os.system' in line 1"),
@@ -118,6 +151,28 @@ def test_files(content: str, text: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert text in str(caught.value)
     assert "the secret" not in str(caught.value)
     assert not (tmp_path / "TOUCHED").exists()
+
+
+def test_more_layers_than_a_config_may_hold() -> None:
+    entry = {"at": 0, "norm": "rms_norm"}
+    with pytest.raises(ValueError, match=r"^model.layers may have 200 entries, got 201; one entry may change m"):
+        compose({"model": {"layers": [entry] * 201}})
+    with pytest.raises(ValueError, match=r"^the config is larger than 10,000 values; no config is$"):
+        compose({"model": {"layers": [entry] * 10_000}})
+    every = {"at": ":", **{part: {} for part in ("attention", "feedforward", "norm", "residual", "block")}}
+    config = compose({"model": {"layers": [every] * 200}})
+    assert compose(plain_sections(config)) == config
+
+
+def test_sizes_that_no_machine_holds_cost_nothing_to_compose() -> None:
+    huge = 10**400
+    asked = ["num_layers", "hidden_dim", "vocab_size", "context_length"]
+    config = compose(
+        {"model": {"layers": [{"at": "1::2", "norm": "rms_norm"}]}}, [f"model.{name}={huge}" for name in asked[1:]]
+    )
+    assert config.model.options["hidden_dim"] == huge
+    deep = compose({"model": {"num_layers": 10**9, "layers": [{"at": "1::2", "norm": "rms_norm"}]}})
+    assert deep.model.options["num_layers"] == 10**9
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
@@ -163,8 +218,8 @@ def test_overrides_of_another_type(overrides: Any) -> None:
         (["feedforward=mlp", "feedforward=gated_mlp"], "feedforward is given twice, as 'mlp' and 'gated_mlp'"),
         (["train.steps=1", "train.steps=2"], "train.steps is given twice, as 1 and 2; give it once"),
         (["train.steps=1", "train={steps: 2}"], "train.steps is given twice, as 1 and 2; give it once"),
-        (["model.position=rotary", "model.position={name: none}"], "given twice, as 'rotary' and 'none'"),
-        (["model.position={name: none}", "model.position=rotary"], "given twice, as 'none' and 'rotary'"),
+        (["model.block=rotary", "model.block={name: none}"], "given twice, as 'rotary' and 'none'"),
+        (["model.block={name: none}", "model.block=rotary"], "given twice, as 'none' and 'rotary'"),
         (["train.compare=true", "train.compare=1"], "train.compare is given twice, as True and 1"),
     ],
 )

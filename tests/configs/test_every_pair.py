@@ -12,7 +12,7 @@ import torch
 from fuselayers.components import names
 from fuselayers.components.attention.inputs import is_able
 from fuselayers.configs import build
-from fuselayers.configs.files import COMPONENT_GROUPS
+from fuselayers.configs import COMPONENT_GROUPS
 
 GROUPS = sorted(COMPONENT_GROUPS)
 VALUES = {group: names(group) for group in GROUPS}

@@ -6,19 +6,19 @@ from fuselayers.configs.overrides import Layer, parse_overrides
 
 
 def test_choices_and_settings() -> None:
-    layer = parse_overrides(["feedforward=mlp", "feedforward.expansion=2", "train.steps=5", "model.position=rotary"])
+    layer = parse_overrides(["feedforward=mlp", "feedforward.expansion=2", "train.steps=5", "model.block=transformer"])
     assert layer.choices == {"feedforward": "mlp"}
     assert layer.settings == {
         "feedforward": {"expansion": 2},
         "train": {"steps": 5},
-        "model": {"position": "rotary"},
+        "model": {"block": "transformer"},
     }
 
 
 def test_the_order_does_not_matter() -> None:
-    overrides = ["model.position=rotary", "model.position.base=500", "model=gpt_nano"]
+    overrides = ["model.block=other", "model.block.base=500", "model=gpt_nano"]
     layers = [parse_overrides(order) for order in itertools.permutations(overrides)]
-    assert layers[0].settings == {"model": {"position": {"name": "rotary", "base": 500}}}
+    assert layers[0].settings == {"model": {"block": {"name": "other", "base": 500}}}
     assert all(layer == layers[0] for layer in layers)
 
 

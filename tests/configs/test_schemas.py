@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
+from fuselayers.configs.annotations import alternatives
 from fuselayers.configs.settings import settings_of
 
 
@@ -14,12 +15,21 @@ def test_every_field_says_what_it_means(section: type) -> None:
     assert all(len(about.doc.split()) >= 2 for about in settings_of(section).values())
 
 
+# Numbers that count or measure nothing.
+PURE = {"clip_norm": "a norm of gradients has the loss's unit over the weight's", "seed": "it only names a sequence"}
+
+
+@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
+def test_every_number_has_a_range_and_a_unit(section: type) -> None:
+    for name, about in settings_of(section).items():
+        if {int, float}.intersection(alternatives(about.annotation)):
+            assert about.range, name
+            assert bool(about.unit) != (name in PURE), name
+
+
 @pytest.mark.parametrize("section", [TrainConfig, DataConfig])
-def test_every_number_has_a_bound_and_no_value_but_the_files(section: type) -> None:
+def test_no_field_has_a_value_but_the_files(section: type) -> None:
     for field in fields(section):
-        about = field.metadata["setting"]
-        if field.type in (int, float):
-            assert about.minimum is not None or about.above is not None
         with pytest.raises(TypeError, match="missing"):
             section(**{other.name: "" for other in fields(section) if other is not field})
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -7,28 +8,37 @@ import pytest
 from fuselayers.components import Choice, options, registry
 from fuselayers.configs.sections import changed, checked_choice, completed
 
-MODEL = {"name": "decoder", "position": "learned", "hidden_dim": 8}
+MODEL = {"name": "decoder", "block": "transformer", "hidden_dim": 8}
+
+
+class Other:
+    def __init__(self, hidden_dim: int, *, base: float = 1.0) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def other_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWNERS["block"], "other", Other)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"position": "rotary"}, {"name": "rotary"}),
-        ({"position": {"name": "rotary", "base": 5}}, {"name": "rotary", "base": 5}),
-        ({"position": {"name": "none"}}, {"name": "none"}),
+        ({"block": "other"}, {"name": "other"}),
+        ({"block": {"name": "other", "base": 5}}, {"name": "other", "base": 5}),
+        ({"block": Choice("other", {"base": 5})}, {"name": "other", "base": 5}),
     ],
 )
 def test_a_component_within_a_component(changes: dict[str, Any], expected: dict[str, Any]) -> None:
     before = {**MODEL}
-    assert changed("model", before, changes, where="model") == {**MODEL, "position": expected}
+    assert changed("model", before, changes, where="model") == {**MODEL, "block": expected}
     assert before == MODEL
 
 
 def test_options_of_a_component_within_are_kept_until_it_is_swapped() -> None:
-    section = changed("model", MODEL, {"position": {"name": "rotary", "base": 5}}, where="model")
-    assert changed("model", section, {"hidden_dim": 16}, where="model")["position"] == {"name": "rotary", "base": 5}
-    assert changed("model", section, {"position": "rotary"}, where="model")["position"] == {"name": "rotary", "base": 5}
-    assert changed("model", section, {"position": "none"}, where="model")["position"] == {"name": "none"}
+    section = changed("model", MODEL, {"block": {"name": "other", "base": 5}}, where="model")
+    assert changed("model", section, {"hidden_dim": 16}, where="model")["block"] == {"name": "other", "base": 5}
+    assert changed("model", section, {"block": "other"}, where="model")["block"] == {"name": "other", "base": 5}
+    assert changed("model", section, {"block": "transformer"}, where="model")["block"] == {"name": "transformer"}
 
 
 def test_a_swapped_model_keeps_its_sizes() -> None:
@@ -36,16 +46,35 @@ def test_a_swapped_model_keeps_its_sizes() -> None:
         "name": "decoder",
         "vocab_size": 10,
         "hidden_dim": 8,
-        "position": {"name": "rotary"},
-        "block": "pre_norm",
+        "dropout": 0.5,
+        "block": "transformer",
     }
-    # pre_norm is the decoder's default and so was not set; rotary is not
+    # transformer is the decoder's default and so was not set; the dropout is not
     assert changed("model", section, {"name": "encoder"}, where="model") == {
         "name": "encoder",
         "vocab_size": 10,
         "hidden_dim": 8,
-        "position": {"name": "rotary"},
+        "dropout": 0.5,
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "text"),
+    [
+        ("feedforward", {"name": "mlp", "dropout": 2.0}, "feedforward.dropout must be at least 0 and below 1, got 2.0"),
+        ("attention", {"name": "multi_head", "num_heads": 0}, "attention.num_heads must be at least 1, got 0"),
+        (
+            "attention",
+            {"name": "multi_head", "num_heads": 2, "head_dim": -1},
+            "attention.head_dim must be at least 1, got -1",
+        ),
+        ("norm", {"name": "rms_norm", "eps": -1}, "norm.eps must be at least 0, got -1.0"),
+        ("position", {"name": "rotary", "fraction": 1.5}, "position.fraction must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_an_option_out_of_its_range(kind: str, section: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        checked_choice(kind, completed(kind, section, where=kind), where=kind)
 
 
 def test_no_name() -> None:
@@ -57,18 +86,18 @@ def test_completed_names_every_option_in_the_components_order() -> None:
     section = {"name": "decoder", "vocab_size": 10, "num_layers": 1, "hidden_dim": 8, "context_length": 4}
     complete = completed("model", section, where="model")
     assert list(complete) == ["name", *(option.name for option in options("model", "decoder"))]
-    assert complete["position"] == {"name": "learned"}
+    assert complete["block"] == {"name": "transformer"}
     choice = checked_choice("model", complete, where="model")
-    assert choice.options["block"] == Choice("pre_norm")
+    assert choice.options["block"] == Choice("transformer")
 
 
 def test_a_component_that_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     class Strict:
-        def __init__(self, *, position: Choice | str) -> None: ...
+        def __init__(self, *, block: Choice | str) -> None: ...
 
     monkeypatch.setitem(registry._OWNERS["model"], "strict", Strict)
     monkeypatch.setitem(Strict.__init__.__globals__, "Choice", Choice)
-    with pytest.raises(ValueError, match="model 'strict' needs the option 'position'"):
+    with pytest.raises(ValueError, match="model 'strict' needs the option 'block'"):
         completed("model", {"name": "strict"}, where="model")
-    with pytest.raises(ValueError, match=r"model.position must name a position, got None; there are: learned, none"):
-        changed("model", {"name": "strict"}, {"position": {"base": 1.0}}, where="model")
+    with pytest.raises(ValueError, match=r"model.block must name a block, got None; there are: other, transformer"):
+        changed("model", {"name": "strict"}, {"block": {"base": 1.0}}, where="model")

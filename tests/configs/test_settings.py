@@ -2,13 +2,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from fuselayers.components import Range
+from fuselayers.components.ranges import Share, Size
 from fuselayers.configs.settings import check_settings, setting, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    count: int = setting("how many", default=3, minimum=1)
-    share: float = setting("which share", default=0.5, above=0, below=1)
+    count: Size = setting("how many", unit="apples", default=3)
+    share: Share | None = setting("which share", default=0.5)
     kind: str = setting("a lower-case word", default="word", pattern="[a-z]+")
     tags: tuple[str, ...] = setting("names", default=())
 
@@ -25,6 +27,17 @@ def test_documents_itself() -> None:
     }
 
 
+def test_types_units_and_ranges() -> None:
+    about = settings_of(Section)
+    assert (about["count"].unit, about["count"].annotation, about["count"].range) == ("apples", int, Range(minimum=1))
+    assert (about["share"].unit, about["share"].range) == ("", Range(above=0, maximum=1))
+    assert about["kind"].range is None
+
+
+def test_what_is_null_is_in_every_range() -> None:
+    assert Section(share=None).share is None
+
+
 def test_converts_what_is_meant() -> None:
     section = Section(share=0.25, tags=["a", "b"])  # type: ignore[arg-type]
     assert section.tags == ("a", "b")
@@ -34,7 +47,7 @@ def test_converts_what_is_meant() -> None:
     ("values", "text"),
     [
         ({"count": 0}, r"^section.count must be at least 1, got 0$"),
-        ({"share": 1.0}, r"^section.share must be above 0 and below 1, got 1.0$"),
+        ({"share": 1.5}, r"^section.share must be above 0 and at most 1, got 1.5$"),
         ({"kind": "Word"}, r"^section.kind must be a lower-case word, got 'Word'$"),
         ({"count": "three"}, r"^section.count must be .*, got 'three'$"),
         ({"count": True}, r"^section.count must be .*, got True$"),

@@ -47,5 +47,7 @@ def test_errors(tmp_path: Path) -> None:
         read_source({"defaults": "gpt_nano"})
     with pytest.raises(ValueError, match=r"^an entry of defaults must be group: choice, got 'gpt_nano'$"):
         read_source({"defaults": ["gpt_nano"]})
+    with pytest.raises(OSError, match=r"cannot read the config file ~nobody-at-all/x.yaml: No such file"):
+        read_source("~nobody-at-all/x.yaml")
     with pytest.raises(OSError, match=r"none\.yaml"):
         read_source(tmp_path / "none.yaml")

@@ -12,7 +12,7 @@ __all__ = ["check_same_architecture", "sequence_length"]
 
 _BYTES = 256
 # What training drops may change between two sessions of one run.
-_FREE_OPTIONS = frozenset({"dropout"})
+_FREE_OPTIONS = frozenset({"dropout", "stochastic_depth"})
 
 
 def sequence_length(config: Config) -> int:
@@ -74,15 +74,14 @@ def _architecture(config: Config) -> dict[str, Any]:
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
-    """Nested choices as {"model.block.name": ...}, layers that differ as {"model.layers[0].feedforward.name": ...}."""
-    if isinstance(value, LayerChange):
-        value = {part: choice for part, choice in vars(value).items() if choice is not None}
-    if isinstance(value, tuple):
-        value = {f"{key}[{place}]": entry for place, entry in enumerate(value)}
-        return {inner: flat for name, entry in value.items() for inner, flat in _flat(name, entry).items()}
+    """Nested choices and differing layers as {"model.block.name": ...}."""
     if isinstance(value, Choice):
         name = {"name": same_layer(value.name)}
         value = name | {option: inner for option, inner in value.options.items() if option not in _FREE_OPTIONS}
+    if isinstance(value, LayerChange):
+        value = {part: chosen for part, chosen in vars(value).items() if chosen is not None}
+    if isinstance(value, tuple):
+        value = dict(enumerate(value))
     if not isinstance(value, Mapping):
         return {key: value}
     found: dict[str, Any] = {}

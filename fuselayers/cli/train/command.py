@@ -40,6 +40,8 @@ Trains a byte-level language model; by default a small one on the source of Pyth
   fuselayers train feedforward=mlp fusion=off         the same of plain eager layers
   fuselayers train data.path=notes/ train.steps=500   on other text
   fuselayers train train.resume=runs/<date>           continue a run from its last checkpoint
+  fuselayers train --import my_module feedforward=mine              a class that my_module.py registers
+  fuselayers train 'hydra.searchpath=[/my/configs]' model=mine      a group file of your own
 
 A run's folder holds the curve (metrics.csv, loss.png), checkpoint.pt, config.yaml, sample.txt and comparison.json.
 Ctrl-C finishes the step, writes a checkpoint and says how to continue."""
@@ -60,10 +62,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says; see `train`."""
     # A run that is resumed gives the bits of one that was not: no op changes its form because a clock said so.
     with patience(math.inf):
-        return train(arguments.overrides, console=console)
+        return train(arguments.overrides, console=console, imports=arguments.imports)
 
 
-def train(overrides: Sequence[str], *, console: Console) -> int:
+def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] = ()) -> int:
     """Train a model, or continue a run.
 
     A run that is resumed has the config that its checkpoint holds, with the overrides on top, and goes on in its
@@ -72,6 +74,7 @@ def train(overrides: Sequence[str], *, console: Console) -> int:
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
         console: where progress and results are printed.
+        imports: modules that were imported for the run, and that whoever continues it needs again.
 
     Returns:
         The exit code: 0, or 128 + the number of the signal that stopped the run.
@@ -119,7 +122,11 @@ def train(overrides: Sequence[str], *, console: Console) -> int:
         outcome = train_steps(trainer, done=done, metrics=metrics, progress=progress, save=save)
         plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}")
         if outcome.signal_number is not None:
-            _say(console, f"stopped after step {outcome.step}; to continue: fuselayers train train.resume={folder}")
+            again = "".join(f"--import {module} " for module in imports)
+            _say(
+                console,
+                f"stopped after step {outcome.step}; to continue: fuselayers train {again}train.resume={folder}",
+            )
             return 128 + outcome.signal_number
         _finish(trainer, config, folder=folder, console=console)
     return 0
@@ -169,8 +176,12 @@ def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint |
     path = find_checkpoint(resume)
     checkpoint = read_checkpoint(path)
     content = yaml.safe_load(checkpoint.config_yaml)
+    try:
+        saved = compose(content)
+    except ValueError as error:
+        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
     config = compose(content, overrides)
-    check_same_architecture(compose(content), config, path=path)
+    check_same_architecture(saved, config, path=path)
     if checkpoint.step > config.train.steps:
         raise ValueError(
             f"the checkpoint {path} is of step {checkpoint.step}, beyond train.steps={config.train.steps}; "

@@ -46,7 +46,10 @@ def test_what_may_change_between_two_sessions(change: list[str]) -> None:
         ("feedforward.activation=relu", "feedforward.activation is gelu there and relu here"),
         ("position=rotary", "position.name is learned there and rotary here"),
         ("residual=sandwich", "residual.name is pre there and sandwich here"),
-        ("model.layers=[{at: 0, norm: rms_norm}]", "model.layers[0].norm.name is not set there and rms_norm here"),
+        (
+            "model.layers=[{at: 1, feedforward: {activation: relu}}]",
+            "model.layers.0.feedforward.activation is not set there and relu here",
+        ),
     ],
 )
 def test_what_may_not(change: str, difference: str) -> None:

@@ -294,7 +294,8 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         (
             {"position": "rotory"},
-            "no position 'rotory'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, sinusoidal",
+            "no position 'rotory'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, "
+            "sinusoidal",
         ),
         (
             {"residual": "pots"},
@@ -302,8 +303,8 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ),
         (
             {"position": Choice("rotary", {"bass": 1})},
-            "no rotary option 'bass'; did you mean 'base'? there are: attention_factor, base, beta_fast, beta_slow, factor, "
-            "fraction, high_frequency_factor, interleaved, low_frequency_factor, original_length, scaling",
+            "no rotary option 'bass'; did you mean 'base'? there are: attention_factor, base, beta_fast, beta_slow, "
+            "factor, fraction, high_frequency_factor, interleaved, low_frequency_factor, original_length, scaling",
         ),
         (
             {"position": "rotary", "attention": Choice("multi_head", {"num_heads": 2, "head_dim": 5})},

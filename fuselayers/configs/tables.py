@@ -1,0 +1,128 @@
+"""Tables of options, for the command line and the docs: from the components' signatures and the sections' schemas."""
+
+import types
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+from ..components import KINDS, REQUIRED, names, options
+from ..names import no_such
+from .compose import compose
+from .schemas import DataConfig, FusionConfig, TrainConfig
+from .settings import settings_of
+
+__all__ = ["HEADINGS", "TABLES", "OptionRow", "option_rows", "option_table", "type_name"]
+
+HEADINGS: Final = ("name", "option", "type", "range", "default", "meaning")
+_SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}
+# What there is a table of.
+TABLES: Final = (*KINDS, *_SECTIONS)
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """A line of a table: one option, or a component without any.
+
+    Attributes:
+        name: of the component; of a section, the section.
+        option: its name; "" for a component without options.
+        type: as one writes it.
+        range: what a number may be, in words; "" where nothing is said.
+        default: as one writes it, or "required"; of a section, what the shipped files set.
+        meaning: in words, with the unit.
+    """
+
+    name: str
+    option: str
+    type: str
+    range: str
+    default: str
+    meaning: str
+
+
+def option_rows(kind: str) -> list[OptionRow]:
+    """Return the options of every component of a kind, or of a section of the config.
+
+    Args:
+        kind: one of `TABLES`.
+
+    Raises:
+        ValueError: there is no such kind or section.
+
+    >>> [row.range for row in option_rows("feedforward") if row.option == "dropout"][0]
+    'at least 0 and below 1'
+    """
+    if kind not in TABLES:
+        raise ValueError(no_such("kind", kind, TABLES))
+    return _rows_of_section(kind) if kind in _SECTIONS else _rows_of_components(kind)
+
+
+def option_table(kind: str) -> str:
+    """Return the same as a table in Markdown.
+
+    Raises:
+        ValueError: as `option_rows`.
+
+    >>> print(option_table("norm").splitlines()[2])
+    | `layer_norm` | `eps` | `float` | at least 0 | `1e-05` | added to the variance. |
+    """
+    lines = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
+    for row in option_rows(kind):
+        cells = (_code(row.name), _code(row.option), _code(row.type), row.range, _code(row.default), row.meaning)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def type_name(annotation: Any) -> str:
+    """A type as one writes it.
+
+    >>> type_name(float), type_name(int | None), type_name(tuple[int, ...]), type_name(Literal["pre", "post"])
+    ('float', 'int | None', 'tuple[int, ...]', "'pre' | 'post'")
+    """
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is type(None):
+        return "None"
+    if annotation is Ellipsis:
+        return "..."
+    if origin in (Union, types.UnionType):
+        return " | ".join(type_name(argument) for argument in arguments)
+    if origin is Literal:
+        return " | ".join(repr(argument) for argument in arguments)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(type_name(argument) for argument in arguments)}]"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _rows_of_components(kind: str) -> list[OptionRow]:
+    rows = []
+    for name in names(kind):
+        rows += [
+            OptionRow(
+                name=name,
+                option=option.name,
+                type=type_name(option.annotation),
+                range=str(option.range or ""),
+                default="required" if option.default is REQUIRED else repr(option.default),
+                meaning=option.doc,
+            )
+            for option in options(kind, name)
+        ] or [OptionRow(name, option="", type="", range="", default="", meaning="no options")]
+    return rows
+
+
+def _rows_of_section(section: str) -> list[OptionRow]:
+    shipped = getattr(compose(), section)
+    return [
+        OptionRow(
+            name=section,
+            option=option,
+            type=type_name(about.annotation),
+            range=str(about.range or ""),
+            default=repr(getattr(shipped, option)),
+            meaning=f"{about.doc} ({about.unit})" if about.unit else about.doc,
+        )
+        for option, about in settings_of(_SECTIONS[section]).items()
+    ]
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""

@@ -1,0 +1,176 @@
+"""`--import`: a class of the user's own, on the command line."""
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fuselayers.cli.main import main
+from fuselayers.cli.train import train
+from fuselayers.cli.train.loop import Trainer, Update
+from fuselayers.components import registry
+
+MODULE = '''
+from torch import nn
+
+from fuselayers.components import register
+from fuselayers.components.ranges import Positive, in_range
+
+
+@register("feedforward", "tripled")
+class Tripled(nn.Module):
+    """x times a number.
+
+    Args:
+        times: the number.
+    """
+
+    @in_range
+    def __init__(self, hidden_dim: int, *, times: Positive = 3.0) -> None:
+        super().__init__()
+        self.scale = nn.Linear(hidden_dim, hidden_dim)
+        self.times = times
+
+    def forward(self, x):
+        return self.scale(x) * self.times
+'''
+
+PROGRAM = """
+import torch
+import my_layers
+from fuselayers import build
+from fuselayers.configs import choices, compose, to_yaml
+
+small = ["fusion=off", "model.num_layers=2", "model.hidden_dim=8", "attention.num_heads=2", "model.context_length=4"]
+assert "tripled" in choices("feedforward")
+config = compose("gpt_nano", [*small, "feedforward=tripled", "feedforward.times=2"])
+assert config.feedforward.options == {"times": 2.0}
+assert compose({"model": "gpt_nano", "feedforward": {"name": "tripled"}}).feedforward.options == {"times": 3.0}
+model = build(config)
+assert [type(block.feedforward).__name__ for block in model.blocks] == ["Tripled", "Tripled"]
+mixed = build("gpt_nano", [*small, "model.layers=[{at: -1, feedforward: {name: tripled, times: 5}}]"])
+assert [type(block.feedforward).__name__ for block in mixed.blocks] == ["FusedMLP", "Tripled"]
+assert mixed.blocks[1].feedforward.times == 5.0
+loss = mixed(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, 4]]))
+loss.backward()
+assert mixed.blocks[1].feedforward.scale.weight.grad.abs().sum() > 0
+try:
+    compose("gpt_nano", ["feedforward=tripled", "feedforward.times=0"])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_layers.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_a_registered_class_is_selectable_at_once(folder: Path) -> None:
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "feedforward.times must be above 0, got 0.0\n"
+
+
+@pytest.fixture
+def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """As if the program had just been started, as an installed script: without the working directory on its path."""
+
+    def start() -> None:
+        monkeypatch.setitem(registry._OWNERS, "feedforward", dict(shipped))
+        monkeypatch.delitem(sys.modules, "my_layers", raising=False)
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(folder))])
+
+    shipped = dict(registry._OWNERS["feedforward"])
+    monkeypatch.chdir(folder)
+    return start
+
+
+def test_list_shows_it_and_train_trains_and_continues(
+    folder: Path, fresh: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh()
+    assert main(["list", "feedforward", "--import", "my_layers"]) == 0
+    assert "tripled times float above 0 3.0 the number." in " ".join(capsys.readouterr().out.split())
+    fresh()
+    assert main(["list", "feedforward"]) == 0
+    assert "tripled" not in capsys.readouterr().out
+
+    (folder / "text.txt").write_text("a line of text\n" * 300)
+    sizes = ["model.hidden_dim=8", "attention.num_heads=2", "model.num_layers=1", "model.context_length=8"]
+    run = ["train=quick", "train.sample_bytes=0", "train.output=run", "train.device=cpu", "fusion=off"]
+    data = ["data=text", "data.path=text.txt"]
+    assert main(["train", "--import", "my_layers", "feedforward=tripled", *sizes, *run, *data]) == 0
+    assert "name: tripled" in (folder / "run" / "config.yaml").read_text()
+
+    fresh()
+    capsys.readouterr()
+    assert main(["train", "train.resume=run", "train.steps=12"]) == 2
+    assert (
+        "the config in the checkpoint run/checkpoint.pt does not compose: no feedforward 'tripled'"
+        in capsys.readouterr().err
+    )
+    fresh()
+    assert main(["train", "--import", "my_layers", "train.resume=run", "train.steps=12"]) == 0
+    assert "continuing after step 10" in capsys.readouterr().out
+
+
+def test_a_run_that_is_stopped_says_what_to_import_again(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, number: int) -> Update:
+        signal.raise_signal(signal.SIGINT)
+        return step(trainer, number)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    output = io.StringIO()
+    asked = [*tiny, f"train.output={tmp_path / 'run'}"]
+    assert train(asked, console=Console(file=output, width=200), imports=["one", "my.two"]) == 128 + signal.SIGINT
+    assert f"fuselayers train --import one --import my.two train.resume={tmp_path / 'run'}" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("no_such_module", "--import no_such_module: there is no module 'no_such_module', neither in /"),
+        ("fuselayers.nothing", "--import fuselayers.nothing: there is no module 'fuselayers.nothing', neither in /"),
+        ("./my_layers.py", "--import takes the name of a module, as my_module or package.module, got './my_layers.py'"),
+        (".relative", "--import takes the name of a module, as my_module or package.module, got '.relative'"),
+    ],
+)
+def test_modules_that_cannot_be_imported(capsys: pytest.CaptureFixture[str], module: str, text: str) -> None:
+    assert main(["list", "norm", "--import", module]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"fuselayers: {text}")
+    assert captured.out == ""
+
+
+def test_a_module_that_lacks_another_one_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lacks_another.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed_anywhere'"):
+        main(["list", "norm", "--import", "lacks_another"])
+
+
+@pytest.mark.parametrize("command", ["train", "list", "bench", "explain"])
+def test_what_builds_a_config_can_import(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "--help"]) == 0
+    assert "--import MODULE" in capsys.readouterr().out
+
+
+def test_a_config_cannot_import(capsys: pytest.CaptureFixture[str]) -> None:
+    for override in ("import=my_layers", "imports=[my_layers]"):
+        assert main(["train", override]) == 2
+        assert "no config group 'import" in capsys.readouterr().err

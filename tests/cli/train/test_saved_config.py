@@ -1,0 +1,109 @@
+"""The config.yaml beside a run: complete, without references, and the same model again."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from fuselayers.cli.train import train
+from fuselayers.cli.train.checkpoint import read_checkpoint, write_checkpoint
+from fuselayers.configs import build, choices, compose, to_yaml
+
+TINY = [
+    "model.hidden_dim=16",
+    "model.num_layers=2",
+    "model.context_length=8",
+    "attention.num_heads=4",
+    "fusion=off",
+    "model.layers=[{at: -1, feedforward: {name: mlp, activation: relu}}]",
+]
+TRAINING = [
+    "train=quick",
+    "train.steps=2",
+    "train.warmup_steps=1",
+    "train.sample_bytes=0",
+    "train.device=cpu",
+    "data=text",
+]
+
+
+def _forward(model: torch.nn.Module, vocab_size: int) -> torch.Tensor:
+    tokens_BT = torch.randint(vocab_size, (2, 8), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        return model.eval()(tokens_BT)
+
+
+def _check_same_model(saved: Path, model: torch.nn.Module, vocab_size: int) -> None:
+    assert "$" not in saved.read_text()
+    again = build(saved)
+    state = model.state_dict()
+    assert {name: value.shape for name, value in again.state_dict().items()} == {
+        name: value.shape for name, value in state.items()
+    }
+    again.load_state_dict(state)
+    assert torch.equal(_forward(again, vocab_size), _forward(model, vocab_size))
+
+
+@pytest.mark.parametrize("model", [name for name in choices("model") if compose(name).model.name == "decoder"])
+def test_a_runs_config_builds_the_model_of_its_checkpoint(model: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 300)
+    asked = [f"model={model}", *TINY, *TRAINING, f"data.path={text}", f"train.output={tmp_path / 'run'}"]
+    assert train(asked, console=Console(file=io.StringIO())) == 0
+    config = compose(overrides=asked)
+    trained = build(config)
+    trained.load_state_dict(read_checkpoint(tmp_path / "run" / "checkpoint.pt").model)
+    _check_same_model(tmp_path / "run" / "config.yaml", trained, int(config.model.options["vocab_size"]))
+    assert compose(tmp_path / "run" / "config.yaml", [f"train.output={tmp_path / 'run'}"]) == config
+
+
+@pytest.mark.parametrize("model", choices("model"))
+def test_a_written_config_builds_the_same_model(model: str, tmp_path: Path) -> None:
+    config = compose(model, TINY)
+    torch.manual_seed(0)
+    saved = tmp_path / "config.yaml"
+    saved.write_text(to_yaml(config))
+    _check_same_model(saved, build(config), int(config.model.options["vocab_size"]))
+
+
+def test_a_run_with_files_of_ones_own_is_continued_without_them(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "small.yaml").write_text(
+        "# @package _global_\ndefaults: [llama_tiny, override /residual: parallel]\n"
+        "model: {hidden_dim: 16, num_layers: 1, context_length: 8}\nattention: {num_heads: 4}\n"
+    )
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 300)
+    run = tmp_path / "run"
+    asked = [f"hydra.searchpath=[{tmp_path / 'mine'}]", "model=small", "fusion=off", f"data.path={text}"]
+    assert train([*asked, *TRAINING, f"train.output={run}"], console=Console(file=io.StringIO())) == 0
+    written = (run / "config.yaml").read_text()
+    assert "hydra" not in written
+    assert "name: parallel" in written
+    output = io.StringIO()
+    assert train([f"train.resume={run}", "train.steps=3"], console=Console(file=output, width=200)) == 0
+    assert "continuing after step 2" in output.getvalue()
+    # the folder may stand there again
+    assert train([asked[0], f"train.resume={run}", "train.steps=4"], console=Console(file=io.StringIO())) == 0
+
+
+def test_an_old_checkpoint_is_told_the_new_names(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 300)
+    asked = [*TINY, *TRAINING, f"data.path={text}", f"train.output={tmp_path / 'run'}"]
+    assert train(asked, console=Console(file=io.StringIO())) == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    checkpoint = read_checkpoint(path)
+    old = checkpoint.config_yaml.replace("model:\n", "model:\n  position:\n    name: learned\n", 1)
+    old = old.replace("    name: transformer\n", "    name: pre_norm\n")
+    write_checkpoint(path, replace(checkpoint, config_yaml=old))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        train([f"train.resume={path}"], console=Console(file=io.StringIO()))
+    assert str(caught.value) == (
+        f"the config in the checkpoint {path} does not compose: this config is of an older fuselayers: "
+        "model.position is now position: write position=learned; "
+        "model.block=pre_norm is now residual=pre: write residual=pre"
+    )

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+
+from fuselayers.components import registry
+from fuselayers.components.ranges import Probability
+from fuselayers.configs.annotations import alternatives
+from fuselayers.configs.tables import HEADINGS, TABLES, OptionRow, option_rows, option_table, type_name
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_every_option_of_every_component_has_a_row_and_a_meaning(kind: str) -> None:
+    rows = option_rows(kind)
+    expected = [
+        (name, option)
+        for name in registry.names(kind)
+        for option in [option.name for option in registry.options(kind, name)] or [""]
+    ]
+    assert [(row.name, row.option) for row in rows] == expected
+    assert all(len(row.meaning.split()) >= 2 for row in rows)
+
+
+# Numbers among the options that need no range, with the reason.
+WITHOUT_RANGE: dict[tuple[str, str, str], str] = {}
+
+
+def test_every_number_among_the_options_has_a_range() -> None:
+    without = {
+        (kind, name, option.name)
+        for kind in registry.KINDS
+        for name in registry.names(kind)
+        for option in registry.options(kind, name)
+        if {int, float}.intersection(alternatives(option.annotation)) and option.range is None
+    }
+    assert without == set(WITHOUT_RANGE)
+
+
+def test_a_row_says_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(torch.nn.Module):
+        """Mine.
+
+        Args:
+            share: what is dropped | or not.
+        """
+
+        def __init__(self, hidden_dim: int, *, share: Probability | None = None) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(registry._OWNERS["embedding"], "mine", Mine)
+    monkeypatch.setitem(Mine.__init__.__globals__, "Probability", Probability)
+    row = OptionRow("mine", "share", "float | None", "at least 0 and below 1", "None", "what is dropped | or not.")
+    assert [row] == [row for row in option_rows("embedding") if row.name == "mine"]
+    lines = option_table("embedding").splitlines()
+    line = r"| `mine` | `share` | `float \| None` | at least 0 and below 1 | `None` | what is dropped \| or not. |"
+    assert line in lines
+    assert lines[0] == "| name | option | type | range | default | meaning |"
+    assert lines[1] == "| --- | --- | --- | --- | --- | --- |"
+
+
+def test_a_section_has_the_numbers_of_the_shipped_files() -> None:
+    rows = {row.option: row for row in option_rows("train")}
+    assert rows["steps"] == OptionRow("train", "steps", "int", "at least 1", "2400", "updates of the weights (steps)")
+    assert rows["output"].default == "''"
+    assert {row.option for row in option_rows("data")} == {"path", "sequence_length", "held_out", "suffixes"}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_line_of_a_table_has_every_cell(kind: str) -> None:
+    for line in option_table(kind).splitlines():
+        assert line.replace(r"\|", "").count("|") == len(HEADINGS) + 1
+
+
+def test_no_such_table() -> None:
+    with pytest.raises(ValueError, match=r"^no kind 'normm'; did you mean 'norm'\? there are: activation, .* train$"):
+        option_rows("normm")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (int, "int"),
+        (bool | None, "bool | None"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (Literal["pre", "post"], "'pre' | 'post'"),
+        (int | list[str], "int | list[str]"),
+    ],
+)
+def test_types_are_written_as_in_code(annotation: object, text: str) -> None:
+    assert type_name(annotation) == text
