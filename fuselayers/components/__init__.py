@@ -13,6 +13,7 @@ from .activation import StarReLU as StarReLU
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .block import TransformerBlock as TransformerBlock
 from .feedforward import MLP as MLP
+from .feedforward import ConvMLP as ConvMLP
 from .feedforward import FusedMLP as FusedMLP
 from .feedforward import GatedMLP as GatedMLP
 from .fused import FusedBiasActivationDropout as FusedBiasActivationDropout
@@ -34,6 +35,7 @@ from .ranges import Range as Range
 from .registry import KINDS as KINDS
 from .registry import REQUIRED as REQUIRED
 from .registry import Choice as Choice
+from .registry import Component as Component
 from .registry import Option as Option
 from .registry import Required as Required
 from .registry import accepted as accepted
