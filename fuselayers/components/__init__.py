@@ -16,6 +16,7 @@ from .feedforward import MLP as MLP
 from .feedforward import ConvMLP as ConvMLP
 from .feedforward import FusedMLP as FusedMLP
 from .feedforward import GatedMLP as GatedMLP
+from .feedforward import MixtureOfExperts as MixtureOfExperts
 from .fused import FusedBiasActivationDropout as FusedBiasActivationDropout
 from .fused import FusedBiasDropoutResidual as FusedBiasDropoutResidual
 from .fused import FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm

@@ -3,4 +3,5 @@
 from .conv_mlp import ConvMLP as ConvMLP
 from .fused_mlp import FusedMLP as FusedMLP
 from .gated_mlp import GatedMLP as GatedMLP
+from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .mlp import MLP as MLP
