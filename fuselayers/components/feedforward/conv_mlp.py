@@ -28,7 +28,7 @@ __all__ = ["ConvMLP"]
 class ConvMLP(nn.Module):
     """An MLP with a convolution over the tokens, each hidden channel by itself, before its activation.
 
-    It tells a model where tokens stand, so it does without positions. Padding counts as tokens: give it zeros.
+    Padding counts as tokens: a real token beside it sees it.
 
     Args:
         hidden_dim: D, the width of the model.

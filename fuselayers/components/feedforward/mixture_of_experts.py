@@ -56,9 +56,10 @@ class MixtureOfExperts(nn.Module):
             by none; it looks at all tokens of a call, which no causal model may do (Zhou et al. 2022, section 3.2).
         expert: the feedforward that each expert is, with its options; one that does not mix tokens.
         capacity_factor: room of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
-            tokens, N at most. An expert serves its tokens in their order, row after row, and drops those beyond C: for
-            them its term is zero. Other tokens are not asked for, so no token loses its place to a later one. None
-            drops nothing; with expert_choice it counts as 1.
+            tokens, N at most, in training and in eval. An expert serves the tokens that chose it in their order, row
+            after row, and drops those beyond C: for them its term is zero. How much they wanted it does not count, nor
+            whether it was their first choice: a later token would take an earlier one's place. None drops nothing; with
+            expert_choice it counts as 1.
         normalise_weights: whether a token's K weights are a softmax of their own, with the sum 1 (Mixtral), or a part
             of the softmax over all experts (Switch). With top_k 1 all are 1, and the router does not learn from y. With
             expert_choice the weights are always the softmax over all.
