@@ -22,8 +22,10 @@ from .carry import compare_weights as compare_weights
 from .embedding import PatchEmbedding as PatchEmbedding
 from .embedding import TokenEmbedding as TokenEmbedding
 from .feedforward import MLP as MLP
+from .feedforward import ConvMLP as ConvMLP
 from .feedforward import FusedMLP as FusedMLP
 from .feedforward import GatedMLP as GatedMLP
+from .feedforward import MixtureOfExperts as MixtureOfExperts
 from .fused import FusedBiasActivationDropout as FusedBiasActivationDropout
 from .fused import FusedBiasDropoutResidual as FusedBiasDropoutResidual
 from .fused import FusedBiasDropoutResidualLayerNorm as FusedBiasDropoutResidualLayerNorm
@@ -52,6 +54,7 @@ from .ranges import Range as Range
 from .registry import KINDS as KINDS
 from .registry import REQUIRED as REQUIRED
 from .registry import Choice as Choice
+from .registry import Component as Component
 from .registry import Option as Option
 from .registry import Required as Required
 from .registry import accepted as accepted

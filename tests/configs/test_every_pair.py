@@ -11,8 +11,7 @@ import torch
 
 from fuselayers.components import names
 from fuselayers.components.attention.inputs import is_able
-from fuselayers.configs import build
-from fuselayers.configs import COMPONENT_GROUPS
+from fuselayers.configs import COMPONENT_GROUPS, build
 
 GROUPS = sorted(COMPONENT_GROUPS)
 VALUES = {group: names(group) for group in GROUPS}

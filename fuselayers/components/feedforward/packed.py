@@ -18,7 +18,8 @@ def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> No
     """Make the state_dict of a module hold the two halves of its linear layer `packed` as `first` and `second`.
 
     Loading takes them, in either form; what is missing or does not fit is reported by the names of the parts. The
-    halves that a state_dict holds are views of the parameter, as all its tensors are.
+    halves that a state_dict holds are views of the parameter, as all its tensors are. They can be read as
+    `module.first.weight` too, for tools that look every key up in the module, as torch's distributed checkpoints do.
 
     Args:
         module: has the attribute `packed`, a linear layer. Used by `GatedMLP`.
@@ -33,8 +34,27 @@ def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> No
     {'left.weight': [2, 3], 'left.bias': [2], 'right.weight': [2, 3], 'right.bias': [2]}
     """
     parts = (first, second)
+    for number, part in enumerate(parts):
+        setattr(module, part, _Half(module, packed, number))
     module.register_state_dict_post_hook(partial(_split, packed=packed, parts=parts))  # type: ignore[no-untyped-call]
     module.register_load_state_dict_pre_hook(partial(_join, packed=packed, parts=parts))  # type: ignore[no-untyped-call]
+
+
+class _Half:
+    """One half of a packed layer, to be read."""
+
+    def __init__(self, module: nn.Module, packed: str, number: int) -> None:
+        self._module, self._packed, self._number = module, packed, number
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = getattr(self._module, self._packed).weight
+        return weight.chunk(2)[self._number]
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias: Tensor | None = getattr(self._module, self._packed).bias
+        return None if bias is None else bias.chunk(2)[self._number]
 
 
 def _split(

@@ -128,7 +128,8 @@ class Decoder(Stack):
             targets_BT: int64 [B, T], the token that follows each token, or -100 where none counts; None for logits.
 
         Returns:
-            The logits [B, T, V]; with targets the mean cross entropy in nats, a float32 scalar.
+            The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus what the blocks add to
+            it, as the routers of experts do: a float32 scalar.
 
         Raises:
             TypeError: the tokens are no tensor of integers.
@@ -139,7 +140,9 @@ class Decoder(Stack):
             check_tokens(tokens_BT)
             check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
         logits_BTV = self._logits(self.features(tokens_BT))
-        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+        if targets_BT is None:
+            return logits_BTV
+        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
 
     def features(self, tokens_BT: Tensor, *, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Return what the output layer sees: [B, T] -> [B, T, D].

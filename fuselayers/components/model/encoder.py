@@ -136,7 +136,8 @@ class Encoder(Stack):
             key_padding_mask: bool [B, T], True for a real token; None if all are real.
 
         Returns:
-            The logits [B, T, V]; with targets the mean cross entropy in nats, a float32 scalar.
+            The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus what the blocks add to
+            it, as the routers of experts do: a float32 scalar.
 
         Raises:
             TypeError: tokens or segments are no tensor of integers.
@@ -152,7 +153,9 @@ class Encoder(Stack):
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         weight_VD = self.token.weight if self.head is None else self.head.weight
         logits_BTV = to_logits(x_BTD, weight_VD, bias_V=self.bias, scale=self.logit_scale)
-        return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
+        if targets_BT is None:
+            return logits_BTV
+        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
 
     def features(
         self, tokens_BT: Tensor, *, segments_BT: Tensor | None = None, key_padding_mask: Tensor | None = None

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..attention.inputs import check_able
@@ -142,6 +143,20 @@ class Stack(Model):
             x_BTD = block(x_BTD, **of_block)
         x_BTD = run_reversible(run, x_BTD)
         return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """Return the sum of what the blocks' parts added to the loss in their last forward, as a router does.
+
+        In training a model adds it to its own loss. None where no part has one, as in eval mode.
+        """
+        found = [getattr(module, "auxiliary_loss", None) for module in self.blocks.modules()]
+        losses = [loss for loss in found if isinstance(loss, Tensor)]
+        return torch.stack(losses).sum() if losses else None
+
+    def with_auxiliary_loss(self, loss: Tensor) -> Tensor:
+        """Return a loss with the parts' own added to it."""
+        auxiliary = self.auxiliary_loss()
+        return loss if auxiliary is None else loss + auxiliary
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from fuselayers.components import GatedMLP
 from fuselayers.partition import fuse
@@ -156,6 +157,28 @@ def test_copies_and_fused_views_save_and_load_alike() -> None:
     fresh.load_state_dict(split.state_dict())
     assert list(fresh.state_dict()) == list(split.state_dict())
     torch.testing.assert_close(fresh(x), split(x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_both_halves_can_be_read_in_copies_too(bias: bool) -> None:
+    split, packed = twins(bias=bias)
+    for owner in (packed, copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        with torch.no_grad():
+            owner.ff.gate_up.weight.mul_(2)
+        assert torch.equal(owner.ff.gate.weight, owner.ff.gate_up.weight[:7])
+        assert torch.equal(owner.ff.up.weight, owner.ff.gate_up.weight[7:])
+        assert (owner.ff.up.bias is None) != bias
+        assert not bias or torch.equal(owner.ff.up.bias, split.ff.up.bias)
+
+
+def test_a_distributed_checkpoint_reads_and_writes_it() -> None:
+    split, packed = twins()
+    saved = get_model_state_dict(packed)
+    assert list(saved) == list(split.state_dict())
+    other = Pair(packed=True)
+    set_model_state_dict(other, saved)
+    x = torch.randn(2, 5)
+    torch.testing.assert_close(other(x), split(x))
 
 
 class Adapter(nn.Module):

@@ -1,0 +1,98 @@
+"""conv_mlp -- y = down(dropout(activation(convolution(up(x))))): an mlp that sees the tokens beside each token.
+
+    x, y      [B, T, D]   B batch, T tokens, D model
+    hidden    [B, T, F]   F = width, or int(expansion * D)
+    weight    [F, 1, K]   K kernel_size, one filter for each hidden channel
+
+    causal     conv[t] = sum over k of weight[k] * hidden[t - (K - 1) + k]
+    else       conv[t] = sum over k of weight[k] * hidden[t - (K - 1) / 2 + k]
+
+with zeros in place of what lies outside of the sequence. It is the Mix-FFN of Xie et al., "SegFormer", 2021, section
+3.1, over a row of tokens in place of an image; causal, with the convolution of So et al., "Primer", 2021, section 4.
+"""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...ops import dropout
+from ..ranges import Positive, Probability, Size, in_range
+from ..registry import register
+from .hidden import activated, custom_activation, hidden_width
+
+__all__ = ["ConvMLP"]
+
+
+@register("feedforward", "conv_mlp")
+class ConvMLP(nn.Module):
+    """An MLP with a convolution over the tokens, each hidden channel by itself, before its activation.
+
+    Padding counts as tokens: a real token beside it sees it.
+
+    Args:
+        hidden_dim: D, the width of the model.
+        kernel_size: K, how many tokens the convolution sees, in tokens; an odd number where it is not causal.
+        expansion: the hidden width as a multiple of D.
+        width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
+        activation: the name of any registered activation, or None for the identity.
+        bias: whether both linear layers and the convolution have a bias.
+        dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
+        causal: whether a token sees itself and the K - 1 tokens before it; else (K - 1) / 2 on either side.
+
+    Raises:
+        ValueError: a width or kernel_size below one, an even kernel_size that is not causal, an unknown activation, a
+            dropout outside [0, 1), or (in forward) x of another shape.
+
+    >>> import torch
+    >>> layer = ConvMLP(8, kernel_size=2)
+    >>> x = torch.randn(1, 5, 8)
+    >>> torch.allclose(layer(x)[:, :3], layer(x[:, :3]), atol=1e-6)
+    True
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
+    mixes_tokens: ClassVar[bool] = True
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        kernel_size: Size = 3,
+        expansion: Positive = 4.0,
+        width: Size | None = None,
+        activation: str | None = "gelu",
+        bias: bool = True,
+        dropout: Probability = 0.0,
+        causal: bool = True,
+    ) -> None:
+        super().__init__()
+        if not causal and kernel_size % 2 == 0:
+            raise ValueError(
+                f"kernel_size must be odd for a convolution that sees as far back as forward, got {kernel_size}; "
+                f"take {kernel_size + 1}"
+            )
+        width = hidden_width(hidden_dim, expansion=expansion, width=width)
+        self.activation = activation
+        self.dropout = dropout
+        self.hidden_dim = hidden_dim
+        self.causal = causal
+        self.custom_activation = custom_activation(activation)
+        self.up = nn.Linear(hidden_dim, width, bias=bias)
+        self.conv = nn.Conv1d(width, width, kernel_size, groups=width, bias=bias)
+        self.down = nn.Linear(width, hidden_dim, bias=bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.hidden_dim:
+            raise ValueError(f"x must be [B, T, {self.hidden_dim}], got {list(x_BTD.shape)}")
+        (kernel_size,) = self.conv.kernel_size
+        before = kernel_size - 1 if self.causal else kernel_size // 2
+        hidden_BFT = F.pad(self.up(x_BTD).transpose(1, 2), (before, kernel_size - 1 - before))
+        hidden_BTF = activated(self.conv(hidden_BFT).transpose(1, 2), self.activation, self.custom_activation)
+        y_BTD: Tensor = self.down(dropout(hidden_BTF, self.dropout, training=self.training))
+        return y_BTD
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation!r}, dropout={self.dropout}, causal={self.causal}"

@@ -1,0 +1,257 @@
+"""mixture_of_experts -- many feedforwards, of which each token passes a few, chosen by a router.
+
+    x, y     [..., D]    D model
+    tokens   [N, D]      N tokens: everything but the last dimension, in order
+    logits   [N, E]      E experts; logits = tokens W^T, W the router's weight
+    chosen   [N, K]      K top_k: the experts of each token, the likeliest first
+    weights  [N, K]      what their results are multiplied with
+    slots    [E, C]      C capacity: the tokens of each expert
+
+    y[n] = sum over k of weights[n, k] * expert chosen[n, k] (x[n]) + sum over the shared experts of shared(x[n])
+
+Shazeer et al., "Outrageously large neural networks", 2017; Lepikhin et al., "GShard", 2020; Fedus et al., "Switch
+transformers", 2021; Zoph et al., "ST-MoE", 2022; Zhou et al., "Mixture-of-experts with expert choice routing", 2022;
+Jiang et al., "Mixtral of experts", 2024; Dai et al., "DeepSeekMoE", 2024, section 3.2 (shared experts).
+
+No noise is added to the router (Switch multiplies its input by random numbers): the library draws random numbers by
+their place only for dropout's masks.
+"""
+
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...names import no_such
+from ..checks import check_last_dim
+from ..ranges import Count, NotNegative, Positive, Size, in_range
+from ..registry import Choice, Component, accepted, as_choice, create, register
+from .hidden import is_plain_linear
+
+__all__ = ["MixtureOfExperts"]
+
+_GATINGS: Final = ("top_k", "expert_choice")
+
+
+@register("feedforward", "mixture_of_experts")
+class MixtureOfExperts(nn.Module):
+    """A router and its experts, each of them a feedforward.
+
+    Note: [how tokens reach their experts]
+    Without a capacity nothing is dropped: tokens are sorted by expert, and each expert runs once, on its own run of
+    them. How long a run is depends on the data, so a compiler leaves this part to eager mode: it splits the graph
+    there, and with `fullgraph=True` it raises. With a capacity every expert has C slots; an empty one computes on a
+    token that is not its own, and its result is not used. All sizes are fixed then, and a compiler takes the whole.
+
+    The last training forward leaves `auxiliary_loss`, a float32 scalar that models add to their loss; eval leaves None.
+
+    Args:
+        hidden_dim: D, the width of the model.
+        num_experts: E, how many experts the router chooses from.
+        top_k: K, how many of them each token passes; with expert_choice, how many on average.
+        gating: "top_k": each token takes its K likeliest experts, of equal ones the first. "expert_choice": each expert
+            takes the C tokens with the highest softmax, of equal ones the first, so that a token may be taken by all or
+            by none; it looks at all tokens of a call, which no causal model may do (Zhou et al. 2022, section 3.2).
+        expert: the feedforward that each expert is, with its options; one that does not mix tokens.
+        capacity_factor: room of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
+            tokens, N at most, in training and in eval. An expert serves the tokens that chose it in their order, row
+            after row, and drops those beyond C: for them its term is zero. How much they wanted it does not count, nor
+            whether it was their first choice: a later token would take an earlier one's place. None drops nothing; with
+            expert_choice it counts as 1.
+        normalise_weights: whether a token's K weights are a softmax of their own, with the sum 1 (Mixtral), or a part
+            of the softmax over all experts (Switch). With top_k 1 all are 1, and the router does not learn from y. With
+            expert_choice the weights are always the softmax over all.
+        balance_coefficient: weight of the loss for an even use of the experts, E * sum over e of share[e] * mean[e]:
+            share is how many tokens chose an expert (dropped or not) over N, mean the mean of its softmax. It is K at
+            best (Fedus et al. 2021, eq. 4; K above one as in Mixtral). Nothing with expert_choice, which is even.
+        z_coefficient: weight of the loss for small logits, the mean of logsumexp(logits)^2, in nats^2 (Zoph et al.
+            2022, eq. 5).
+        shared_experts: how many more experts there are that every token passes, with the weight 1.
+        causal: whether the model is one in which a token must not see later ones.
+        backend: what experts with a fused part get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: a number out of its range, top_k above num_experts, an unknown gating, expert_choice in a causal
+            model, or an expert that mixes tokens.
+
+    >>> layer = MixtureOfExperts(8, num_experts=4, expert=Choice("gated_mlp", {"width": 16}))
+    >>> layer(torch.ones(2, 3, 8)).shape, layer.auxiliary_loss.dtype
+    (torch.Size([2, 3, 8]), torch.float32)
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"causal", "backend", "partition"})
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        num_experts: Size = 8,
+        top_k: Size = 2,
+        gating: Literal["top_k", "expert_choice"] = "top_k",
+        expert: Annotated[Choice | str, Component("feedforward")] = "mlp",
+        capacity_factor: Positive | None = None,
+        normalise_weights: bool = True,
+        balance_coefficient: NotNegative = 0.01,
+        z_coefficient: NotNegative = 0.0,
+        shared_experts: Count = 0,
+        causal: bool = True,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__()
+        if top_k > num_experts:
+            raise ValueError(f"top_k must be at most num_experts, {num_experts}, got {top_k}")
+        if gating not in _GATINGS:
+            raise ValueError(no_such("gating", gating, _GATINGS))
+        if gating == "expert_choice" and causal:
+            raise ValueError(
+                "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
+                "take gating='top_k'"
+            )
+        self.hidden_dim = hidden_dim
+        self.top_k = top_k
+        self.gating = gating
+        self.capacity_factor = capacity_factor
+        # Places of an expert per token, as a fraction of the factor's decimal digits: 1.1 * 2 * 50 / 2 is 55, and in
+        # binary a little more, which would be 56 places.
+        factor = Fraction(str(1 if capacity_factor is None else capacity_factor))
+        self.room = (factor * top_k / num_experts).as_integer_ratio()
+        self.normalise_weights = normalise_weights
+        self.balance_coefficient = balance_coefficient
+        self.z_coefficient = z_coefficient
+        # What a token becomes depends on the other tokens where they compete for places.
+        self.mixes_tokens = gating == "expert_choice" or capacity_factor is not None
+        self.auxiliary_loss: Tensor | None = None
+        offered = accepted("feedforward", expert, causal=causal, backend=backend, partition=partition)
+
+        def build(count: int) -> nn.ModuleList:
+            return nn.ModuleList(create("feedforward", expert, hidden_dim, **offered) for _ in range(count))
+
+        self.router = nn.Linear(hidden_dim, num_experts, bias=False)
+        self.experts = build(num_experts)
+        self.shared = build(shared_experts)
+        if getattr(self.experts[0], "mixes_tokens", False):
+            raise ValueError(
+                f"expert {as_choice(expert).name!r} mixes tokens, and an expert sees its tokens without their "
+                f"neighbours; take one that does not, such as 'mlp'"
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        check_last_dim(x, self.hidden_dim)
+        x_ND = x.reshape(-1, self.hidden_dim)
+        logits_NE = self._logits(x_ND)
+        if self.gating == "expert_choice":
+            self.auxiliary_loss = self._loss(logits_NE, None)
+            y_ND = self._by_experts_choice(x_ND, logits_NE.softmax(-1))
+        else:
+            # A sort, because topk does not say which of equal values it takes.
+            chosen_NK = logits_NE.detach().sort(dim=-1, descending=True, stable=True).indices[:, : self.top_k]
+            self.auxiliary_loss = self._loss(logits_NE, chosen_NK)
+            if self.normalise_weights:
+                weights_NK = logits_NE.gather(1, chosen_NK).softmax(-1)
+            else:
+                weights_NK = logits_NE.softmax(-1).gather(1, chosen_NK)
+            run = self._all_in_runs if self.capacity_factor is None else self._in_slots
+            y_ND = run(x_ND, chosen_NK, weights_NK)
+        for expert in self.shared:
+            y_ND = y_ND + expert(x_ND)
+        return y_ND.view(x.shape)
+
+    def _logits(self, x_ND: Tensor) -> Tensor:
+        """Return the router's logits, in float32 or more whatever x and the weights are: [N, D] -> [N, E]."""
+        wide = torch.promote_types(x_ND.dtype, torch.float32)
+        if not is_plain_linear(self.router):  # an adapter has dtypes of its own
+            logits_NE: Tensor = self.router(x_ND)
+            return logits_NE.to(wide)
+        # Under autocast too: a logit in bfloat16 chooses other experts. Meta has no autocast.
+        with torch.autocast("cpu" if x_ND.is_meta else x_ND.device.type, enabled=False):
+            return F.linear(x_ND.to(wide), self.router.weight.to(wide))
+
+    def _loss(self, logits_NE: Tensor, chosen_NK: Tensor | None) -> Tensor | None:
+        if not self.training:
+            return None
+        num_tokens, num_experts = logits_NE.shape
+        loss = logits_NE.new_zeros((), dtype=torch.float32)
+        if not num_tokens:
+            return loss
+        if chosen_NK is not None:
+            share_E = F.one_hot(chosen_NK, num_experts).sum((0, 1)).to(logits_NE.dtype) / num_tokens
+            balance = num_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()
+            loss = loss + self.balance_coefficient * balance
+        return (loss + self.z_coefficient * logits_NE.logsumexp(-1).square().mean()).float()
+
+    def _capacity(self, num_tokens: int) -> int:
+        places, tokens = self.room
+        return min(num_tokens, -(-num_tokens * places // tokens))
+
+    def _all_in_runs(self, x_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        order_A, sizes_E = _sorted_by_expert(chosen_NK, len(self.experts))
+        y_AD = _run_sorted(self.experts, x_ND[order_A // self.top_k], sizes_E)
+        # Back by the inverse of the order, not by a sum at each token's place, whose order of summands a GPU picks.
+        place_A = torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
+        return _weighted_sum(y_AD[place_A].unflatten(0, chosen_NK.shape), weights_NK)
+
+    def _in_slots(self, x_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        num_experts, capacity = len(self.experts), self._capacity(len(x_ND))
+        order_A, sizes_E = _sorted_by_expert(chosen_NK, num_experts)
+        first_E = sizes_E.cumsum(0) - sizes_E
+        # Which assignment a slot holds. One past an expert's last is the next expert's, or none: its result is unused.
+        slots_EC = first_E[:, None] + torch.arange(capacity, device=order_A.device)
+        slots_EC = order_A[slots_EC.clamp(max=chosen_NK.numel() - 1)]
+        y_ECD = _run_slots(self.experts, x_ND[slots_EC // self.top_k])
+        rank_A = torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
+        rank_NK = rank_A.view_as(chosen_NK) - first_E[chosen_NK]
+        y_NKD = y_ECD[chosen_NK, rank_NK.clamp(max=capacity - 1)]
+        # Filled, not only weighted with zero, which would make NaN of an infinite result that is not the token's.
+        return _weighted_sum(y_NKD.masked_fill((rank_NK >= capacity)[..., None], 0.0), weights_NK)
+
+    def _by_experts_choice(self, x_ND: Tensor, probabilities_NE: Tensor) -> Tensor:
+        capacity = self._capacity(len(x_ND))
+        order_EN = probabilities_NE.detach().T.sort(dim=-1, descending=True, stable=True).indices
+        slots_EC = order_EN[:, :capacity]
+        y_ECD = _run_slots(self.experts, x_ND[slots_EC])
+        weighted_ECD = y_ECD * probabilities_NE.T.gather(1, slots_EC)[..., None]
+        zeros_ND = weighted_ECD.new_zeros(len(x_ND), y_ECD.shape[-1])
+        y_ND = zeros_ND.index_add(0, slots_EC.flatten(), weighted_ECD.flatten(0, 1))
+        return y_ND.to(y_ECD.dtype)
+
+    def extra_repr(self) -> str:
+        return (
+            f"top_k={self.top_k}, gating={self.gating!r}, capacity_factor={self.capacity_factor}, "
+            f"normalise_weights={self.normalise_weights}, balance_coefficient={self.balance_coefficient}, "
+            f"z_coefficient={self.z_coefficient}"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The last loss belongs to the graph of a step, which can be neither copied nor pickled.
+        return {**self.__dict__, "auxiliary_loss": None}
+
+
+def _sorted_by_expert(chosen_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return the assignments, token after token, sorted by expert, and how many each has: [N * K], [E]."""
+    chosen_A = chosen_NK.flatten()
+    return chosen_A.argsort(stable=True), F.one_hot(chosen_A, num_experts).sum(0)
+
+
+@torch.compiler.disable(  # type: ignore[no-untyped-call,untyped-decorator]
+    reason="how many tokens an expert has depends on the data; give mixture_of_experts a capacity_factor for "
+    "fixed sizes, with which it is one graph"
+)
+def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor:
+    # An expert without tokens runs too: its weights get gradients of zero, not None.
+    runs = torch.split(x_AD, sizes_E.tolist())
+    return torch.cat([expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)])
+
+
+def _run_slots(experts: nn.ModuleList, x_ECD: Tensor) -> Tensor:
+    return torch.stack([expert(x_CD) for expert, x_CD in zip(experts, x_ECD.unbind(), strict=True)])
+
+
+def _weighted_sum(y_NKD: Tensor, weights_NK: Tensor) -> Tensor:
+    """Return the sum over K, added in the weights' dtype and returned in y's: [N, D]."""
+    return (y_NKD * weights_NK[..., None]).sum(1).to(y_NKD.dtype)

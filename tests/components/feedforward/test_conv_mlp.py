@@ -1,0 +1,141 @@
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import ConvMLP, Decoder
+from fuselayers.components.registry import Choice
+from fuselayers.ops import ACTIVATIONS, dropout
+from tests.components.compare import assert_same_step, randomise
+
+
+class Written(nn.Module):
+    """The formula, token by token and tap by tap."""
+
+    def __init__(self, layer: ConvMLP) -> None:
+        super().__init__()
+        self.up, self.conv, self.down = (copy.deepcopy(part) for part in (layer.up, layer.conv, layer.down))
+        self.activation, self.causal = layer.activation, layer.causal
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden = x_BTD @ self.up.weight.T + self.up.bias
+        taps = self.conv.weight.shape[-1]
+        rows = []
+        for token in range(x_BTD.shape[1]):
+            row = self.conv.bias.expand_as(hidden[:, 0])
+            for tap in range(taps):
+                seen = token + tap - (taps - 1 if self.causal else (taps - 1) // 2)
+                if 0 <= seen < x_BTD.shape[1]:
+                    row = row + self.conv.weight[:, 0, tap] * hidden[:, seen]
+            rows.append(row)
+        mixed = torch.stack(rows, dim=1)
+        mixed = mixed if self.activation is None else ACTIVATIONS[self.activation](mixed)
+        return mixed @ self.down.weight.T + self.down.bias
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "causal"), [(1, True), (2, True), (3, True), (7, True), (1, False), (3, False), (7, False)]
+)
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_it_is_its_formula(kernel_size: int, causal: bool, tokens: int) -> None:
+    layer = ConvMLP(5, kernel_size=kernel_size, width=9, causal=causal)
+    randomise(layer).double()
+    x = torch.randn(3, tokens, 5, dtype=torch.float64)
+    assert_same_step(Written(layer), layer, x, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", None])
+def test_activations(activation: str | None) -> None:
+    layer = randomise(ConvMLP(5, activation=activation)).double()
+    assert_same_step(Written(layer), layer, torch.randn(1, 4, 5, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+def test_who_sees_whom() -> None:
+    for causal, seen in ((True, {3, 4, 5}), (False, {2, 3, 4})):
+        layer = ConvMLP(4, kernel_size=3, causal=causal).eval()
+        x = torch.randn(2, 9, 4)
+        changed = x.clone()
+        changed[:, 3] += 1
+        moved = (layer(x) - layer(changed)).abs().amax((0, 2)) > 1e-6
+        assert {token for token in range(9) if moved[token]} == seen
+
+
+def test_no_bias() -> None:
+    layer = ConvMLP(4, bias=False)
+    assert list(layer.state_dict()) == ["up.weight", "conv.weight", "down.weight"]
+    assert not layer(torch.zeros(1, 3, 4)).any()
+
+
+def test_dropout_falls_on_the_hidden_values_in_training_only() -> None:
+    layer = ConvMLP(4, kernel_size=1, dropout=0.5, activation=None)
+    x = torch.randn(2, 3, 4)
+    hidden = layer.up(x) * layer.conv.weight[:, 0, 0] + layer.conv.bias
+    torch.manual_seed(3)
+    expected = layer.down(dropout(hidden, 0.5))
+    torch.manual_seed(3)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer.eval()(x), layer.down(hidden))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_and_under_autocast(dtype: torch.dtype) -> None:
+    layer = ConvMLP(8)
+    x = torch.randn(2, 5, 8)
+    exact = copy.deepcopy(layer).double()(x.double())
+    with torch.autocast("cpu", dtype):
+        under_autocast = layer(x)
+    for y in (under_autocast, copy.deepcopy(layer).to(dtype)(x.to(dtype))):
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.double(), exact, rtol=0.05, atol=0.02)
+
+
+def test_copies_and_one_graph() -> None:
+    layer = ConvMLP(4)
+    x = torch.randn(2, 5, 4)
+    compiled = torch.compile(copy.deepcopy(layer), backend="aot_eager", fullgraph=True)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), compiled):
+        torch.testing.assert_close(other(x), layer(x))
+
+
+def test_weights_for_a_layer_without_memory() -> None:
+    layer = ConvMLP(4)
+    with torch.device("meta"):
+        empty = ConvMLP(4)
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    x = torch.randn(2, 5, 4)
+    torch.testing.assert_close(empty(x), layer(x))
+
+
+def test_a_decoder_makes_it_causal() -> None:
+    heads = Choice("multi_head", {"num_heads": 2})
+    model = Decoder(
+        vocab_size=9, hidden_dim=8, num_layers=1, context_length=6, attention=heads, feedforward="conv_mlp"
+    ).eval()
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    torch.testing.assert_close(model(tokens)[:, :4], model(tokens[:, :4]))
+    assert model.blocks[0].feedforward.mixes_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"kernel_size": 0}, "kernel_size must be at least 1, got 0"),
+        (
+            {"kernel_size": 4, "causal": False},
+            "kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5",
+        ),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_errors(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        ConvMLP(4, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5), (1, 2, 3, 4)])
+def test_x_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'x must be [B, T, 4], got {list(shape)}')}$"):
+        ConvMLP(4)(torch.zeros(shape))

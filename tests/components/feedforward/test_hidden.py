@@ -1,0 +1,142 @@
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components import MLP, ConvMLP, FusedMLP, GatedMLP, registry
+from fuselayers.components.feedforward.hidden import hidden_width
+from tests.components.compare import assert_same_step, randomise
+
+EVERY_MLP = [MLP, FusedMLP, GatedMLP, ConvMLP]
+
+
+class Softplus(nn.Module):
+    """An activation of a user's own, with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log1p(torch.exp(self.beta * x)) / self.beta
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWNERS["activation"], "my_softplus", Softplus)
+
+
+def by_hand(layer: nn.Module) -> nn.Module:
+    """A module with the layer's own parameters that writes its formula out, with x [B, T, D]."""
+
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            layer = self.layer
+            beta = layer.custom_activation.beta
+
+            def act(z: torch.Tensor) -> torch.Tensor:
+                return torch.logaddexp(beta * z, 0 * z) / beta
+
+            if isinstance(layer, GatedMLP):
+                weight = layer.gate_up.weight if layer.packed else torch.cat((layer.gate.weight, layer.up.weight))
+                half = len(weight) // 2
+                return (act(x @ weight[:half].T) * (x @ weight[half:].T)) @ layer.down.weight.T
+            hidden = x @ layer.up.weight.T + layer.up.bias
+            if isinstance(layer, ConvMLP):
+                hidden = hidden * layer.conv.weight[:, 0, 0] + layer.conv.bias
+            return act(hidden) @ layer.down.weight.T + layer.down.bias
+
+    return Written()
+
+
+@pytest.mark.parametrize(
+    ("component", "options"),
+    [
+        (MLP, {}),
+        (FusedMLP, {}),
+        (FusedMLP, {"backend": "eager"}),
+        (GatedMLP, {}),
+        (GatedMLP, {"packed": True}),
+        (GatedMLP, {"packed": True, "backend": "eager"}),
+        (ConvMLP, {"kernel_size": 1}),
+    ],
+)
+def test_an_activation_of_ones_own(component: type[nn.Module], options: dict[str, object]) -> None:
+    layer = randomise(component(5, width=7, activation="my_softplus", **options)).double()
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    written = by_hand(layer)
+    expected = {f"layer.{name}": value for name, value in layer.named_parameters()}
+    assert set(expected) == set(dict(written.named_parameters())) >= {"layer.custom_activation.beta"}
+
+    class Renamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    assert_same_step(written, Renamed(), x, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("component", EVERY_MLP)
+def test_an_activation_of_ones_own_is_dropped_like_any_other(component: type[nn.Module]) -> None:
+    layer = component(4, width=64, activation="my_softplus", dropout=0.5)
+    seen: list[torch.Tensor] = []
+    layer.down.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    x = torch.randn(2, 9, 4)
+    layer(x)
+    layer.eval()(x)
+    dropped, whole = seen
+    assert 0.4 < (dropped == 0).double().mean() < 0.6
+    assert whole.all()
+    torch.testing.assert_close(dropped, torch.where(dropped == 0, 0.0, 2 * whole))
+
+
+@pytest.mark.parametrize("component", EVERY_MLP)
+def test_copies_of_a_layer_with_an_activation_of_ones_own(component: type[nn.Module]) -> None:
+    layer = component(4, activation="my_softplus")
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert_same_step(layer, other, torch.randn(2, 3, 4))
+        assert other.custom_activation.beta is not layer.custom_activation.beta
+
+
+def test_the_modules_of_the_ops_activations_are_not_built() -> None:
+    assert [name for name, _ in MLP(4, activation="gelu").named_children()] == ["up", "down"]
+
+
+@pytest.mark.parametrize("component", EVERY_MLP)
+def test_a_misspelt_activation_lists_every_registered_one(component: type[nn.Module]) -> None:
+    text = (
+        "no activation 'my_softpluss'; did you mean 'my_softplus'? there are: gelu, gelu_tanh, leaky_relu, "
+        "my_softplus, relu, sigmoid, silu, smelu, squared_relu, star_relu"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        component(4, activation="my_softpluss")
+
+
+@pytest.mark.parametrize("component", EVERY_MLP)
+def test_what_is_no_name_is_refused(component: type[nn.Module]) -> None:
+    with pytest.raises(TypeError, match=r"^activation must be a name or None, got a type$"):
+        component(4, activation=nn.GELU)
+
+
+@pytest.mark.parametrize("component", EVERY_MLP)
+def test_the_width_itself_wins_over_the_expansion(component: type[nn.Module]) -> None:
+    assert component(4, width=7, expansion=2.0).down.weight.shape == (4, 7)
+    with pytest.raises(ValueError, match=r"^width must be at least 1, got 0$"):
+        component(4, width=0)
+    with pytest.raises(ValueError, match=r"^expansion must give at least one hidden value, got 0.1 for hidden_dim 4$"):
+        component(4, expansion=0.1)
+
+
+def test_the_width_itself_is_not_rounded() -> None:
+    assert hidden_width(4, expansion=2.0, width=7, multiple_of=8) == 7
+    assert GatedMLP(4, width=7, multiple_of=8).down.in_features == 7

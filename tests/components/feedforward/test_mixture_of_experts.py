@@ -1,0 +1,431 @@
+import copy
+import math
+import pickle
+import re
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import Choice, MixtureOfExperts
+from fuselayers.partition import fuse
+from tests.components.compare import assert_same_step, randomise
+
+DENSE_TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+class Written(nn.Module):
+    """A mixture's formula in plain torch: token by token, expert by expert. It keeps what was dropped."""
+
+    def __init__(self, layer: MixtureOfExperts) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = (
+            copy.deepcopy(part) for part in (layer.router, layer.experts, layer.shared)
+        )
+        self.layer = [layer]  # in a list: its options are read, its parameters are not these
+        self.dropped: list[tuple[int, int]] = []
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        layer = self.layer[0]
+        tokens = x.reshape(-1, x.shape[-1])
+        logits = tokens @ self.router.weight.T
+        places = self.by_experts(logits) if layer.gating == "expert_choice" else self.by_tokens(logits)
+        rows = []
+        for token, row in enumerate(tokens):
+            y = torch.zeros_like(row)
+            for expert, weight in places[token].items():
+                y = y + weight * self.experts[expert](row)
+            for shared in self.shared:
+                y = y + shared(row)
+            rows.append(y)
+        return torch.stack(rows).view(x.shape), self.loss(logits)
+
+    def by_tokens(self, logits: Tensor) -> list[dict[int, Tensor]]:
+        layer, num_experts = self.layer[0], logits.shape[1]
+        room = [self.capacity(len(logits))] * num_experts
+        places = []
+        self.dropped = []
+        for token, row in enumerate(logits):
+            chosen = sorted(range(num_experts), key=lambda expert: -row[expert].item())[: layer.top_k]
+            powers = [row[expert].exp() for expert in (chosen if layer.normalise_weights else range(num_experts))]
+            places.append({})
+            for expert in chosen:
+                if room[expert]:
+                    room[expert] -= 1
+                    places[-1][expert] = row[expert].exp() / sum(powers)
+                else:
+                    self.dropped.append((token, expert))
+        return places
+
+    def by_experts(self, logits: Tensor) -> list[dict[int, Tensor]]:
+        shares = torch.stack([row.exp() / row.exp().sum() for row in logits])
+        places: list[dict[int, Tensor]] = [{} for _ in logits]
+        for expert in range(logits.shape[1]):
+            ranked = sorted(range(len(logits)), key=lambda token: -shares[token, expert].item())
+            for token in ranked[: self.capacity(len(logits))]:
+                places[token][expert] = shares[token, expert]
+        return places
+
+    def capacity(self, tokens: int) -> int:
+        layer = self.layer[0]
+        factor = layer.capacity_factor
+        if factor is None:
+            if layer.gating == "top_k":
+                return tokens
+            factor = 1.0
+        return min(tokens, math.ceil(Fraction(str(factor)) * layer.top_k * tokens / len(self.experts)))
+
+    def loss(self, logits: Tensor) -> Tensor:
+        layer, (tokens, num_experts) = self.layer[0], logits.shape
+        balance = torch.zeros((), dtype=logits.dtype)
+        for expert in range(num_experts if layer.gating == "top_k" else 0):
+            chose = sum(
+                expert in sorted(range(num_experts), key=lambda other, row=row: -row[other].item())[: layer.top_k]
+                for row in logits
+            )
+            mean = sum(row[expert].exp() / row.exp().sum() for row in logits) / tokens
+            balance = balance + num_experts * chose / tokens * mean
+        small = sum(row.exp().sum().log() ** 2 for row in logits) / tokens
+        return layer.balance_coefficient * balance + layer.z_coefficient * small
+
+
+class WithLoss(nn.Module):
+    """A mixture that returns its loss too, with the parameter names of `Written`."""
+
+    def __init__(self, layer: MixtureOfExperts) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = layer.router, layer.experts, layer.shared
+        self.layer = [layer]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer[0](x)
+        loss = self.layer[0].auxiliary_loss
+        assert loss.dtype == torch.float32
+        return y, 7 * loss.double()  # not a weight of 1, which would hide a lost factor
+
+
+def mixture(**options: object) -> MixtureOfExperts:
+    torch.manual_seed(5)
+    options = {"expert": Choice("mlp", {"width": 3, "activation": "silu"}), "z_coefficient": 0.3, **options}
+    layer = MixtureOfExperts(6, balance_coefficient=0.5, **options).double()  # type: ignore[arg-type]
+    randomise(layer)
+    with torch.no_grad():
+        layer.router.weight.normal_()
+    return layer
+
+
+def check(layer: MixtureOfExperts, x: Tensor) -> Written:
+    """Hold values, the loss, and all gradients, the router's included, to the formula."""
+    written = Written(layer)
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.experts, self.shared = written.router, written.experts, written.shared
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y, loss = written(x)
+            unused = sum((0 * parameter).sum() for parameter in self.parameters())  # no gradient would be None
+            return y + unused, 7 * loss.float().double()
+
+    assert_same_step(Scaled(), WithLoss(layer), x, **DENSE_TOLERANCE)
+    return written
+
+
+GATES = [
+    {"top_k": top_k, "capacity_factor": factor, "normalise_weights": normalise}
+    for top_k, factor, normalise in product((1, 2, 4), (None, 0.6, 1.25), (True, False))
+]
+CHOICES = [
+    {"gating": "expert_choice", "causal": False, "top_k": top_k, "capacity_factor": factor}
+    for top_k, factor in ((1, None), (2, None), (2, 0.3), (4, 9.0))
+]
+
+
+@pytest.mark.parametrize("options", [*GATES, *CHOICES])
+def test_it_is_its_formula(options: dict[str, object]) -> None:
+    check(mixture(num_experts=4, **options), torch.randn(3, 7, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_k": 2, "capacity_factor": 0.5}, CHOICES[2]])
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (129, 6), (2, 1, 3, 6)])
+def test_shapes(options: dict[str, object], shape: tuple[int, ...]) -> None:
+    check(mixture(num_experts=3, shared_experts=2, **options), torch.randn(shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("expert", ["mlp", "fused_mlp", Choice("gated_mlp", {"packed": True, "width": 4})])
+def test_experts_of_every_kind(expert: Choice | str) -> None:
+    check(mixture(num_experts=3, expert=expert), torch.randn(7, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("capacity_factor", [None, 2.0])
+def test_every_expert_for_every_token_is_the_dense_weighted_sum(capacity_factor: float | None) -> None:
+    layer = mixture(num_experts=3, top_k=3, capacity_factor=capacity_factor)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    weights = (x @ layer.router.weight.T).softmax(-1)
+    expected = sum(weights[:, number, None] * expert(x) for number, expert in enumerate(layer.experts))
+    torch.testing.assert_close(layer(x), expected, **DENSE_TOLERANCE)
+
+
+def routed(layer: MixtureOfExperts, logits: list[list[float]]) -> Tensor:
+    """Set the router so that these logits come from the tokens that are returned."""
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[:, : len(logits[0])] = torch.eye(len(logits[0]))
+    x = torch.randn(len(logits), 6, dtype=torch.float64)
+    x[:, : len(logits[0])] = torch.tensor(logits, dtype=torch.float64)
+    return x
+
+
+def test_an_expert_serves_its_tokens_in_their_order_and_drops_those_beyond_its_capacity() -> None:
+    # ceil(0.5 * 2 * 4 / 3) = 2 places for each of 3 experts.
+    layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
+    x = routed(layer, [[3.0, 2.0, 0.0], [2.0, 3.0, 0.0], [9.0, 0.0, 5.0], [0.0, 9.0, 8.0]])
+    written = check(layer, x)
+    # Tokens 2 and 3 want the experts 0 and 1 more than tokens 0 and 1 do, and have come later.
+    assert written.dropped == [(2, 0), (3, 1)]
+    dropped = torch.tensor([5.0]).exp() / (torch.tensor([9.0]).exp() + torch.tensor([5.0]).exp())
+    torch.testing.assert_close(layer(x)[2], dropped.double() * layer.experts[2](x[2]), rtol=1e-6, atol=1e-6)
+
+
+def test_a_capacity_is_reckoned_in_decimal_digits() -> None:
+    layer = mixture(num_experts=2, top_k=1, capacity_factor=1.1)
+    y = layer(routed(layer, [[1.0, 0.0]] * 100))
+    assert y.any(-1).tolist() == [True] * 55 + [False] * 45  # in binary 1.1 * 50 is a little more than 55
+
+
+def test_a_token_that_is_dropped_by_all_is_zero() -> None:
+    layer = mixture(num_experts=2, top_k=1, capacity_factor=0.5)
+    x = routed(layer, [[1.0, 0.0]] * 4)  # ceil(0.5 * 1 * 4 / 2) = 1 place
+    y = layer(x)
+    assert y[0].abs().min() > 0
+    assert not y[1:].any()
+
+
+def test_a_token_loses_no_place_to_a_later_one() -> None:
+    layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
+    x = torch.randn(1, 9, 6, dtype=torch.float64)
+    changed = torch.cat((x[:, :4], torch.randn(1, 5, 6, dtype=torch.float64)), dim=1)
+    assert Written(layer)(x) is not None
+    assert torch.equal(layer(x)[:, :4], layer(changed)[:, :4])
+    assert not torch.equal(layer(x)[:, 4:], layer(changed)[:, 4:])
+
+
+def test_an_infinite_result_stays_with_its_own_tokens() -> None:
+    layer = mixture(num_experts=2, top_k=1, capacity_factor=0.5)
+    x = routed(layer, [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    with torch.no_grad():
+        layer.experts[0].down.bias.fill_(torch.inf)
+    y = layer(x)
+    assert y[0].isinf().all()
+    assert not y[1].any()
+    assert y[2].isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.75}])
+def test_of_equal_logits_the_first_expert_is_taken(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=4, top_k=2, **options)
+    x = routed(layer, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 1.0], [0.0, 2.0, 0.0, 0.0]])
+    check(layer, x)
+    expected = (layer.experts[0](x[0]) + layer.experts[1](x[0])) / 2
+    torch.testing.assert_close(layer(x)[0], expected, **DENSE_TOLERANCE)
+    torch.testing.assert_close(layer(x)[1], (layer.experts[0](x[1]) + layer.experts[2](x[1])) / 2, **DENSE_TOLERANCE)
+
+
+def test_of_equal_tokens_an_expert_takes_the_first() -> None:
+    layer = mixture(num_experts=2, gating="expert_choice", causal=False, top_k=1)
+    x = torch.ones(4, 6, dtype=torch.float64)
+    y = layer(x)
+    assert y[:2].abs().min() > 0
+    assert not y[2:].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}])
+def test_an_expert_that_nobody_chose_has_gradients_of_zero(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=3, top_k=1, **options)
+    check(layer, routed(layer, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+    for parameter in layer.experts[2].parameters():
+        assert not parameter.grad.any()
+    assert all(parameter.grad.any() for parameter in layer.experts[1].parameters())
+
+
+def test_the_losses_of_an_even_and_of_a_lopsided_router() -> None:
+    even = MixtureOfExperts(6, num_experts=4, top_k=1, balance_coefficient=1.0).double()
+    x = routed(even, torch.eye(4).mul(50.0).tolist())
+    even(x)
+    assert even.auxiliary_loss.item() == pytest.approx(1.0)
+    lopsided = MixtureOfExperts(6, num_experts=4, top_k=1, balance_coefficient=1.0).double()
+    lopsided(routed(lopsided, [[50.0, 0.0, 0.0, 0.0]] * 4))
+    assert lopsided.auxiliary_loss.item() == pytest.approx(4.0)
+    large = MixtureOfExperts(6, num_experts=2, balance_coefficient=0.0, z_coefficient=0.1).double()
+    large(routed(large, [[3.0, 3.0], [0.0, 0.0]]))
+    expected = 0.1 * ((3 + math.log(2)) ** 2 + math.log(2) ** 2) / 2
+    assert large.auxiliary_loss.item() == pytest.approx(expected)
+
+
+def test_the_loss_is_of_the_last_training_forward() -> None:
+    layer = mixture()
+    x = torch.randn(7, 6, dtype=torch.float64)
+    assert layer.auxiliary_loss is None
+    layer(x)
+    first = layer.auxiliary_loss
+    layer(2 * x)
+    assert layer.auxiliary_loss > 0
+    assert layer.auxiliary_loss != first
+    layer.eval()(x)
+    assert layer.auxiliary_loss is None
+
+
+def test_with_one_weight_of_one_the_router_learns_from_the_losses_only() -> None:
+    for normalise in (True, False):
+        layer = mixture(top_k=1, normalise_weights=normalise)
+        layer(torch.randn(7, 6, dtype=torch.float64)).square().sum().backward()
+        assert bool(layer.router.weight.grad.abs().max() > 1e-9) != normalise
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
+def test_no_tokens(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=3, shared_experts=1, **options)
+    y = layer(torch.zeros(2, 0, 6, dtype=torch.float64))
+    assert y.shape == (2, 0, 6)
+    (y.sum() + layer.auxiliary_loss).backward()
+    assert layer.auxiliary_loss == 0
+    assert all(not parameter.grad.any() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_router_works_in_32_bits(options: dict[str, object], dtype: torch.dtype) -> None:
+    layer = mixture(num_experts=3, **options).to(dtype)
+    seen: list[torch.dtype] = []
+    layer._loss = lambda logits, chosen: seen.append(logits.dtype)  # type: ignore[assignment, method-assign]
+    x = torch.randn(7, 6).to(dtype)
+    y = layer(x)
+    wide = copy.deepcopy(layer).float()
+    torch.testing.assert_close(y.float(), wide(x.float()), rtol=0.05, atol=0.05)
+    with torch.autocast("cpu", dtype):
+        under_autocast = wide(x.float())
+    torch.testing.assert_close(under_autocast.float(), wide(x.float()), rtol=0.05, atol=0.05)
+    assert y.dtype == under_autocast.dtype == dtype
+    assert seen == [torch.float32] * 4
+
+
+def test_an_adapter_in_the_routers_place_is_called() -> None:
+    layer = mixture(num_experts=3, top_k=1, normalise_weights=False)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    layer.router = nn.Sequential(layer.router, nn.Tanh())  # type: ignore[assignment]
+    weights = layer.router(x).softmax(-1)
+    expected = [weights[i].max() * layer.experts[int(weights[i].argmax())](row) for i, row in enumerate(x)]
+    torch.testing.assert_close(layer(x), torch.stack(expected), **DENSE_TOLERANCE)
+
+
+def test_names_of_the_parameters() -> None:
+    layer = MixtureOfExperts(6, num_experts=2, shared_experts=1, expert=Choice("mlp", {"bias": False}))
+    assert list(layer.state_dict()) == [
+        "router.weight",
+        *(f"{expert}.{name}.weight" for expert in ("experts.0", "experts.1", "shared.0") for name in ("up", "down")),
+    ]
+
+
+def test_copies_leave_the_loss_behind() -> None:
+    layer = mixture()
+    x = torch.randn(7, 6, dtype=torch.float64)
+    layer(x)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.auxiliary_loss is None
+        torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
+    assert layer.auxiliary_loss is not None
+
+
+def test_weights_for_a_layer_without_memory() -> None:
+    layer = mixture()
+    with torch.device("meta"):
+        empty = MixtureOfExperts(6, expert=Choice("mlp", {"width": 3, "activation": "silu"}))
+    empty.load_state_dict(layer.state_dict(), assign=True)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    torch.testing.assert_close(empty(x), layer(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"capacity_factor": 0.7}, [7]),
+        (CHOICES[1], [7]),
+        pytest.param({"capacity_factor": 0.7}, [7, 9], marks=pytest.mark.slow),
+        pytest.param(CHOICES[1], [7, 9], marks=pytest.mark.slow),
+    ],
+)
+def test_with_a_capacity_it_is_one_graph(options: dict[str, object], sizes: list[int]) -> None:
+    layer = mixture(num_experts=2, **options)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=len(sizes) > 1)
+    for tokens in sizes:
+        x = torch.randn(tokens, 6, dtype=torch.float64)
+        expected = layer(x)
+        loss = layer.auxiliary_loss
+        torch.testing.assert_close(compiled(x), expected)
+        torch.testing.assert_close(layer.auxiliary_loss, loss)
+
+
+def test_without_a_capacity_a_compiler_leaves_the_experts_to_eager_mode() -> None:
+    layer = mixture(num_experts=3)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    assert_same_step(layer, fuse(layer, backend="eager"), x, **DENSE_TOLERANCE)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="give mixture_of_experts a capacity_factor"):
+        torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.7}, CHOICES[1]])
+def test_through_torch_func(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=3, **options)
+    x = torch.randn(7, 6, dtype=torch.float64)
+    parameters = {name: value.detach() for name, value in layer.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+
+    gradients = torch.func.grad(loss)(parameters)
+    layer(x).square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, **DENSE_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("options", "mixes"),
+    [({}, False), ({"capacity_factor": 1.0}, True), ({"gating": "expert_choice", "causal": False}, True)],
+)
+def test_whether_tokens_depend_on_each_other(options: dict[str, object], mixes: bool) -> None:
+    assert MixtureOfExperts(4, **options).mixes_tokens is mixes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_experts": 0}, "num_experts must be at least 1, got 0"),
+        ({"num_experts": 2, "top_k": 3}, "top_k must be at most num_experts, 2, got 3"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be above 0, got 0.0"),
+        ({"balance_coefficient": -1.0}, "balance_coefficient must be at least 0, got -1.0"),
+        ({"gating": "topk"}, "no gating 'topk'; did you mean 'top_k'? there are: expert_choice, top_k"),
+        (
+            {"gating": "expert_choice"},
+            "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
+            "take gating='top_k'",
+        ),
+        ({"expert": "mpl"}, "no feedforward 'mpl'; did you mean 'mlp'?"),
+        (
+            {"expert": "conv_mlp"},
+            "expert 'conv_mlp' mixes tokens, and an expert sees its tokens without their neighbours; take one that "
+            "does not, such as 'mlp'",
+        ),
+        ({"expert": Choice("mixture_of_experts", {"capacity_factor": 1.0})}, "expert 'mixture_of_experts' mixes"),
+    ],
+)
+def test_errors(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        MixtureOfExperts(4, **options)  # type: ignore[arg-type]
+
+
+def test_x_of_another_width() -> None:
+    with pytest.raises(ValueError, match=r"^x must be \[..., 4\], got \[2, 3\]$"):
+        MixtureOfExperts(4)(torch.zeros(2, 3))

@@ -1,0 +1,118 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import Choice, Decoder, Encoder
+from fuselayers.configs import build, compose
+from fuselayers.partition import FusedModule, fuse
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
+TARGETS = TOKENS.roll(-1, 1)
+
+
+def model(kind: type = Decoder, **options: object) -> nn.Module:
+    torch.manual_seed(2)
+    mixture = {"num_experts": 3, "balance_coefficient": 0.5, "z_coefficient": 0.1, **options}
+    built: nn.Module = kind(
+        vocab_size=10,
+        hidden_dim=8,
+        num_layers=2,
+        context_length=6,
+        attention=Choice("multi_head", {"num_heads": 2}),
+        feedforward=Choice("mixture_of_experts", mixture),
+    )
+    return built
+
+
+def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = model(TOKENS, TARGETS)
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def by_hand(plain: nn.Module) -> Tensor:
+    """The loss from the logits, and the routers' own from what each of them was given."""
+    given: list[Tensor] = []
+    mixtures = [block.feedforward for block in plain.blocks]
+    handles = [mixture.register_forward_pre_hook(lambda _, args: given.append(args[0])) for mixture in mixtures]
+    logits = plain(TOKENS)
+    for handle in handles:
+        handle.remove()
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten())
+    for mixture, x in zip(mixtures, given, strict=True):
+        scores = x.flatten(0, 1) @ mixture.router.weight.T
+        chosen = nn.functional.one_hot(scores.topk(2).indices, 3).sum((0, 1)) / len(scores)
+        loss = loss + 0.5 * 3 * (chosen * scores.softmax(-1).mean(0)).sum() + 0.1 * scores.logsumexp(-1).pow(2).mean()
+    return loss
+
+
+@pytest.mark.parametrize("kind", [Decoder, Encoder])
+def test_the_layers_losses_are_added_in_training_only(kind: type) -> None:
+    plain = model(kind)
+    torch.testing.assert_close(plain(TOKENS, TARGETS), by_hand(plain))
+    plain.eval()
+    logits = plain(TOKENS)
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten())
+    torch.testing.assert_close(plain(TOKENS, TARGETS), expected)
+    assert plain.auxiliary_loss() is None
+
+
+def test_without_targets_nothing_is_added() -> None:
+    plain = model().train()
+    torch.testing.assert_close(plain(TOKENS), plain.eval()(TOKENS))
+
+
+def test_the_routers_learn_from_it() -> None:
+    plain = model()
+    expected = torch.autograd.grad(by_hand(plain), [block.feedforward.router.weight for block in plain.blocks])
+    _, gradients = step(plain)
+    for number, gradient in enumerate(expected):
+        torch.testing.assert_close(gradients[f"blocks.{number}.feedforward.router.weight"], gradient)
+
+
+def built(scope: str, **options: object) -> nn.Module:
+    config = compose(
+        {
+            "model": {"num_layers": 1, "vocab_size": 10, "hidden_dim": 8, "context_length": 6, "dropout": 0.0},
+            "attention": {"num_heads": 2},
+            "feedforward": {"name": "mixture_of_experts", "num_experts": 2, "balance_coefficient": 0.5, **options},
+            "fusion": {"scope": scope, "backend": "eager"},
+        }
+    )
+    return build(config)
+
+
+@pytest.mark.parametrize(
+    ("scope", "options"),
+    [
+        ("block", {}),
+        ("model", {"capacity_factor": 0.8}),
+        pytest.param("block", {"capacity_factor": 0.8}, marks=pytest.mark.slow),
+        pytest.param("model", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_at_every_scope_it_is_the_same_step(scope: str, options: dict[str, object]) -> None:
+    plain, fused = built("none", **options), built(scope, **options)
+    fused.load_state_dict(plain.state_dict())
+    assert any(isinstance(module, FusedModule) for module in fused.modules())
+    torch.testing.assert_close(step(fused), step(plain))
+    torch.testing.assert_close(fused.auxiliary_loss(), plain.auxiliary_loss())  # type: ignore[operator]
+    assert plain.auxiliary_loss() > 0.5  # type: ignore[operator]
+
+
+def test_a_mixture_behind_a_fused_view_counts_once() -> None:
+    plain = model()
+    plain(TOKENS, TARGETS)
+    expected = plain.auxiliary_loss()
+    plain.blocks[0] = fuse(plain.blocks[0], backend="eager")
+    plain.blocks[1].feedforward = fuse(plain.blocks[1].feedforward, backend="eager")
+    torch.testing.assert_close(plain.auxiliary_loss(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_with_a_capacity_a_training_step_is_one_graph() -> None:
+    plain = model(capacity_factor=0.8)
+    expected = step(plain)
+    plain.compile(backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(step(plain), expected)
