@@ -81,6 +81,7 @@ class Stack(nn.Module):
             "dropout": dropout,
             "causal": causal,
             "num_layers": num_layers,
+            "context_length": context_length,
             "backend": backend,
             "partition": partition,
         }
