@@ -9,7 +9,9 @@ from .activation import SiLU as SiLU
 from .activation import SmeLU as SmeLU
 from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
+from .attention import FavorAttention as FavorAttention
 from .attention import FourierMix as FourierMix
+from .attention import LinearAttention as LinearAttention
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import PoolingMix as PoolingMix
 from .block import TransformerBlock as TransformerBlock
