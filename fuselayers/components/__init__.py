@@ -12,7 +12,10 @@ from .activation import StarReLU as StarReLU
 from .attention import FavorAttention as FavorAttention
 from .attention import FourierMix as FourierMix
 from .attention import LinearAttention as LinearAttention
+from .attention import LinformerAttention as LinformerAttention
+from .attention import LocalAttention as LocalAttention
 from .attention import MultiHeadAttention as MultiHeadAttention
+from .attention import NystromAttention as NystromAttention
 from .attention import PoolingMix as PoolingMix
 from .block import TransformerBlock as TransformerBlock
 from .feedforward import MLP as MLP

@@ -3,5 +3,8 @@
 from .favor import FavorAttention as FavorAttention
 from .fourier_mix import FourierMix as FourierMix
 from .linear import LinearAttention as LinearAttention
+from .linformer import LinformerAttention as LinformerAttention
+from .local import LocalAttention as LocalAttention
 from .multi_head import MultiHeadAttention as MultiHeadAttention
+from .nystrom import NystromAttention as NystromAttention
 from .pooling import PoolingMix as PoolingMix
