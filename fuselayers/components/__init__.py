@@ -10,8 +10,15 @@ from .activation import SiLU as SiLU
 from .activation import SmeLU as SmeLU
 from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
+from .attention import FavorAttention as FavorAttention
+from .attention import FourierMix as FourierMix
 from .attention import KeyValueCache as KeyValueCache
+from .attention import LinearAttention as LinearAttention
+from .attention import LinformerAttention as LinformerAttention
+from .attention import LocalAttention as LocalAttention
 from .attention import MultiHeadAttention as MultiHeadAttention
+from .attention import NystromAttention as NystromAttention
+from .attention import PoolingMix as PoolingMix
 from .attention import block_diagonal_mask as block_diagonal_mask
 from .attention import block_mask as block_mask
 from .block import ReversibleBlock as ReversibleBlock

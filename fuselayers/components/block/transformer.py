@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention.inputs import check_able, takes
 from ..ranges import Count, Probability, Size, in_range
-from ..registry import Choice, accepted, create, register
+from ..registry import Choice, accepted, as_choice, create, register
 from ..residual import Residual, Sublayer
 
 __all__ = ["TransformerBlock"]
@@ -40,12 +40,14 @@ class TransformerBlock(nn.Module):
         causal: whether a token looks only at itself and the tokens before it.
         layer: which block of the model this is, from 0.
         num_layers: number of blocks of the model.
+        context_length: longest sequence in tokens; None where no part of the block has to know it.
         backend: what the fused layers among the parts get as their backend; None leaves them unfused.
         partition: how they choose what is saved for backward.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or look at a
-            memory where that is asked for, or (in forward) an input that the attention cannot use.
+            memory where that is asked for, or that needs a context_length where there is none, or (in forward) an input
+            that the attention cannot use.
 
     >>> import torch
     >>> block = TransformerBlock(8, attention=Choice("multi_head", {"num_heads": 2}), feedforward="fused_mlp")
@@ -64,6 +66,7 @@ class TransformerBlock(nn.Module):
             "causal",
             "layer",
             "num_layers",
+            "context_length",
             "backend",
             "partition",
         }
@@ -83,13 +86,21 @@ class TransformerBlock(nn.Module):
         causal: bool = True,
         layer: Count = 0,
         num_layers: Size = 1,
+        context_length: Size | None = None,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
         super().__init__()
         if causal:
             check_able(attention, "causal", wanted_by="a causal model")
-        offered = {"backend": backend, "partition": partition, "causal": causal}
+        offered: dict[str, Any] = {"backend": backend, "partition": partition, "causal": causal}
+        if context_length is not None:
+            offered["context_length"] = context_length
+        elif accepted("attention", attention, context_length=None):
+            raise ValueError(
+                f"attention {as_choice(attention).name!r} needs the longest sequence in tokens; pass context_length to "
+                "the block"
+            )
         self.attention: nn.Module = create(
             "attention", attention, hidden_dim, **accepted("attention", attention, **offered)
         )

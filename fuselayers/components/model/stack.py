@@ -85,6 +85,7 @@ class Stack(Model):
             "dropout": dropout,
             "causal": causal,
             "num_layers": num_layers,
+            "context_length": context_length,
             "backend": backend,
             "partition": partition,
         }

@@ -1,0 +1,152 @@
+"""favor -- softmax attention estimated by positive random features, as in the Performer.
+
+    x, y   [B, T, D]      B batch, T tokens, D model
+    q      [B, H, T, C]   H query heads, C channels of a head
+    k, v   [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+    w      [F, C]         F random directions, C at a time orthogonal to each other
+
+    phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(F),  x' = x / C^(1/4)
+             so that the mean of phi(q) . phi(k) over all w is exp(q . k / sqrt(C))
+    y[t]   = out(sum_s (phi(q[t]) . phi(k[s])) v[s] / sum_s (phi(q[t]) . phi(k[s])))     over s <= t if causal
+
+Choromanski et al., "Rethinking attention with Performers", 2021, sections 2.3 (positive) and 2.4 (orthogonal).
+"""
+
+import functools
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..ranges import Count, Size, in_range
+from ..registry import register
+from .inputs import Rotate
+from .kernel_sums import HIGHEST_EXPONENT, kernel_attention
+from .packed_heads import PackedHeads
+
+__all__ = ["FavorAttention"]
+
+
+@register("attention", "favor")
+class FavorAttention(PackedHeads):
+    """An unbiased estimate of softmax attention's weights, in time and memory that grow with the number of tokens.
+
+    The random directions are a buffer, which a state_dict holds; all heads share them. They stay as they were drawn
+    until `redraw` is called. It has no dropout: no probability is ever written down, and the paper drops none.
+
+    Args:
+        num_features: F, number of random directions; None for head_dim * ln(head_dim), the paper's choice.
+        seed: what the directions are drawn from.
+        causal: whether a token looks only at itself and the tokens before it.
+
+    Raises:
+        ValueError: heads that do not divide, or a number out of its range.
+
+    >>> FavorAttention(8, num_heads=1).directions.shape
+    torch.Size([16, 8])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
+    shown: ClassVar[tuple[str, ...]] = ("num_features", "seed", "causal")
+    directions: Tensor
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
+        num_features: Size | None = None,
+        seed: Count = 0,
+        causal: bool = True,
+    ) -> None:
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
+        if num_features is None:
+            num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
+        self.num_features = num_features
+        self.seed = seed
+        self.causal = causal
+        self.register_buffer("directions", torch.empty(num_features, self.head_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the directions from the seed once more; the projections have their own."""
+        self.redraw(self.seed)
+
+    @torch.no_grad()
+    def redraw(self, seed: int) -> None:
+        """Draw other directions, for example every thousand steps with the step's number for a seed.
+
+        Args:
+            seed: the same seed gives the same directions, on every device.
+        """
+        self.directions.copy_(_orthogonal_directions(self.num_features, self.head_dim, seed=seed))
+
+    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Return what every token gathers.
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: puts positions into queries and keys before their features are taken: the features estimate the
+                softmax of whatever queries and keys they are given. None leaves them.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which nobody looks at. A token
+                with nothing to look at gathers zeros.
+
+        Raises:
+            ValueError: x or the mask has another shape, or the mask is not bool.
+        """
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
+        features = functools.partial(
+            _features, directions_FC=self.directions, key_padding_mask=key_padding_mask, causal=self.causal
+        )
+        mixed_BHTC = kernel_attention(
+            q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask
+        )
+        return self.join(mixed_BHTC)
+
+
+def _features(
+    q_BHTC: Tensor, k_BGTC: Tensor, *, directions_FC: Tensor, key_padding_mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    q_BHTF, k_BGTF = _exponents(q_BHTC, directions_FC), _exponents(k_BGTC, directions_FC)
+    # Note: [exponents are shifted] A factor of one query's features, or of all keys' features, cancels in the quotient,
+    # as 1 / sqrt(F) does. So a query's largest exponent becomes 0, and so does one of the keys'. Which one must not
+    # depend on padding, nor on the future if the attention is causal: it is the first real token's then, else that of
+    # all real tokens. A key so far above the first one that float32 would not hold it is taken down.
+    with torch.no_grad():
+        shift_BHT1 = q_BHTF.amax(-1, keepdim=True)
+        shift_BGT1 = k_BGTF.amax(-1, keepdim=True)
+        if key_padding_mask is not None:
+            lowest = torch.finfo(shift_BGT1.dtype).min
+            shift_BGT1 = shift_BGT1.masked_fill(~key_padding_mask[:, None, :, None], lowest)
+        if not causal:
+            shift_BG11 = shift_BGT1.amax(-2, keepdim=True)
+        elif key_padding_mask is None:
+            shift_BG11 = shift_BGT1[:, :, :1]
+        else:
+            first_B = key_padding_mask.long().argmax(-1)
+            shift_BG11 = shift_BGT1.take_along_dim(first_B[:, None, None, None], dim=2)
+    return (q_BHTF - shift_BHT1).exp(), (k_BGTF - shift_BG11).clamp(max=HIGHEST_EXPONENT).exp()
+
+
+def _exponents(x: Tensor, directions_FC: Tensor) -> Tensor:
+    """Return the logarithms of the features, up to one number: [..., C] -> [..., F]."""
+    x = x * x.shape[-1] ** -0.25
+    return x @ directions_FC.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+
+
+def _orthogonal_directions(num_features: int, channels: int, *, seed: int) -> Tensor:
+    """Return directions [F, C], each normal by itself, and C at a time orthogonal to each other."""
+    blocks = -(-num_features // channels)
+    # On the CPU, so that every device gets the same; in float64, so that they are orthogonal to float32's rounding.
+    generator = torch.Generator("cpu").manual_seed(seed)
+    normal = torch.randn(2, blocks, channels, channels, generator=generator, dtype=torch.float64, device="cpu")
+    orthogonal, upper = torch.linalg.qr(normal[0])
+    # Without the signs of the diagonal, Q would not be uniform among the rotations.
+    signs = upper.diagonal(dim1=-2, dim2=-1).sign()
+    directions: Tensor = orthogonal * signs[:, None] * normal[1].norm(dim=-1, keepdim=True)
+    return directions.flatten(0, 1)[:num_features]

@@ -1,0 +1,90 @@
+"""linear -- attention with elu(x) + 1 for a feature map: its cost grows with the tokens, not with their square.
+
+    x, y   [B, T, D]      B batch, T tokens, D model
+    q      [B, H, T, C]   H query heads, C channels of a head
+    k, v   [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+
+    phi(x) = elu(x) + 1
+    y[t]   = out(sum_s (phi(q[t]) . phi(k[s])) v[s] / sum_s (phi(q[t]) . phi(k[s])))     over s <= t if causal
+
+Katharopoulos et al., "Transformers are RNNs: fast autoregressive transformers with linear attention", 2020.
+"""
+
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ranges import Size, in_range
+from ..registry import register
+from .inputs import Rotate
+from .kernel_sums import kernel_attention
+from .packed_heads import PackedHeads
+
+__all__ = ["LinearAttention"]
+
+
+@register("attention", "linear")
+class LinearAttention(PackedHeads):
+    """Attention without a softmax, in time and memory that grow with the number of tokens.
+
+    It has no dropout: no probability is ever written down, and the paper drops none.
+
+    Args:
+        causal: whether a token looks only at itself and the tokens before it.
+
+    Raises:
+        ValueError: heads that do not divide, or a size below one.
+
+    >>> LinearAttention(8, num_heads=4, num_kv_heads=2).qkv.out_features
+    16
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
+    shown: ClassVar[tuple[str, ...]] = ("causal",)
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
+        causal: bool = True,
+    ) -> None:
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
+        self.causal = causal
+
+    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Return what every token gathers.
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: turns the features above the fraction bar and leaves those below it, so that these stay positive
+                and the weights depend on distances (Su et al., "RoFormer", 2021, equation 19); None leaves both.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which nobody looks at. A token
+                with nothing to look at gathers zeros.
+
+        Raises:
+            ValueError: x or the mask has another shape, or the mask is not bool.
+        """
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, key_padding_mask=key_padding_mask)
+        mixed_BHTC = kernel_attention(
+            *(q_BHTC, k_BGTC, v_BGTC, _features),
+            causal=self.causal,
+            key_padding_mask=key_padding_mask,
+            rotate=rotate,
+        )
+        return self.join(mixed_BHTC)
+
+
+def _features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor]:
+    return _phi(q_BHTC), _phi(k_BGTC)
+
+
+def _phi(x: Tensor) -> Tensor:
+    """Return elu(x) + 1."""
+    # Not torch's elu: the gradient it gives has other strides than a tracer is told, and the views traced with it fail.
+    return F.relu(x) + x.clamp(max=0.0).exp()

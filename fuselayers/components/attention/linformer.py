@@ -1,0 +1,93 @@
+"""linformer -- softmax attention to keys and values that are projected along the tokens, from L of them to P.
+
+    x, y   [B, T, D]      B batch, T tokens, D model, T at most L
+    q      [B, H, T, C]   H query heads, C channels of a head
+    k, v   [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+    e, f   [P, L]         the projections, of which the first T columns are used
+
+    y = out(softmax(q (e k)^T / sqrt(C)) (f v))
+
+Wang et al., "Linformer: self-attention with linear complexity", 2020, section 4.
+"""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..ranges import Probability, Size, in_range
+from ..registry import register
+from .inputs import Rotate
+from .packed_heads import PackedHeads
+from .padding import zero_padding
+from .softmax import softmax_attention
+
+__all__ = ["LinformerAttention"]
+
+
+@register("attention", "linformer")
+class LinformerAttention(PackedHeads):
+    """Attention of every token to a fixed number of mixtures of all tokens, so it cannot be causal.
+
+    All heads share the projections ("headwise sharing" in the paper). A short sequence, or one that is padded at its
+    end, is taken as if zeros followed it up to the context's length.
+
+    Args:
+        context_length: L, the longest sequence in tokens.
+        projected_length: P, how many mixtures of tokens the keys and values become.
+        share_projection: whether keys and values are projected alike ("key-value sharing" in the paper).
+        dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
+
+    Raises:
+        ValueError: heads that do not divide, a size below one, or a dropout outside [0, 1); in a call, a sequence that
+            is longer than the context.
+
+    >>> attention = LinformerAttention(8, num_heads=2, context_length=128, projected_length=16)
+    >>> attention.key_projection.weight.shape
+    torch.Size([16, 128])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"context_length"})
+    shown: ClassVar[tuple[str, ...]] = ("dropout",)
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        context_length: Size,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
+        projected_length: Size = 256,
+        share_projection: bool = False,
+        dropout: Probability = 0.0,
+    ) -> None:
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
+        self.dropout = dropout
+        # Modules, though their weights are used by columns: so they are initialised as every other projection.
+        self.key_projection = nn.Linear(context_length, projected_length, bias=False)
+        self.value_projection = None if share_projection else nn.Linear(context_length, projected_length, bias=False)
+
+    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Return what every token gathers.
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: puts positions into queries and keys, before the keys are projected; None leaves them.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which enters no mixture.
+
+        Raises:
+            ValueError: x or the mask has another shape, the mask is not bool, or x is longer than the context.
+        """
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
+        tokens, context_length = x_BTD.shape[1], self.key_projection.in_features
+        if tokens > context_length:
+            raise ValueError(
+                f"a sequence of {tokens} tokens does not fit the context_length {context_length}; "
+                "shorten it, or build the attention with a longer context"
+            )
+        of_values = self.key_projection if self.value_projection is None else self.value_projection
+        k_BGPC = self.key_projection.weight[:, :tokens] @ zero_padding(k_BGTC, key_padding_mask)
+        v_BGPC = of_values.weight[:, :tokens] @ zero_padding(v_BGTC, key_padding_mask)
+        return self.join(softmax_attention(q_BHTC, k_BGPC, v_BGPC, p=self.dropout if self.training else 0.0))

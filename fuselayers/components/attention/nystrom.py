@@ -1,0 +1,163 @@
+"""nystrom -- softmax attention by the Nystrom method: through M landmarks, which are means of queries and of keys.
+
+    x, y      [B, T, D]      B batch, T tokens, D model
+    q         [B, H, T, C]   H query heads, C channels of a head
+    k, v      [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+    q~, k~    [B, H, M, C]   the landmarks: means over M segments of tokens
+
+    y = out(softmax(q k~^T / sqrt(C)) pinv(softmax(q~ k~^T / sqrt(C))) softmax(q~ k^T / sqrt(C)) v + conv(v))
+
+Xiong et al., "Nystromformer: a Nystrom-based algorithm for approximating self-attention", 2021, section 3.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..ranges import Size, in_range
+from ..registry import register
+from .inputs import Rotate
+from .packed_heads import PackedHeads
+from .padding import zero_padding
+from .softmax import softmax_attention
+
+__all__ = ["NystromAttention"]
+
+
+@register("attention", "nystrom")
+class NystromAttention(PackedHeads):
+    """An approximation of softmax attention in time and memory that grow with the number of tokens.
+
+    A landmark is a mean over tokens on both sides of any token, so it cannot be causal. The real tokens of a row are
+    cut into `num_landmarks` segments, as equal as they can be; with as many landmarks as tokens each token is its own,
+    and the attention is exact up to the pseudo-inverse. It has no dropout: the paper drops no probability.
+
+    Args:
+        num_landmarks: M, in landmarks; a row of fewer tokens has one for each.
+        inverse_iterations: how often the pseudo-inverse is improved; the error falls with the third power each time
+            once it is small.
+        conv_kernel_size: width, in tokens, of a depthwise convolution of the values that is added to what the heads
+            gather, an odd number; None for none. The paper uses 33.
+
+    Raises:
+        ValueError: heads that do not divide, a size below one, or an even conv_kernel_size.
+
+    >>> attention = NystromAttention(8, num_heads=2, num_landmarks=4)
+    >>> attention(torch.ones(1, 32, 8)).shape
+    torch.Size([1, 32, 8])
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ("num_landmarks", "inverse_iterations")
+
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
+        num_landmarks: Size = 64,
+        inverse_iterations: Size = 6,
+        conv_kernel_size: Size | None = None,
+    ) -> None:
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
+        self.num_landmarks = num_landmarks
+        self.inverse_iterations = inverse_iterations
+        self.value_conv: nn.Conv2d | None = None
+        if conv_kernel_size is not None:
+            if conv_kernel_size % 2 == 0:
+                raise ValueError(
+                    f"conv_kernel_size must be odd, so that a token stands in the middle, got {conv_kernel_size}"
+                )
+            self.value_conv = nn.Conv2d(
+                num_heads,
+                num_heads,
+                (conv_kernel_size, 1),
+                padding=(conv_kernel_size // 2, 0),
+                groups=num_heads,
+                bias=False,
+            )
+
+    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Return what every token gathers.
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: puts positions into queries and keys, before the means are taken; None leaves them.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is in no mean and which
+                nobody looks at. A row without a real token gathers zeros.
+
+        Raises:
+            ValueError: x or the mask has another shape, or the mask is not bool.
+        """
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
+        member_BMT = _segments(x_BTD, key_padding_mask, min(self.num_landmarks, x_BTD.shape[1]))
+        group = self.num_heads // self.num_kv_heads
+        q_means_BHMC = _means(q_BHTC, member_BMT)
+        k_means_BHMC = _means(k_BGTC, member_BMT).repeat_interleave(group, dim=1)
+        mask_B11M = keys_B11T = None
+        if key_padding_mask is not None:
+            mask_B11M, keys_B11T = member_BMT.any(-1)[:, None, None], key_padding_mask[:, None, None]
+        gathered_BHMC = softmax_attention(q_means_BHMC, k_BGTC, v_BGTC, mask=keys_B11T)
+        passed_on_BHMC = _through_inverse(
+            q_means_BHMC, k_means_BHMC, gathered_BHMC, mask_B11M, iterations=self.inverse_iterations
+        )
+        mixed_BHTC = softmax_attention(q_BHTC, k_means_BHMC, passed_on_BHMC, mask=mask_B11M)
+        if self.value_conv is not None:
+            mixed_BHTC = mixed_BHTC + self.value_conv(
+                zero_padding(v_BGTC, key_padding_mask).repeat_interleave(group, dim=1)
+            )
+        return self.join(mixed_BHTC)
+
+
+def _segments(x_BTD: Tensor, key_padding_mask: Tensor | None, landmarks: int) -> Tensor:
+    """Return which tokens each landmark is the mean of: bool [B, M, T], or [1, M, T] without padding.
+
+    They are counted among the real tokens, so that padding moves no border. A row of fewer real tokens than landmarks
+    leaves some landmarks without any.
+    """
+    real_BT = x_BTD.new_ones(x_BTD.shape[1], dtype=torch.bool)[None] if key_padding_mask is None else key_padding_mask
+    count_B1 = real_BT.sum(-1, keepdim=True)
+    segment_BT = (real_BT.cumsum(-1) - 1) * landmarks // count_B1.clamp(min=1)
+    number_M1 = torch.arange(landmarks, device=x_BTD.device)[:, None]
+    return (segment_BT[:, None] == number_M1) & real_BT[:, None]
+
+
+def _means(x_BHTC: Tensor, member_BMT: Tensor) -> Tensor:
+    """Return the means over segments: [B, H, T, C], bool [B, M, T] -> [B, H, M, C]."""
+    sums_BHMC = torch.einsum("bmt,bhtc->bhmc", member_BMT.to(x_BHTC.dtype), x_BHTC)
+    return sums_BHMC / member_BMT.sum(-1).clamp(min=1)[:, None, :, None].to(sums_BHMC.dtype)
+
+
+def _through_inverse(
+    q_BHMC: Tensor, k_BHMC: Tensor, v_BHMC: Tensor, mask_B11M: Tensor | None, *, iterations: int
+) -> Tensor:
+    """Return pinv(softmax(q~ k~^T / sqrt(C))) v: [B, H, M, C] in v's dtype.
+
+    In float32 at least, under autocast too: an inverse of weights has large values of both signs.
+    """
+    wide = torch.promote_types(q_BHMC.dtype, torch.float32)
+    with torch.autocast("cpu" if q_BHMC.is_meta else q_BHMC.device.type, enabled=False):
+        scores_BHMM = q_BHMC.to(wide) @ k_BHMC.to(wide).transpose(-2, -1) / math.sqrt(q_BHMC.shape[-1])
+        if mask_B11M is not None:
+            # A landmark without tokens looks at itself and is looked at by no other: a block of its own, which the
+            # inverse keeps apart, so that the others get what they would get without it.
+            own_MM = torch.eye(q_BHMC.shape[2], dtype=torch.bool, device=q_BHMC.device)
+            allowed_B1MM = torch.where(mask_B11M.transpose(-2, -1), mask_B11M, own_MM)
+            scores_BHMM = scores_BHMM.masked_fill(~allowed_B1MM, -math.inf)
+        return (_pseudo_inverse(scores_BHMM.softmax(-1), iterations) @ v_BHMC.to(wide)).to(v_BHMC.dtype)
+
+
+def _pseudo_inverse(a_MM: Tensor, iterations: int) -> Tensor:
+    """Return nearly the Moore-Penrose inverse of matrices of weights: [..., M, M] (section 3.2, equation 11)."""
+    one_MM = torch.eye(a_MM.shape[-1], dtype=a_MM.dtype, device=a_MM.device)
+    largest = a_MM.sum(-1).amax(-1) * a_MM.sum(-2).amax(-1)
+    z_MM = a_MM.transpose(-2, -1) / largest[..., None, None]
+    for _ in range(iterations):
+        az_MM = a_MM @ z_MM
+        z_MM = z_MM @ (13 * one_MM - az_MM @ (15 * one_MM - az_MM @ (7 * one_MM - az_MM))) / 4
+    return z_MM

@@ -1,0 +1,77 @@
+"""What the attentions with queries, keys and values have in common: their projections and heads.
+
+x, y    [B, T, D]      B batch, T tokens, D model
+q       [B, H, T, C]   H query heads, C channels of a head
+k, v    [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+"""
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from .inputs import Rotate
+from .padding import check_input
+
+__all__ = ["PackedHeads"]
+
+
+class PackedHeads(nn.Module):
+    """The base of attentions with one packed projection for queries, keys and values, and one of what is gathered.
+
+    Args:
+        hidden_dim: D, the width of the model.
+        num_heads: number of query heads.
+        num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
+        head_dim: channels of a head; None for hidden_dim / num_heads.
+        bias: whether both projections have a bias.
+
+    Raises:
+        ValueError: heads that do not divide.
+    """
+
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self, hidden_dim: int, *, num_heads: int, num_kv_heads: int | None, head_dim: int | None, bias: bool
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
+        if head_dim is None:
+            if hidden_dim % num_heads:
+                raise ValueError(
+                    f"hidden_dim must be a multiple of num_heads, got {hidden_dim} and {num_heads}; or give head_dim"
+                )
+            head_dim = hidden_dim // num_heads
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.qkv = nn.Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
+        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias)
+
+    def project(
+        self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of every token, after a check of x and the mask.
+
+        Raises:
+            ValueError: x or the mask has another shape, or the mask is not bool.
+        """
+        check_input(x_BTD, self.qkv.in_features, key_padding_mask)
+        sizes = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        q_BHTC, k_BGTC, v_BGTC = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.qkv(x_BTD).split(sizes, dim=-1)
+        )
+        if rotate is not None:
+            q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)
+        return q_BHTC, k_BGTC, v_BGTC
+
+    def join(self, mixed_BHTC: Tensor) -> Tensor:
+        """Return what the heads gathered, projected into the stream: [B, H, T, C] -> [B, T, D]."""
+        y_BTD: Tensor = self.out(mixed_BHTC.transpose(1, 2).flatten(2))
+        return y_BTD
+
+    def extra_repr(self) -> str:
+        shown = ("num_heads", "num_kv_heads", "head_dim", *self.shown)
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)

@@ -1,0 +1,142 @@
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import Decoder, Encoder, FavorAttention, MultiHeadAttention
+from fuselayers.partition import saved_bytes
+from tests.components.attention import contract
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
+from tests.components.compare import run
+
+
+def made(**options: object) -> FavorAttention:
+    return small(FavorAttention(HIDDEN_DIM, **{"num_heads": 6, "num_features": 5, **options}))
+
+
+def reference(layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+    q, k, v = heads_of(layer, x_BTD, rotate)
+    w, scale = layer.directions, layer.head_dim**0.25
+    q, k = (
+        torch.exp(x / scale @ w.T - ((x / scale) ** 2).sum(-1, keepdim=True) / 2) / math.sqrt(layer.num_features)
+        for x in (q, k)
+    )
+    weights = q @ k.mT * allowed(x_BTD.shape[1], real_BT, causal=layer.causal)
+    below = weights.sum(-1, keepdim=True)
+    return joined(layer, weights @ v / torch.where(below > 0, below, 1))
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("heads", HEADS)
+def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: bool, tokens: int) -> None:
+    contract.assert_is(made(causal=causal, **HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_with_many_features_it_is_softmax_attention(causal: bool) -> None:
+    exact = MultiHeadAttention(HIDDEN_DIM, num_heads=3, causal=causal)
+    x = 0.5 * torch.randn(2, 33, HIDDEN_DIM)
+    errors = []
+    for num_features in (16, 256, 4096):
+        found = []
+        for seed in range(16):
+            estimate = FavorAttention(HIDDEN_DIM, num_heads=3, num_features=num_features, seed=seed, causal=causal)
+            estimate.load_state_dict(exact.state_dict(), strict=False)
+            found.append((estimate(x) - exact(x)).square().mean())
+        errors.append(torch.stack(found).mean().sqrt().item())
+    # The error falls with the square root of the features: by 4 for 16 times as many, and by chance a little less.
+    assert errors[1] < errors[0] / 3
+    assert errors[2] < errors[1] / 3
+    assert errors[2] < 0.01 * exact(x).std().item()
+
+
+def test_the_directions_are_normal_and_orthogonal() -> None:
+    layer = FavorAttention(128, num_heads=8, num_features=16 * 500)
+    blocks = layer.directions.double().unflatten(0, (500, 16))
+    products = blocks @ blocks.mT
+    assert (products - torch.diag_embed(products.diagonal(dim1=1, dim2=2))).abs().max() < 1e-4
+    values = layer.directions.double()
+    # Means over 8000 directions of 1, x, x^2 and x^4, as of a normal distribution.
+    assert values.mean(0).abs().max() < 0.05
+    assert (values.square().mean(0) - 1).abs().max() < 0.08
+    assert abs(values.pow(4).mean().item() - 3) < 0.1
+    assert (values.T @ values / len(values) - torch.eye(16)).abs().max() < 0.08
+
+
+def test_the_seed_decides_the_directions() -> None:
+    layer = made(seed=3)
+    first = layer.directions.clone()
+    torch.testing.assert_close(made(seed=3).directions, first, rtol=0, atol=0)
+    layer.redraw(4)
+    torch.testing.assert_close(layer.directions, made(seed=4).directions, rtol=0, atol=0)
+    assert (layer.directions - first).abs().min() > 1e-4
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.directions, first, rtol=0, atol=0)
+
+
+def test_on_meta_the_directions_are_drawn_again() -> None:
+    contract.assert_built_on_meta(made)
+    with torch.device("meta"):
+        layer = made(seed=3)
+    layer.to_empty(device="cpu").reset_parameters()
+    torch.testing.assert_close(layer.directions, made(seed=3).directions, rtol=0, atol=0)
+
+
+def test_how_many_features_by_default() -> None:
+    assert FavorAttention(64, num_heads=1).num_features == int(64 * math.log(64))
+    assert FavorAttention(2, num_heads=2).num_features == 1
+
+
+def test_causal_and_padding() -> None:
+    contract.assert_causal(made(num_kv_heads=2))
+    for causal in (True, False):
+        contract.assert_padding_is_nothing(made(num_kv_heads=2, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_large_keys_neither_overflow_nor_vanish(causal: bool) -> None:
+    # Unshifted, their exponents are below -200: every feature would be 0 in float32, though not in float64.
+    layer = small(FavorAttention(HIDDEN_DIM, num_heads=1, num_features=64, causal=causal))
+    with torch.no_grad():
+        layer.qkv.bias[HIDDEN_DIM : 2 * HIDDEN_DIM] = 13.0
+    x = 0.3 * torch.randn(4, 7, HIDDEN_DIM)
+    expected = reference(layer.double(), x.double(), None, contract.padding(7))
+    got = layer.float()(x, key_padding_mask=contract.padding(7))
+    torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-3)
+    # A later key far above the first one is taken down to what float32 holds.
+    assert all(value.isfinite().all() for value in run(layer, [x * torch.tensor([1.0] + 6 * [1e3])[:, None]]).values())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_backward_keeps_grows_with_the_tokens(causal: bool) -> None:
+    layer = FavorAttention(64, num_heads=1, num_features=64, causal=causal)
+    few, many = (saved_bytes(layer, torch.randn(1, tokens, 64)) for tokens in (256, 1024))
+    assert many < 4.2 * few
+    assert many < 1024 * 64 * 64 * 4 / 4  # no [T, F, C] of float32
+
+
+def test_forms() -> None:
+    for causal in (True, False):
+        contract.assert_forms(made(num_kv_heads=2, causal=causal), rotated=True)
+
+
+@pytest.mark.parametrize("model", [Encoder, Decoder])
+def test_a_step_of_training(model: type[Encoder | Decoder]) -> None:
+    contract.assert_trains(model, "favor", num_heads=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_features": 0}, "num_features must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+    ],
+)
+def test_errors(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)

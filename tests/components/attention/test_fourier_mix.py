@@ -1,0 +1,62 @@
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import Decoder, Encoder, FourierMix
+from fuselayers.partition import saved_bytes
+from tests.components.attention import contract
+from tests.components.attention.contract import HIDDEN_DIM
+
+
+def reference(layer: FourierMix, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+    tokens, channels = x_BTD.shape[1:]
+    t, d = torch.arange(tokens, dtype=x_BTD.dtype), torch.arange(channels, dtype=x_BTD.dtype)
+    of_tokens, of_channels = t[:, None] * t / tokens, d[:, None] * d / channels
+    angles = 2 * math.pi * (of_tokens[:, None, :, None] + of_channels[None, :, None, :])
+    x = x_BTD if real_BT is None else x_BTD * real_BT[..., None]
+    return torch.einsum("tdse,bse->btd", angles.cos(), x)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+@pytest.mark.parametrize("padded", [True, False])
+def test_values_and_gradients(padded: bool, tokens: int) -> None:
+    contract.assert_is(FourierMix(HIDDEN_DIM), reference, tokens=tokens, padded=padded)
+
+
+def test_padding_is_zeros() -> None:
+    contract.assert_padding_is_nothing(FourierMix(HIDDEN_DIM), as_if_absent=False)
+
+
+def test_backward_keeps_nothing() -> None:
+    assert saved_bytes(FourierMix(HIDDEN_DIM), torch.randn(1, 16, HIDDEN_DIM, requires_grad=True)) == 0
+
+
+def test_forms() -> None:
+    contract.assert_forms(FourierMix(HIDDEN_DIM), rotated=False, bfloat16_atol=0.3)
+
+
+def test_a_step_of_training() -> None:
+    contract.assert_trains(Encoder, "fourier_mix")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "attention 'fourier_mix' cannot hide the tokens that follow, which a causal model needs; "),
+        ({"position": "rotary"}, "attention 'fourier_mix' cannot have its queries and keys turned, "),
+    ],
+)
+def test_what_it_cannot_do(options: dict[str, object], text: str) -> None:
+    model = Encoder if options else Decoder
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        model(vocab_size=5, hidden_dim=8, num_layers=1, context_length=9, attention="fourier_mix", **options)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
+        FourierMix(0)
+    with pytest.raises(ValueError, match=r"^x must be \[B, T, 8\], got \[1, 2, 9\]$"):
+        FourierMix(8)(torch.zeros(1, 2, 9))

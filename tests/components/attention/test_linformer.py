@@ -1,0 +1,142 @@
+import copy
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import Choice, Decoder, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
+from fuselayers.ops import dropout
+from fuselayers.partition import saved_bytes
+from tests.components.attention import contract
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
+
+
+def made(**options: object) -> LinformerAttention:
+    chosen = {"num_heads": 6, "context_length": 131, "projected_length": 5, **options}
+    return small(LinformerAttention(HIDDEN_DIM, **chosen))
+
+
+def reference(layer: LinformerAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+    """The whole context, with zeros for what is padded or not there."""
+    q, k, v = heads_of(layer, x_BTD, rotate)
+    of_keys = layer.key_projection.weight
+    of_values = of_keys if layer.value_projection is None else layer.value_projection.weight
+    whole = torch.zeros(2, *k.shape[:2], of_keys.shape[1], layer.head_dim, dtype=k.dtype)
+    real = torch.ones(x_BTD.shape[:2]) if real_BT is None else real_BT.to(k.dtype)
+    whole[:, :, :, : x_BTD.shape[1]] = torch.stack((k, v)) * real[:, None, :, None]
+    keys = torch.einsum("pl,bhlc->bhpc", of_keys, whole[0])
+    values = torch.einsum("pl,bhlc->bhpc", of_values, whole[1])
+    return joined(layer, (q @ keys.mT / math.sqrt(layer.head_dim)).softmax(-1) @ values)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129, 131])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("share_projection", [True, False])
+def test_values_and_gradients(share_projection: bool, heads: str, rotated: bool, padded: bool, tokens: int) -> None:
+    layer = made(share_projection=share_projection, **HEADS[heads])
+    contract.assert_is(layer, reference, tokens=tokens, padded=padded, rotated=rotated)
+
+
+def test_a_projection_that_changes_nothing_is_softmax_attention() -> None:
+    layer = made(context_length=7, projected_length=7, num_kv_heads=2)
+    exact = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, causal=False)
+    exact.load_state_dict(layer.state_dict(), strict=False)
+    with torch.no_grad():
+        layer.key_projection.weight.copy_(torch.eye(7))
+        layer.value_projection.weight.copy_(torch.eye(7))
+    x = torch.randn(2, 7, HIDDEN_DIM)
+    torch.testing.assert_close(layer(x), exact(x), rtol=1e-4, atol=1e-5)
+
+
+def test_padding() -> None:
+    contract.assert_padding_is_nothing(made(num_kv_heads=2))
+
+
+def test_dropout_falls_on_the_probabilities() -> None:
+    layer = made(dropout=0.4)
+    x = torch.randn(3, 7, HIDDEN_DIM)
+    q, k, v = heads_of(layer, x, None)
+    shares = (q @ (layer.key_projection.weight[:, :7] @ k).mT / math.sqrt(2)).softmax(-1)
+    torch.manual_seed(2)
+    expected = joined(layer, dropout(shares, 0.4) @ (layer.value_projection.weight[:, :7] @ v))
+    torch.manual_seed(2)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+    kept = copy.deepcopy(layer)
+    kept.dropout = 0.0
+    torch.testing.assert_close(layer.eval()(x), kept(x))
+
+
+def test_what_backward_keeps_grows_with_the_tokens() -> None:
+    layer = made(context_length=1024, dropout=0.3)
+    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
+    assert many < 4.2 * few
+
+
+def test_forms() -> None:
+    contract.assert_forms(made(num_kv_heads=2, dropout=0.3), rotated=True)
+    contract.assert_built_on_meta(made)
+
+
+def test_a_step_of_training() -> None:
+    contract.assert_trains(Encoder, "linformer", num_heads=6, projected_length=4)
+
+
+def test_a_model_fills_in_its_context_length() -> None:
+    model = Encoder(
+        vocab_size=5,
+        hidden_dim=8,
+        num_layers=1,
+        context_length=9,
+        attention=Choice("linformer", {"num_heads": 2, "projected_length": 3}),
+    )
+    assert tuple(model.blocks[0].attention.key_projection.weight.shape) == (3, 9)
+
+
+def test_it_cannot_be_causal() -> None:
+    text = (
+        "attention 'linformer' cannot hide the tokens that follow, which a causal model needs; "
+        "those that can: favor, linear, local, multi_head, pooling"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        Decoder(
+            vocab_size=5,
+            hidden_dim=8,
+            num_layers=1,
+            context_length=9,
+            attention=Choice("linformer", {"num_heads": 2}),
+        )
+
+
+def test_a_block_alone_must_be_told_the_context_length() -> None:
+    choice = Choice("linformer", {"num_heads": 2})
+    text = "attention 'linformer' needs the longest sequence in tokens; pass context_length to the block"
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        TransformerBlock(8, attention=choice, causal=False)
+    block = TransformerBlock(8, attention=choice, causal=False, context_length=6)
+    assert block.attention.key_projection.in_features == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"projected_length": 0}, "projected_length must be at least 1, got 0"),
+        ({"context_length": 0}, "context_length must be at least 1, got 0"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+    ],
+)
+def test_errors(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)
+
+
+def test_a_sequence_that_is_too_long() -> None:
+    text = (
+        "a sequence of 8 tokens does not fit the context_length 7; "
+        "shorten it, or build the attention with a longer context"
+    )
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        made(context_length=7)(torch.zeros(1, 8, HIDDEN_DIM))

@@ -1,0 +1,116 @@
+import math
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import Choice, Decoder, Encoder, MultiHeadAttention, NystromAttention
+from fuselayers.partition import saved_bytes
+from tests.components.attention import contract
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
+
+
+def made(**options: object) -> NystromAttention:
+    return small(NystromAttention(HIDDEN_DIM, **{"num_heads": 6, "num_landmarks": 3, **options}))
+
+
+def reference(layer: NystromAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+    """Row by row, with the padding taken out of the row first."""
+    q, k, v = heads_of(layer, x_BTD, rotate)
+    root = math.sqrt(layer.head_dim)
+    rows = []
+    for b, tokens in enumerate([x_BTD.shape[1]] * len(x_BTD)):
+        real = list(range(tokens)) if real_BT is None else real_BT[b].nonzero().flatten().tolist()
+        mixed = torch.zeros_like(q[b])
+        if real:
+            landmarks = min(layer.num_landmarks, len(real))
+            segments: list[list[int]] = [[] for _ in range(landmarks)]
+            for number, token in enumerate(real):
+                segments[number * landmarks // len(real)].append(token)
+            q_means, k_means = (torch.stack([x[b][:, at].mean(1) for at in segments], 1) for x in (q, k))
+            a = (q_means @ k_means.mT / root).softmax(-1)
+            z = torch.stack([one.T / (one.sum(0).max() * one.sum(1).max()) for one in a])
+            one = torch.eye(landmarks, dtype=a.dtype)
+            for _ in range(layer.inverse_iterations):
+                z = z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z))) / 4
+            looks = (q[b] @ k_means.mT / root).softmax(-1)
+            gathers = (q_means @ k[b][:, real].mT / root).softmax(-1)
+            mixed = looks @ z @ (gathers @ v[b][:, real])
+        if layer.value_conv is not None:
+            filters, half = layer.value_conv.weight[:, 0], layer.value_conv.weight.shape[2] // 2
+            near = [[filters[:, s - t + half] * v[b][:, s] for s in real if abs(s - t) <= half] for t in range(tokens)]
+            mixed = mixed + torch.stack([sum(terms, torch.zeros_like(v[b][:, 0])) for terms in near], 1)
+        rows.append(mixed)
+    return joined(layer, torch.stack(rows))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 129])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize("heads", HEADS)
+def test_values_and_gradients(heads: str, rotated: bool, padded: bool, tokens: int) -> None:
+    contract.assert_is(made(**HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("padded", [True, False])
+def test_with_a_convolution_of_the_values(padded: bool, heads: str) -> None:
+    layer = made(conv_kernel_size=5, num_landmarks=4, inverse_iterations=2, **HEADS[heads])
+    contract.assert_is(layer, reference, tokens=7, padded=padded)
+
+
+def test_with_a_landmark_for_each_token_it_is_softmax_attention() -> None:
+    layer = made(num_landmarks=9, inverse_iterations=40, num_kv_heads=2).double()
+    exact = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, causal=False).double()
+    exact.load_state_dict(layer.state_dict())
+    x, real_BT = torch.randn(4, 9, HIDDEN_DIM, dtype=torch.float64), contract.padding(9)
+    torch.testing.assert_close(layer(x), exact(x), rtol=1e-6, atol=1e-6)
+    got, expected = layer(x, key_padding_mask=real_BT), exact(x, key_padding_mask=real_BT)
+    # A padded query is no landmark of its own, so it has only nearly what softmax attention gives it.
+    torch.testing.assert_close(got[real_BT], expected[real_BT], rtol=1e-6, atol=1e-6)
+
+
+def test_padding() -> None:
+    contract.assert_padding_is_nothing(made(num_kv_heads=2, conv_kernel_size=3))
+    contract.assert_padding_is_nothing(made(num_landmarks=64))
+
+
+def test_what_backward_keeps_grows_with_the_tokens() -> None:
+    layer = made(num_landmarks=16)
+    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
+    assert many < 4.2 * few
+
+
+def test_forms() -> None:
+    contract.assert_forms(made(num_kv_heads=2, conv_kernel_size=3), rotated=True)
+    contract.assert_built_on_meta(lambda: made(conv_kernel_size=3))
+
+
+def test_a_step_of_training() -> None:
+    contract.assert_trains(Encoder, "nystrom", num_heads=6, num_landmarks=3, conv_kernel_size=3)
+
+
+def test_it_cannot_be_causal() -> None:
+    text = (
+        "attention 'nystrom' cannot hide the tokens that follow, which a causal model needs; "
+        "those that can: favor, linear, local, multi_head, pooling"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        Decoder(
+            vocab_size=5, hidden_dim=8, num_layers=1, context_length=9, attention=Choice("nystrom", {"num_heads": 2})
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_landmarks": 0}, "num_landmarks must be at least 1, got 0"),
+        ({"inverse_iterations": 0}, "inverse_iterations must be at least 1, got 0"),
+        ({"conv_kernel_size": 0}, "conv_kernel_size must be at least 1, got 0"),
+        ({"conv_kernel_size": 4}, "conv_kernel_size must be odd, so that a token stands in the middle, got 4"),
+    ],
+)
+def test_errors(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)

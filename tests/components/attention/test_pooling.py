@@ -1,0 +1,58 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.components import Decoder, Encoder, PoolingMix
+from fuselayers.partition import saved_bytes
+from tests.components.attention import contract
+from tests.components.attention.contract import HIDDEN_DIM, allowed
+
+
+def reference(layer: PoolingMix, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+    near = allowed(x_BTD.shape[1], real_BT, causal=layer.causal, window=layer.window)[:, 0].to(x_BTD.dtype)
+    return near @ x_BTD / near.sum(-1, keepdim=True).clamp(min=1) - x_BTD
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+@pytest.mark.parametrize("window", [1, 2, 3, 50])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_values_and_gradients(padded: bool, causal: bool, window: int, tokens: int) -> None:
+    layer = PoolingMix(HIDDEN_DIM, window=window, causal=causal)
+    contract.assert_is(layer, reference, tokens=tokens, padded=padded, tolerance=1e-6)
+
+
+def test_it_is_the_pool_of_the_paper() -> None:
+    x = torch.randn(2, 9, HIDDEN_DIM)
+    pooled = F.avg_pool2d(x.mT[..., None], (3, 1), stride=1, padding=(1, 0), count_include_pad=False)[..., 0].mT
+    torch.testing.assert_close(PoolingMix(HIDDEN_DIM, window=2, causal=False)(x), pooled - x)
+
+
+def test_causal_and_padding() -> None:
+    contract.assert_causal(PoolingMix(HIDDEN_DIM, window=3))
+    for causal in (True, False):
+        contract.assert_padding_is_nothing(PoolingMix(HIDDEN_DIM, window=3, causal=causal))
+
+
+def test_what_backward_keeps_does_not_grow_with_the_window() -> None:
+    x = torch.randn(1, 256, HIDDEN_DIM, requires_grad=True)
+    narrow, wide = (saved_bytes(PoolingMix(HIDDEN_DIM, window=window), x) for window in (2, 128))
+    assert wide < 1.6 * narrow
+
+
+def test_forms() -> None:
+    for causal in (True, False):
+        contract.assert_forms(PoolingMix(HIDDEN_DIM, window=3, causal=causal), rotated=False)
+
+
+@pytest.mark.parametrize("model", [Encoder, Decoder])
+def test_a_step_of_training(model: type[Encoder | Decoder]) -> None:
+    contract.assert_trains(model, "pooling", window=3)
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match=r"^window must be at least 1, got 0$"):
+        PoolingMix(8, window=0)
+    with pytest.raises(ValueError, match=r"^x must be \[B, T, 8\], got \[1, 2, 9\]$"):
+        PoolingMix(8)(torch.zeros(1, 2, 9))
