@@ -9,7 +9,10 @@ from .activation import SiLU as SiLU
 from .activation import SmeLU as SmeLU
 from .activation import SquaredReLU as SquaredReLU
 from .activation import StarReLU as StarReLU
+from .attention import KeyValueCache as KeyValueCache
 from .attention import MultiHeadAttention as MultiHeadAttention
+from .attention import block_diagonal_mask as block_diagonal_mask
+from .attention import block_mask as block_mask
 from .block import ReversibleBlock as ReversibleBlock
 from .block import TransformerBlock as TransformerBlock
 from .feedforward import MLP as MLP

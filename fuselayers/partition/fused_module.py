@@ -1,12 +1,13 @@
 """FusedModule -- a module's fused twin: its own forward, the same weights."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-__all__ = ["FusedModule"]
+__all__ = ["FusedModule", "unfused"]
 
 _SHARED: Final = (
     "_parameters",
@@ -117,3 +118,29 @@ class FusedModule(nn.Module):
 
 def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
     return FusedModule(module, fused.over(module))
+
+
+@contextlib.contextmanager
+def unfused(module: nn.Module) -> Iterator[None]:
+    """Let the fused views among the parts of a module run eagerly for a while, hooks of the views included.
+
+    For calls that would compile again and again, as each token of a text with one more key than the last.
+
+    >>> from fuselayers import fuse
+    >>> layers = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
+    >>> with unfused(layers):
+    ...     layers(torch.ones(1, 2)).shape
+    torch.Size([1, 2])
+    """
+    views = [part for part in module.modules() if isinstance(part, FusedModule)]
+    before = [view.fused for view in views]
+    for view in views:
+        eager = view.module
+        while isinstance(eager, FusedModule):
+            eager = eager.module
+        view.fused = eager.__call__
+    try:
+        yield
+    finally:
+        for view, fused in zip(views, before, strict=True):
+            view.fused = fused

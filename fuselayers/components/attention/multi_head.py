@@ -1,13 +1,18 @@
 """multi_head -- every token takes a weighted mean of the values of the tokens it may look at.
 
-    x, y   [B, T, D]      B batch, T tokens, D model
-    q      [B, H, T, C]   H query heads, C channels of a head
-    k, v   [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
-    mask   [B, 1, T, T]   True where a query (row) may look at a key (column)
+    x, y     [B, T, D]      B batch, T tokens, D model
+    memory   [B, S, D]      what cross-attention looks at, S tokens
+    q        [B, H, T, C]   H query heads, C channels of a head
+    k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T but for a memory
+                            and while text is generated
+    bias     [H, T, S]      added to the scores
 
-    y = out(softmax(q k^T / sqrt(C), over the allowed keys) v)
+    y = out(softmax(scale q k^T, over the allowed keys) v),   scale = 1 / sqrt(C)
 
-Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023.
+What the options add to it stands in `kernels` (cap, sinks) and `masks` (window).
+
+Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023; norms of queries and keys: Dehghani et al.,
+"Scaling vision transformers to 22 billion parameters", 2023, section 2; window: Jiang et al., "Mistral 7B", 2023.
 """
 
 import math
@@ -16,33 +21,52 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
-from ...ops import dropout
-from ..ranges import Probability, Size, in_range
-from ..registry import register
+from ...names import no_such
+from ..plain_linear import is_plain_linear
+from ..ranges import NotNegative, Positive, Probability, Size, in_range
+from ..registry import Choice, create, options, register
+from .cache import KeyValueCache
 from .inputs import Rotate
+from .kernels import KERNELS, Kernel, attend
+from .masks import Rules, check_bias, check_mask, check_padding
 
 __all__ = ["MultiHeadAttention"]
 
 
 @register("attention", "multi_head")
 class MultiHeadAttention(nn.Module):
-    """Self-attention with one packed projection for queries, keys and values.
+    """Attention with one packed projection for queries, keys and values.
 
-    It runs on torch's `scaled_dot_product_attention`. With dropout in training it writes the softmax out, because the
-    mask must be the library's own, the same on every backend: that keeps B x H x T x T probabilities for backward.
+    It runs on torch's `scaled_dot_product_attention` wherever that can express what is asked for. With dropout in
+    training it writes the softmax out, because the mask must be the library's own, the same on every backend: that
+    keeps B x H x T x S probabilities for backward.
 
     Args:
         hidden_dim: D, the width of the model.
         num_heads: number of query heads.
         num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
         head_dim: channels of a head; None for hidden_dim / num_heads.
-        bias: whether both projections have a bias.
+        bias: whether the projection of queries, keys and values has a bias.
+        out_bias: whether the output projection has one; None as `bias` says.
         dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
+        window: how many tokens a token looks at, in tokens: itself and the window - 1 before it, and as many behind it
+            where it is not causal; None for all.
+        qk_norm: the norm of each head's queries and keys before they are turned, by its name, as in Qwen3; None for
+            none.
+        qk_norm_eps: the eps of that norm.
+        soft_cap: no score gets further from 0: scores become soft_cap * tanh(score / soft_cap), as in Gemma 2; None
+            leaves them.
+        sinks: whether each head has a learned logit that takes its share in the softmax, as in GPT-OSS.
+        scale: the factor of the scores; None for 1 / sqrt(head_dim).
+        kernel: how it is computed: "sdpa" is torch's fused attention, "flex" its flex attention (on a GPU; on a CPU
+            without gradients), "plain" writes the formula out, "auto" takes the fastest that can.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
-        ValueError: heads that do not divide, a size below one, or a dropout outside [0, 1).
+        ValueError: heads that do not divide, a number out of its range, no such norm or kernel, or a kernel that cannot
+            do what is asked for.
 
     >>> attention = MultiHeadAttention(8, num_heads=4, num_kv_heads=2)
     >>> attention.qkv.out_features
@@ -60,7 +84,15 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: Size | None = None,
         head_dim: Size | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
         dropout: Probability = 0.0,
+        window: Size | None = None,
+        qk_norm: str | None = None,
+        qk_norm_eps: NotNegative = 1e-6,
+        soft_cap: Positive | None = None,
+        sinks: bool = False,
+        scale: Positive | None = None,
+        kernel: Kernel = "auto",
         causal: bool = True,
     ) -> None:
         super().__init__()
@@ -73,88 +105,185 @@ class MultiHeadAttention(nn.Module):
                     f"hidden_dim must be a multiple of num_heads, got {hidden_dim} and {num_heads}; or give head_dim"
                 )
             head_dim = hidden_dim // num_heads
+        _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.dropout = dropout
+        self.window = window
+        self.soft_cap = soft_cap
+        self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        self.kernel: Kernel = kernel
         self.causal = causal
         self.qkv = nn.Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
-        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias)
+        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias if out_bias is None else out_bias)
+        self.q_norm, self.k_norm = (_head_norm(qk_norm, head_dim, qk_norm_eps) for _ in range(2))
+        self.sinks = nn.Parameter(torch.empty(num_heads)) if sinks else None
+        self.reset_parameters()
 
-    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Return what every token gathers.
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the sinks to zero; the projections and norms have their own."""
+        if self.sinks is not None:
+            self.sinks.zero_()
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        rotate: Rotate | None = None,
+        bias: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        cache: KeyValueCache | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
+        """Return what every token gathers: [B, T, D] -> [B, T, D].
+
+        A token with nothing to look at gathers zeros.
 
         Args:
             x_BTD: [B, T, D].
             rotate: puts positions into queries and keys, as `Position.rotate` does; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which nobody looks at. A token
-                with nothing to look at gathers zeros.
+            bias: [H, T, S], finite, added to the scores; None adds nothing.
+            key_padding_mask: bool [B, S], True for a real token, False for padding, which nobody looks at.
+            mask: bool, broadcastable to [B, H, T, S], True where a token may look; or a `BlockMask` of torch's flex
+                attention for the kernel "flex". None hides nothing more.
+            cache: the keys and values of the tokens before x, to which those of x are added; with a memory the
+                memory's, which are computed in the first call only. None without one.
+            memory: [B, S, D], what keys and values come from in cross-attention; None for x itself.
 
         Raises:
-            ValueError: x or the mask has another shape, or the mask is not bool.
+            ValueError: an input has another shape or dtype, or the inputs and options do not go together.
+            RuntimeError: there is a cache, and a gradient is wanted.
         """
         if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.qkv.in_features:
             raise ValueError(f"x must be [B, T, {self.qkv.in_features}], got {list(x_BTD.shape)}")
-        if key_padding_mask is not None:
-            _check_padding(key_padding_mask, x_BTD)
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q_BHTC, k_BGTC, v_BGTC = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for part in self.qkv(x_BTD).split([n * self.head_dim for n in heads], dim=-1)
-        )
-        if rotate is not None:
-            q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)
-        if self.training and self.dropout > 0:
-            mask = _mask(x_BTD, key_padding_mask, self.causal)
-            mixed_BHTC = _dropped_attention(q_BHTC, k_BGTC, v_BGTC, mask, p=self.dropout)
+        first, keys = self._places(x_BTD, rotate, cache, memory)
+        self._check_inputs(x_BTD, keys, bias, key_padding_mask, mask, memory)
+        if memory is None:
+            q_BHTC, k_BGSC, v_BGSC = self._look_around(x_BTD, rotate, cache)
         else:
-            # is_causal lets the kernel skip half the work, so a mask is written out only where padding asks for one.
-            mask = None if key_padding_mask is None else _mask(x_BTD, key_padding_mask, self.causal)
-            mixed_BHTC = F.scaled_dot_product_attention(
-                q_BHTC,
-                k_BGTC,
-                v_BGTC,
-                attn_mask=mask,
-                is_causal=self.causal and mask is None,
-                enable_gqa=self.num_kv_heads < self.num_heads,
-            )
+            q_BHTC, k_BGSC, v_BGSC = self._look_at(memory, x_BTD, cache)
+        rules = Rules(
+            scale=self.scale,
+            causal=self.causal,
+            window=self.window,
+            first=first,
+            soft_cap=self.soft_cap,
+            sinks_H=self.sinks,
+            bias_HTS=bias,
+            key_padding_mask=key_padding_mask,
+            mask=mask,
+        )
+        p = self.dropout if self.training else 0.0
+        mixed_BHTC = attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p)
         y_BTD: Tensor = self.out(mixed_BHTC.transpose(1, 2).flatten(2))
         return y_BTD
 
+    def _places(
+        self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
+    ) -> tuple[int, int]:
+        """Return the place of the first query among the keys, and the number of keys."""
+        if memory is None:
+            if cache is not None and not self.causal:
+                raise ValueError("attention that is not causal keeps no cache: a token before sees the tokens after it")
+            first = 0 if cache is None else cache.length
+            return first, first + x_BTD.shape[1]
+        if self.causal or self.window is not None:
+            named = "causal" if self.causal else "windowed"
+            raise ValueError(f"attention that is {named} cannot look at a memory; build it without that")
+        if rotate is not None:
+            raise ValueError("rotate turns queries and keys of the same tokens; leave it out where there is a memory")
+        wanted = (x_BTD.shape[0], self.qkv.in_features)
+        if memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != wanted:
+            raise ValueError(f"memory must be [{wanted[0]}, S, {wanted[1]}], got {list(memory.shape)}")
+        if cache is not None and cache.length not in (0, memory.shape[1]):
+            raise ValueError(
+                f"the cache holds a memory of {cache.length} tokens, got one of {memory.shape[1]}; use a new cache"
+            )
+        return 0, memory.shape[1]
+
+    def _check_inputs(
+        self,
+        x_BTD: Tensor,
+        keys: int,
+        bias: Tensor | None,
+        key_padding_mask: Tensor | None,
+        mask: Tensor | BlockMask | None,
+        memory: Tensor | None,
+    ) -> None:
+        batch, tokens, _ = x_BTD.shape
+        if key_padding_mask is not None:
+            fitting = f"x {list(x_BTD.shape)}" if memory is None else f"the memory {list(memory.shape)}"
+            before = f" after {keys - tokens} tokens in the cache" if memory is None and keys != tokens else ""
+            check_padding(key_padding_mask, (batch, keys), f"{fitting}{before}")
+        if mask is not None:
+            check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
+        if bias is not None:
+            check_bias(bias, (self.num_heads, tokens, keys))
+
+    def _heads(self, x_BTD: Tensor, first: int, number: int) -> Tensor:
+        """Return so many heads of the packed projection, from the one of that place on: [B, T, D] -> [B, T, n, C]."""
+        begin, end = first * self.head_dim, (first + number) * self.head_dim
+        if is_plain_linear(self.qkv):
+            bias = self.qkv.bias
+            part = F.linear(x_BTD, self.qkv.weight[begin:end], None if bias is None else bias[begin:end])
+        else:
+            # See Note: [guards of a split linear]; what is computed too much is the price.
+            part = self.qkv(x_BTD)[..., begin:end]
+        heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
+        return heads
+
+    def _look_at(self, memory_BSD: Tensor, x_BTD: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of x and the keys and values of the memory: [B, H, T, C], [B, G, S, C] twice."""
+        q_BHTC = self._normed(self.q_norm, self._heads(x_BTD, 0, self.num_heads)).transpose(1, 2)
+        if cache is not None and cache.length:
+            return q_BHTC, *cache.stored()
+        both = self._heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
+        k_BSGC, v_BSGC = both.split(self.num_kv_heads, dim=-2)  # type: ignore[no-untyped-call]
+        k_BGSC, v_BGSC = self._normed(self.k_norm, k_BSGC).transpose(1, 2), v_BSGC.transpose(1, 2)
+        return q_BHTC, *((k_BGSC, v_BGSC) if cache is None else cache.append(k_BGSC, v_BGSC))
+
+    def _look_around(
+        self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of x, and the keys and values up to its last token: [B, H, T, C], [B, G, S, C] twice."""
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q_BTHC, k_BTGC, v_BTGC = (
+            part.unflatten(-1, (-1, self.head_dim))
+            for part in self.qkv(x_BTD).split([n * self.head_dim for n in heads], dim=-1)
+        )
+        q_BHTC = self._normed(self.q_norm, q_BTHC).transpose(1, 2)
+        k_BGSC, v_BGSC = self._normed(self.k_norm, k_BTGC).transpose(1, 2), v_BTGC.transpose(1, 2)
+        if rotate is not None:
+            q_BHTC, k_BGSC = rotate(q_BHTC, k_BGSC)
+        return q_BHTC, *((k_BGSC, v_BGSC) if cache is None else cache.append(k_BGSC, v_BGSC))
+
+    @staticmethod
+    def _normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
+        normed: Tensor = heads if norm is None else norm(heads)
+        return normed
+
     def extra_repr(self) -> str:
-        return (
-            f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
-            f"dropout={self.dropout}, causal={self.causal}"
-        )
+        shown = ["num_heads", "num_kv_heads", "head_dim", "dropout", "causal"]
+        shown += [name for name in ("window", "soft_cap") if getattr(self, name) is not None]
+        shown += ["kernel"] if self.kernel != "auto" else []
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
 
 
-def _check_padding(mask: Tensor, x_BTD: Tensor) -> None:
-    if mask.dtype != torch.bool or mask.shape != x_BTD.shape[:2]:
-        raise ValueError(
-            f"key_padding_mask must be torch.bool {list(x_BTD.shape[:2])} to fit x {list(x_BTD.shape)}, True for a "
-            f"real token, got {mask.dtype} {list(mask.shape)}"
-        )
+def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> None:
+    if kernel not in KERNELS:
+        raise ValueError(no_such("kernel", kernel, KERNELS))
+    if kernel in ("sdpa", "flex") and dropout > 0:
+        raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; take 'auto' or 'plain', or dropout=0")
+    if kernel == "sdpa" and soft_cap is not None:
+        raise ValueError("the kernel 'sdpa' cannot cap scores; take 'auto', or leave soft_cap out")
 
 
-def _mask(x_BTD: Tensor, key_padding_mask: Tensor | None, causal: bool) -> Tensor | None:
-    """Return which keys each query may look at: bool, broadcastable to [B, 1, T, T], or None for all."""
-    tokens = x_BTD.shape[1]
-    allowed = torch.ones(tokens, tokens, dtype=torch.bool, device=x_BTD.device).tril() if causal else None
-    if key_padding_mask is None:
-        return allowed
-    real_B11T = key_padding_mask[:, None, None, :]
-    return real_B11T if allowed is None else real_B11T & allowed
-
-
-def _dropped_attention(q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, mask: Tensor | None, *, p: float) -> Tensor:
-    """Return attention with dropout on its probabilities, in plain torch: [B, H, T, C]."""
-    group = q_BHTC.shape[1] // k_BGTC.shape[1]
-    k_BHTC, v_BHTC = k_BGTC.repeat_interleave(group, dim=1), v_BGTC.repeat_interleave(group, dim=1)
-    scores_BHTT = q_BHTC @ k_BHTC.transpose(-2, -1) / math.sqrt(q_BHTC.shape[-1])
-    if mask is not None:
-        # Not -inf: a row without any allowed key would be 0 / 0, in backward too. Filled twice it is zeros in both.
-        scores_BHTT = scores_BHTT.masked_fill(~mask, torch.finfo(scores_BHTT.dtype).min)
-    weights_BHTT = scores_BHTT.softmax(-1)
-    if mask is not None:
-        weights_BHTT = weights_BHTT.masked_fill(~mask, 0.0)
-    return dropout(weights_BHTT, p) @ v_BHTC
+def _head_norm(name: str | None, head_dim: int, eps: float) -> nn.Module | None:
+    if name is None:
+        return None
+    given = {"eps": eps} if any(option.name == "eps" for option in options("norm", name)) else {}
+    norm: nn.Module = create("norm", Choice(name, given), head_dim)
+    return norm

@@ -172,5 +172,7 @@ class TransformerBlock(nn.Module):
             )
         if self.cross_attention is not None:
             look = functools.partial(self.cross_attention, memory=memory_BSD, key_padding_mask=memory_padding_mask)
+            if "cache" in given and "cache" in takes(self.cross_attention.forward):
+                look = functools.partial(look, cache=given["cache"].of_memory)
             sublayers.insert(1, look)
         return sublayers

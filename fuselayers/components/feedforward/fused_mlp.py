@@ -9,11 +9,12 @@ It is the plain `MLP` by its parameters, its state_dict keys and its numbers; on
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...ops import bias_activation_dropout
 from ..checks import check_last_dim
 from ..fused_op import op_for
+from ..plain_linear import is_plain_linear
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .mlp import MLP
@@ -59,7 +60,7 @@ class FusedMLP(MLP):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
-        if not _is_plain_linear(self.up):
+        if not is_plain_linear(self.up):
             return super().forward(x)
         hidden = F.linear(x, self.up.weight)
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
@@ -68,11 +69,3 @@ class FusedMLP(MLP):
         hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training)
         y: Tensor = self.down(hidden)
         return y
-
-
-def _is_plain_linear(layer: nn.Module) -> bool:
-    # Note: [guards of a split linear] Taking weight and bias out of a layer passes by its forward. That is right only
-    # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass), a
-    # patched forward or a hook must be called.
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not any(hooks)

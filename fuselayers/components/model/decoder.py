@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
+from ...partition import unfused
+from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, register
@@ -131,10 +133,16 @@ class Decoder(Stack):
         logits_BTV = self._logits(self.features(tokens_BT))
         return logits_BTV if targets_BT is None else token_loss(logits_BTV, targets_BT)
 
-    def features(self, tokens_BT: Tensor) -> Tensor:
-        """Return what the output layer sees: [B, T] -> [B, T, D]."""
-        x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
-        return self.run_blocks(dropout_op(x_BTD, self.dropout, training=self.training))
+    def features(self, tokens_BT: Tensor, *, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+        """Return what the output layer sees: [B, T] -> [B, T, D].
+
+        Args:
+            tokens_BT: the tokens; with caches those that follow the ones in the caches.
+            caches: one per block, to which these tokens are added; None without.
+        """
+        first = caches[0].length if caches else 0
+        x_BTD: Tensor = self.position(look_up(self.token, tokens_BT), first=first)
+        return self.run_blocks(dropout_op(x_BTD, self.dropout, training=self.training), caches=caches)
 
     @torch.no_grad()
     def generate(
@@ -148,7 +156,9 @@ class Decoder(Stack):
     ) -> Tensor:
         """Continue each row of tokens, one token after the other; the last `context_length` tokens are looked at.
 
-        It runs in eval mode and leaves every module in the mode it was in.
+        It runs in eval mode and leaves every module in the mode it was in; what is fused runs eagerly, since it would
+        be compiled for each token anew. Keys and values are kept where all blocks can, until the context is full: from
+        then on each new token moves all others to another place, and everything is computed again.
 
         Args:
             tokens_BT: int64 or int32 [B, T], the prompts, T at least one.
@@ -167,16 +177,30 @@ class Decoder(Stack):
         check_tokens(tokens_BT)
         check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
         in_training = [module for module in self.modules() if module.training]
+        caches = self._caches(min(self.context_length, tokens_BT.shape[1] + num_tokens))
         self.eval()
         try:
-            for _ in range(num_tokens):
-                last_BD = self.features(tokens_BT[:, -self.context_length :])[:, -1]
-                token_B = next_token(self._logits(last_BD), temperature=temperature, top_k=top_k, generator=generator)
-                tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
+            with unfused(self):
+                for _ in range(num_tokens):
+                    if tokens_BT.shape[1] > self.context_length:
+                        caches = None
+                    start = -self.context_length if caches is None else caches[0].length
+                    last_BD = self.features(tokens_BT[:, start:], caches=caches)[:, -1]
+                    logits_BV = self._logits(last_BD)
+                    token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
+                    tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
         finally:
             for module in in_training:
                 module.training = True
         return tokens_BT
+
+    def _caches(self, capacity: int) -> list[KeyValueCache] | None:
+        """Return an empty cache for each block, or None where a block cannot do with the newest token alone."""
+        for block in self.blocks:
+            mixes_tokens = any(getattr(part, "mixes_tokens", False) for part in block.modules())
+            if mixes_tokens or "cache" not in getattr(block, "takes", ()):
+                return None
+        return [KeyValueCache(capacity) for _ in self.blocks]
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""

@@ -1,0 +1,102 @@
+"""What an attention remembers while text is generated: the keys and values of the tokens that went before.
+
+    k, v   [B, G, T, C]   B batch, G key-value heads, T new tokens, C channels of a head
+
+Memory, in elements: 2 x B x G x C for each token that it has room for.
+"""
+
+import torch
+from torch import Tensor
+
+from ..ranges import Size, in_range
+
+__all__ = ["KeyValueCache"]
+
+
+class KeyValueCache:
+    """The keys and values of one attention, in memory that is reserved once.
+
+    A window does not make it smaller: all tokens are kept, so that a mask or a bias can still tell every key's place.
+
+    Args:
+        capacity: for how many tokens there is room; None for those of the first `append`, which suits a memory.
+
+    Attributes:
+        length: how many tokens are stored.
+
+    Raises:
+        ValueError: capacity is below one; in `append`, there is no room left, or what is added does not fit.
+        RuntimeError: in `append`, a gradient would be lost.
+
+    >>> cache = KeyValueCache(4)
+    >>> k, v = cache.append(torch.ones(1, 2, 3, 5), torch.ones(1, 2, 3, 5))
+    >>> k, v = cache.append(torch.zeros(1, 2, 1, 5), torch.zeros(1, 2, 1, 5))
+    >>> cache.length, k[0, 0, :, 0]
+    (4, tensor([1., 1., 1., 0.]))
+    """
+
+    @in_range
+    def __init__(self, capacity: Size | None = None) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self._keys_BGSC: Tensor | None = None
+        self._values_BGSC: Tensor | None = None
+        self._memory: KeyValueCache | None = None
+
+    @property
+    def of_memory(self) -> "KeyValueCache":
+        """The cache of the cross-attention in the same block: it is filled once, with the whole memory."""
+        if self._memory is None:
+            self._memory = KeyValueCache()
+        return self._memory
+
+    def append(self, k_BGTC: Tensor, v_BGTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of new tokens; return those of all tokens so far, [B, G, length, C] each.
+
+        What is returned are views, which the next `append` leaves as they are.
+        """
+        if torch.is_grad_enabled() and (k_BGTC.requires_grad or v_BGTC.requires_grad):
+            raise RuntimeError("a KeyValueCache keeps no gradients; generate under torch.no_grad()")
+        end = self.length + k_BGTC.shape[2]
+        if self.capacity is None:
+            self.capacity = end
+        if end > self.capacity:
+            raise ValueError(
+                f"the cache has room for {self.capacity} tokens and holds {self.length}, got {k_BGTC.shape[2]} more; "
+                "build it with a larger capacity"
+            )
+        if self._keys_BGSC is None or self._values_BGSC is None:
+            self._keys_BGSC, self._values_BGSC = (_room_for(x, self.capacity) for x in (k_BGTC, v_BGTC))
+        for stored, new in ((self._keys_BGSC, k_BGTC), (self._values_BGSC, v_BGTC)):
+            if _without_tokens(stored) != _without_tokens(new) or stored.dtype != new.dtype:
+                batch, heads, _, channels = stored.shape
+                raise ValueError(
+                    f"the cache holds {stored.dtype} [{batch}, {heads}, T, {channels}], "
+                    f"got {new.dtype} {list(new.shape)}; use a new cache for another batch or model"
+                )
+            stored[:, :, self.length : end] = new
+        self.length = end
+        return self.stored()
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Return the keys and values so far, [B, G, length, C] each.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self._keys_BGSC is None or self._values_BGSC is None:
+            raise ValueError("the cache is empty; append to it first")
+        return self._keys_BGSC[:, :, : self.length], self._values_BGSC[:, :, : self.length]
+
+    def __repr__(self) -> str:
+        return f"KeyValueCache(capacity={self.capacity}, length={self.length})"
+
+
+def _room_for(x_BGTC: Tensor, capacity: int) -> Tensor:
+    batch, heads, channels = _without_tokens(x_BGTC)
+    return x_BGTC.new_empty(batch, heads, capacity, channels)
+
+
+def _without_tokens(x_BGTC: Tensor) -> tuple[int, int, int]:
+    batch, heads, _, channels = x_BGTC.shape
+    return batch, heads, channels

@@ -1,0 +1,136 @@
+"""Attention by torch's flex attention, which compiles a kernel for the rules and skips what they hide.
+
+    q, y   [B, H, T, C]   B batch, H query heads, T queries, C channels of a head
+    k, v   [B, G, S, C]   G key-value heads, S keys
+
+What depends only on places (causal, window) becomes a `BlockMask`, whose hidden blocks are never computed. What depends
+on tensors (padding, masks, biases) and the cap change the score of each pair.
+
+On a CPU torch runs its formula, which has no backward; what is built here is proved by it all the same.
+
+Dong et al., "Flex attention", 2024.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from .masks import Rules
+
+__all__ = ["flex"]
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor:
+    """Return what every query gathers: [B, H, T, C].
+
+    Raises:
+        NotImplementedError: a gradient is wanted on a CPU.
+    """
+    batch, heads, tokens, _ = q_BHTC.shape
+    keys = k_BGSC.shape[-2]
+    # Under autocast a norm of queries and keys leaves them in float32, and the kernel wants one dtype.
+    q_BHTC, k_BGSC = q_BHTC.to(v_BGSC.dtype), k_BGSC.to(v_BGSC.dtype)
+    causal, window = rules.hides_future(keys), rules.window if rules.hides_far(keys) else None
+    blocks, by_place, mask_BHTS = None, None, None
+    if isinstance(rules.mask, BlockMask):
+        blocks = rules.mask
+        by_place = _by_place(causal, window, rules.first)
+    else:
+        blocks = _blocks(causal, window, rules.first, tokens, keys, q_BHTC.device)
+        mask_BHTS = None if rules.mask is None else rules.mask.expand(batch, heads, tokens, keys)
+    result = _flex_for(q_BHTC)(
+        q_BHTC,
+        k_BGSC,
+        v_BGSC,
+        score_mod=_score_mod(rules, by_place, mask_BHTS),
+        block_mask=blocks,
+        scale=rules.scale,
+        enable_gqa=k_BGSC.shape[1] < heads,
+        return_aux=None if rules.sinks_H is None else AuxRequest(lse=True),
+    )
+    if rules.sinks_H is None:
+        return cast(Tensor, result)
+    y_BHTC, aux = cast(tuple[Tensor, AuxOutput], result)
+    assert aux.lse is not None
+    # Of the weight, sum / (sum + exp(sink)) stays with the keys, where the sum is over their exp(score).
+    share_BHT = torch.sigmoid(aux.lse - rules.sinks_H[:, None])
+    return y_BHTC * share_BHT[..., None].to(y_BHTC.dtype)
+
+
+def _flex_for(q_BHTC: Tensor) -> Callable[..., Any]:
+    # A compiler that is tracing compiles it by itself; a CPU runs the formula.
+    if q_BHTC.device.type == "cpu" or torch.compiler.is_compiling():
+        return cast(Callable[..., Any], flex_attention)
+    return _compiled_flex()
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention)
+
+
+def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:
+    """Return what of the rules depends on places only, or None where they hide nothing."""
+    if not causal and window is None:
+        return None
+
+    def look(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        gap = first + query - key
+        if window is None:
+            return gap >= 0
+        return (gap < window) & (gap >= 0 if causal else gap > -window)
+
+    return look
+
+
+def _blocks(
+    causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
+) -> BlockMask | None:
+    make = _make_blocks if torch.compiler.is_compiling() else _kept_blocks
+    return make(causal, window, first, tokens, keys, device)
+
+
+def _make_blocks(
+    causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
+) -> BlockMask | None:
+    look = _by_place(causal, window, first)
+    return None if look is None else create_block_mask(look, None, None, tokens, keys, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_blocks(
+    causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
+) -> BlockMask | None:
+    # Kept for later calls, which may want a gradient: a tensor made in inference mode could not be saved for one.
+    with torch.inference_mode(False):
+        return _make_blocks(causal, window, first, tokens, keys, device)
+
+
+def _score_mod(rules: Rules, by_place: MaskMod | None, mask_BHTS: Tensor | None) -> ScoreMod | None:
+    """Return what becomes of each score, or None where nothing does."""
+    soft_cap, bias_HTS, padding_BS = rules.soft_cap, rules.bias_HTS, rules.key_padding_mask
+    hiding = (by_place, mask_BHTS, padding_BS)
+    if soft_cap is None and bias_HTS is None and all(rule is None for rule in hiding):
+        return None
+
+    def changed(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if soft_cap is not None:
+            score = soft_cap * torch.tanh(score / soft_cap)
+        if bias_HTS is not None:
+            score = score + bias_HTS[head, query, key]
+        if by_place is not None:
+            score = torch.where(by_place(batch, head, query, key), score, -torch.inf)
+        if mask_BHTS is not None:
+            score = torch.where(mask_BHTS[batch, head, query, key], score, -torch.inf)
+        if padding_BS is not None:
+            score = torch.where(padding_BS[batch, key], score, -torch.inf)
+        return score
+
+    return changed

@@ -1,0 +1,137 @@
+"""The ways to compute one attention: torch's fused kernels, flex attention, and the formula written out.
+
+    q, y   [B, H, T, C]   B batch, H query heads, T queries, C channels of a head
+    k, v   [B, G, S, C]   G key-value heads, S keys; query head h uses key-value head h // (H / G)
+
+    score  = scale q k^T;   soft_cap tanh(score / soft_cap);   + bias
+    weight = exp(score) / (exp(sink) + sum over the allowed keys of exp(score)),   y = dropout(weight) v
+
+A query without any allowed key gathers zeros, and has zero gradients.
+
+Soft cap: Gemma Team 2024, section 2; sinks: OpenAI, "gpt-oss model card", 2025, section 2.
+"""
+
+from typing import Final, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...ops import dropout
+from .flex import flex
+from .masks import Rules, allowed_keys
+
+__all__ = ["KERNELS", "Kernel", "attend"]
+
+Kernel = Literal["auto", "sdpa", "flex", "plain"]
+KERNELS: Final = ("auto", "sdpa", "flex", "plain")
+
+# How many channels a sink adds to queries and keys: one is used, eight keep rows aligned to 16 bytes in 16 bits.
+_SINK_CHANNELS: Final = 8
+
+
+def attend(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kernel: Kernel, p: float) -> Tensor:
+    """Return what every query gathers: [B, H, T, C].
+
+    Args:
+        q_BHTC: the queries.
+        k_BGSC: the keys.
+        v_BGSC: the values.
+        rules: which keys a query may look at, and what becomes of its scores.
+        kernel: how it is computed; "auto" chooses.
+        p: probability of dropping an attention probability; above 0 the formula is written out, since the mask must be
+            the library's own, the same on every backend.
+    """
+    if kernel == "auto":
+        kernel = _chosen(q_BHTC, k_BGSC, rules)
+    if p > 0 or kernel == "plain":
+        return _plain(q_BHTC, k_BGSC, v_BGSC, rules, p=p)
+    if kernel == "flex":
+        return flex(q_BHTC, k_BGSC, v_BGSC, rules)
+    return _sdpa(q_BHTC, k_BGSC, v_BGSC, rules)
+
+
+def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
+    tokens, channels = q_BHTC.shape[-2:]
+    # With a mask, sdpa reads T x S of it; flex skips the blocks that a window hides, and knows caps and sinks. It is
+    # compiled, so it is not for an odd token of a generation, nor inside a compiler, which would meet it as a stranger.
+    if (
+        (rules.soft_cap is not None or rules.window is not None or rules.sinks_H is not None)
+        and q_BHTC.device.type == "cuda"
+        and not torch.compiler.is_compiling()
+        and q_BHTC.dtype in (torch.float16, torch.bfloat16)
+        and channels >= 16
+        and tokens == k_BGSC.shape[-2]
+        and tokens >= 128
+    ):
+        return "flex"
+    return "sdpa" if rules.soft_cap is None else "plain"
+
+
+def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor:
+    """Attention by torch's `scaled_dot_product_attention`; it cannot cap."""
+    tokens, keys, channels = q_BHTC.shape[-2], k_BGSC.shape[-2], q_BHTC.shape[-1]
+    # is_causal lets the kernel skip half the work, so a mask is written out only where more than that is asked for.
+    others = (rules.sinks_H, rules.bias_HTS, rules.key_padding_mask, rules.mask)
+    causal = rules.causal and tokens == keys and not rules.hides_far(keys)
+    causal = causal and all(other is None for other in others)
+    mask = None if causal else allowed_keys(rules, tokens, keys, q_BHTC.device)
+    bias_HTS = rules.bias_HTS
+    if rules.sinks_H is not None:
+        q_BHTC, k_BGSC, v_BGSC = _with_sink(q_BHTC, k_BGSC, v_BGSC, rules.sinks_H / rules.scale)
+        mask = None if mask is None else F.pad(mask, (0, 1), value=True)
+        bias_HTS = None if bias_HTS is None else F.pad(bias_HTS, (0, 1))
+    if bias_HTS is not None:
+        bias_HTS = bias_HTS.to(q_BHTC.dtype)
+        mask = bias_HTS[None] if mask is None else bias_HTS.masked_fill(~mask, -torch.inf)
+    y_BHTC = F.scaled_dot_product_attention(
+        q_BHTC,
+        k_BGSC,
+        v_BGSC,
+        attn_mask=mask,
+        is_causal=causal,
+        scale=rules.scale,
+        enable_gqa=k_BGSC.shape[1] < q_BHTC.shape[1],
+    )
+    return y_BHTC[..., :channels]
+
+
+def _with_sink(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, unscaled_H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # Note: [a sink as a key] One more key with zero as its value joins the denominator only. Its score has to be the
+    # head's sink for every query. As an additive mask that would be H x T x S numbers with a gradient, which no fused
+    # kernel takes; as one more channel, the sink in every query and a one in the new key, it is next to nothing.
+    batch, heads, tokens, channels = q_BHTC.shape
+    sink_BHT1 = unscaled_H.to(q_BHTC.dtype)[:, None, None].expand(batch, heads, tokens, 1)
+    q_BHTC = torch.cat((q_BHTC, F.pad(sink_BHT1, (0, _SINK_CHANNELS - 1))), dim=-1)
+    key_C = F.pad(k_BGSC.new_ones(1), (channels, _SINK_CHANNELS - 1))
+    key_BG1C = key_C.expand(batch, k_BGSC.shape[1], 1, -1)
+    k_BGSC = torch.cat((F.pad(k_BGSC, (0, _SINK_CHANNELS)), key_BG1C), dim=-2)
+    return q_BHTC, k_BGSC, F.pad(v_BGSC, (0, _SINK_CHANNELS, 0, 1))
+
+
+def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: float) -> Tensor:
+    """Attention in plain torch, which keeps B x H x T x S probabilities for backward."""
+    batch, heads, tokens, _ = q_BHTC.shape
+    group = heads // k_BGSC.shape[1]
+    k_BHSC, v_BHSC = k_BGSC.repeat_interleave(group, dim=1), v_BGSC.repeat_interleave(group, dim=1)
+    scores_BHTS = q_BHTC @ k_BHSC.transpose(-2, -1) * rules.scale
+    if rules.soft_cap is not None:
+        scores_BHTS = rules.soft_cap * torch.tanh(scores_BHTS / rules.soft_cap)
+    if rules.bias_HTS is not None:
+        scores_BHTS = scores_BHTS + rules.bias_HTS.to(scores_BHTS.dtype)
+    hidden = allowed_keys(rules, tokens, k_BGSC.shape[-2], q_BHTC.device)
+    if hidden is not None:
+        hidden = ~hidden
+        # Not -inf: a row without any allowed key would be 0 / 0, in backward too. Filled twice it is zeros in both.
+        scores_BHTS = scores_BHTS.masked_fill(hidden, torch.finfo(scores_BHTS.dtype).min)
+    if rules.sinks_H is not None:
+        sink_BHT1 = rules.sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(batch, heads, tokens, 1)
+        scores_BHTS = torch.cat((scores_BHTS, sink_BHT1), dim=-1)
+    # In 16 bits the sum over many keys would lose the small ones.
+    wide = torch.promote_types(scores_BHTS.dtype, torch.float32)
+    weights_BHTS = scores_BHTS.softmax(-1, dtype=wide).to(v_BHSC.dtype)
+    if rules.sinks_H is not None:
+        weights_BHTS = weights_BHTS[..., :-1]
+    if hidden is not None:
+        weights_BHTS = weights_BHTS.masked_fill(hidden, 0.0)
+    return (dropout(weights_BHTS, p) if p > 0 else weights_BHTS) @ v_BHSC

@@ -1,0 +1,18 @@
+"""When a linear layer may be taken apart into its weight and bias. Used by every layer that does so."""
+
+from torch import nn
+
+__all__ = ["is_plain_linear"]
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Return whether calling the layer does nothing but x @ weight.T + bias.
+
+    >>> is_plain_linear(nn.Linear(2, 3)), is_plain_linear(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
+    (True, False)
+    """
+    # Note: [guards of a split linear] Taking weight and bias out of a layer passes by its forward. That is right only
+    # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass), a
+    # patched forward or a hook must be called.
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not any(hooks)

@@ -1,0 +1,251 @@
+import copy
+import functools
+import itertools
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers import fuse
+from fuselayers.components import Choice, Decoder, KeyValueCache, MultiHeadAttention, RotaryPosition, TransformerBlock
+from fuselayers.partition import unfused
+from tests.components.compare import randomise
+
+HIDDEN_DIM = 12
+
+
+def made(**options: Any) -> MultiHeadAttention:
+    return randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": 6, **options})).double()  # type: ignore[return-value]
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_kv_heads": 2},
+    {"window": 3},
+    {"sinks": True, "num_kv_heads": 1},
+    {"soft_cap": 0.7, "window": 2, "qk_norm": "rms_norm"},
+    {"kernel": "plain"},
+)
+PIECES = ((1,) * 7, (3, 1, 2, 1), (6, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "pieces"),
+    [*itertools.product(OPTIONS, PIECES), ({"kernel": "flex", "window": 2, "sinks": True}, (3, 1, 3))],
+    ids=str,
+)
+@torch.no_grad()
+def test_piece_by_piece_is_as_all_at_once(options: dict[str, Any], pieces: tuple[int, ...]) -> None:
+    torch._dynamo.reset()
+    layer, rotate = made(**options), RotaryPosition().rotate
+    x, bias = torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64), torch.randn(6, 7, 7, dtype=torch.float64)
+    real_BS = torch.ones(2, 7, dtype=torch.bool)
+    real_BS[1, :2] = False
+    mask = torch.rand(2, 1, 7, 7) < 0.7
+    expected = layer(x, rotate=rotate, bias=bias, key_padding_mask=real_BS, mask=mask)
+    cache, got = KeyValueCache(7), []
+    for size in pieces:
+        first, end = cache.length, cache.length + size
+        got.append(
+            layer(
+                x[:, first:end],
+                rotate=functools.partial(RotaryPosition().rotate, first=first),
+                bias=bias[:, first:end, :end],
+                key_padding_mask=real_BS[:, :end],
+                mask=mask[:, :, first:end, :end],
+                cache=cache,
+            )
+        )
+        assert cache.length == end
+    torch.testing.assert_close(torch.cat(got, dim=1), expected)
+
+
+@torch.no_grad()
+def test_a_memory_is_projected_once() -> None:
+    layer = made(causal=False, num_kv_heads=2)
+    memory, x = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (5, 3))
+    cache = KeyValueCache()
+    first = layer(x[:, :2], memory=memory, cache=cache)
+    # The keys and values come from the cache now: what stands in the memory does not matter any more.
+    second = layer(x[:, 2:], memory=torch.full_like(memory, torch.nan), cache=cache)
+    torch.testing.assert_close(torch.cat((first, second), dim=1), layer(x, memory=memory))
+    text = "the cache holds a memory of 5 tokens, got one of 4; use a new cache"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        layer(x, memory=memory[:, :4], cache=cache)
+
+
+@torch.no_grad()
+def test_a_block_with_cross_attention_keeps_both() -> None:
+    heads = Choice("multi_head", {"num_heads": 2})
+    block = randomise(TransformerBlock(HIDDEN_DIM, attention=heads, cross_attention=heads)).double()
+    memory, x = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (5, 3))
+    cache = KeyValueCache(3)
+    parts = [block(x[:, t : t + 1], memory_BSD=memory, cache=cache) for t in range(3)]
+    assert (cache.length, cache.of_memory.length, cache.of_memory.capacity) == (3, 5, 5)
+    torch.testing.assert_close(torch.cat(parts, dim=1), block(x, memory_BSD=memory))
+
+
+def test_errors() -> None:
+    cache, ones = KeyValueCache(4), torch.ones(2, 3, 3, 5)
+    with pytest.raises(ValueError, match=r"^the cache is empty; append to it first$"):
+        cache.stored()
+    cache.append(ones, ones)
+    text = "the cache has room for 4 tokens and holds 3, got 2 more; build it with a larger capacity"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        cache.append(ones[:, :, :2], ones[:, :, :2])
+    text = (
+        "the cache holds torch.float32 [2, 3, T, 5], got torch.float32 [1, 3, 1, 5]; "
+        "use a new cache for another batch or model"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        cache.append(ones[:1, :, :1], ones[:1, :, :1])
+    with pytest.raises(ValueError, match=r"got torch\.float64 \[2, 3, 1, 5\]"):
+        cache.append(ones[:, :, :1].double(), ones[:, :, :1].double())
+    with pytest.raises(RuntimeError, match=r"^a KeyValueCache keeps no gradients; generate under torch\.no_grad\(\)$"):
+        made()(torch.ones(1, 2, HIDDEN_DIM, dtype=torch.float64), cache=KeyValueCache(2))
+    with pytest.raises(
+        ValueError, match=r"^attention that is not causal keeps no cache: a token before sees the tokens after it$"
+    ):
+        made(causal=False)(torch.ones(1, 2, HIDDEN_DIM, dtype=torch.float64), cache=KeyValueCache(2))
+    with pytest.raises(ValueError, match=r"^capacity must be at least 1, got 0$"):
+        KeyValueCache(0)
+    text = (
+        "key_padding_mask must be torch.bool [1, 3] to fit x [1, 1, 12] after 2 tokens in the cache, True for a real "
+        "token, got torch.bool [1, 1]"
+    )
+    cache, layer = KeyValueCache(3), made()
+    x, real = torch.ones(1, 2, HIDDEN_DIM, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
+    with torch.no_grad():
+        layer(x, cache=cache)
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        layer(x[:, :1], key_padding_mask=real, cache=cache)
+
+
+def decoder(**options: Any) -> Decoder:
+    arguments: dict[str, Any] = {
+        "vocab_size": 31,
+        "hidden_dim": HIDDEN_DIM,
+        "num_layers": 2,
+        "context_length": 9,
+        "attention": Choice("multi_head", {"num_heads": 2}),
+        "init_std": 0.5,
+    }
+    return Decoder(**(arguments | options)).double()
+
+
+def generated_anew(model: Decoder, tokens: Tensor, num_tokens: int) -> Tensor:
+    """Greedy generation from nothing but whole forward passes."""
+    model.eval()
+    for _ in range(num_tokens):
+        logits = model(tokens[:, -model.context_length :])[:, -1]
+        tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), dim=1)
+    return tokens
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each pass through the blocks is given."""
+    counts: list[int] = []
+    run_blocks = Decoder.run_blocks
+
+    def counted(self: Decoder, x_BTD: Tensor, **inputs: Any) -> Tensor:
+        counts.append(x_BTD.shape[1])
+        return run_blocks(self, x_BTD, **inputs)
+
+    monkeypatch.setattr(Decoder, "run_blocks", counted)
+    return counts
+
+
+@pytest.mark.parametrize("position", ["learned", "rotary", "none"])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"num_heads": 2},
+        {"num_heads": 6, "num_kv_heads": 2},
+        {"num_heads": 2, "window": 3, "sinks": True},
+        {"num_heads": 2, "soft_cap": 3.0, "qk_norm": "rms_norm"},
+    ],
+    ids=str,
+)
+def test_generation_gives_the_tokens_it_gave_without_a_cache(
+    attention: dict[str, Any], position: str, seen: list[int]
+) -> None:
+    model = decoder(attention=Choice("multi_head", attention), position=position, dropout=0.1)
+    prompt = torch.randint(31, (3, 4))
+    got = model.generate(prompt, 9, temperature=0)
+    # Four tokens at once, then one at a time until nine fill the context, then the last nine for each.
+    assert seen == [4, 1, 1, 1, 1, 1, 9, 9, 9]
+    assert torch.equal(got, generated_anew(model, prompt, 9))
+
+
+def test_a_prompt_that_fills_the_context(seen: list[int]) -> None:
+    model = decoder()
+    for length, expected in ((9, [9, 9]), (12, [9, 9]), (8, [8, 1])):
+        seen.clear()
+        prompt = torch.randint(31, (1, length))
+        got = model.generate(prompt, 2, temperature=0)
+        assert seen == expected
+        assert torch.equal(got, generated_anew(model, prompt, 2))
+
+
+class MeanOfTokens(nn.Module):
+    mixes_tokens = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(-2)
+
+
+class WithoutCache(nn.Module):
+    def forward(self, x: Tensor, *, rotate: Any = None) -> Tensor:
+        return x.cumsum(-2)
+
+
+@pytest.mark.parametrize("part", ["feedforward", "block"])
+def test_what_needs_all_tokens_gets_them(part: str, seen: list[int]) -> None:
+    model = decoder()
+    if part == "feedforward":
+        model.blocks[1].feedforward = MeanOfTokens()
+    else:
+        model.blocks[1] = WithoutCache()
+    prompt = torch.randint(31, (2, 3))
+    got = model.generate(prompt, 3, temperature=0)
+    assert seen == [3, 4, 5]
+    assert torch.equal(got, generated_anew(model, prompt, 3))
+
+
+def test_fused_models_generate_eagerly_and_stay_fused(seen: list[int]) -> None:
+    model = decoder(dropout=0.1)
+    prompt = torch.randint(31, (2, 3))
+    expected = generated_anew(model, prompt, 4)
+    by_block = copy.deepcopy(model)
+    for name, block in list(by_block.blocks.named_children()):
+        by_block.blocks.add_module(name, fuse(block, backend="eager"))
+    views = list(by_block.blocks)
+    calls: list[int] = []
+    views[0].register_forward_hook(lambda *_: calls.append(1))
+    fused = [view.fused for view in views]
+    for view in views:
+        view.fused = None  # a call of it would raise
+    seen.clear()
+    assert torch.equal(by_block.generate(prompt, 4, temperature=0), expected)
+    assert (seen, len(calls)) == ([3, 1, 1, 1], 4)
+    assert [view.fused for view in views] == [None, None]
+    for view, function in zip(views, fused, strict=True):
+        view.fused = function
+    torch.testing.assert_close(by_block.eval()(prompt), model(prompt))
+    whole = fuse(model, backend="eager")
+    seen.clear()
+    assert torch.equal(whole.generate(prompt, 4, temperature=0), expected)
+    assert seen == [3, 1, 1, 1]
+
+
+def test_a_view_of_a_view_runs_its_module() -> None:
+    inner = fuse(nn.Linear(2, 2), backend="eager")
+    layers = nn.Sequential(fuse(inner, backend="eager"))
+    inner.fused = layers[0].fused = None
+    with unfused(layers):
+        torch.testing.assert_close(layers(torch.ones(1, 2)), inner.module(torch.ones(1, 2)))
+    with pytest.raises(TypeError):
+        layers(torch.ones(1, 2))

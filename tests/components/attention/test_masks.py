@@ -1,0 +1,55 @@
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.components import block_diagonal_mask, block_mask
+
+
+def test_packed_documents() -> None:
+    documents = torch.tensor([[4, 4, 2, 4], [0, 1, 1, 1]])
+    mask = block_diagonal_mask(documents)
+    assert mask.shape == (2, 1, 4, 4)
+    for b in range(2):
+        for t in range(4):
+            for s in range(4):
+                assert bool(mask[b, 0, t, s]) == bool(documents[b, t] == documents[b, s])
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3)])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_a_layout_of_blocks(shape: tuple[int, ...], block_size: int) -> None:
+    layout = torch.rand(shape) < 0.5
+    mask = block_mask(layout, block_size)
+    tokens = 3 * block_size
+    assert mask.shape == (*shape[:-2], tokens, tokens)
+    for t in range(tokens):
+        for s in range(tokens):
+            assert torch.equal(mask[..., t, s], layout[..., t // block_size, s // block_size])
+
+
+@pytest.mark.parametrize(
+    ("documents", "text"),
+    [
+        (torch.zeros(3, dtype=torch.int64), "documents must be integers [B, T], got torch.int64 [3]"),
+        (torch.zeros(2, 3), "documents must be integers [B, T], got torch.float32 [2, 3]"),
+    ],
+)
+def test_errors_of_documents(documents: Tensor, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}; give each token the number of its document$"):
+        block_diagonal_mask(documents)
+
+
+@pytest.mark.parametrize(
+    ("layout", "block_size", "text"),
+    [
+        (torch.ones(2, 2), 1, "layout must be torch.bool [N, N] or [H, N, N], got torch.float32 [2, 2]"),
+        (torch.ones(2, 3, dtype=torch.bool), 1, "layout must be torch.bool [N, N] or [H, N, N], got torch.bool [2, 3]"),
+        (torch.ones(2, dtype=torch.bool), 1, "layout must be torch.bool [N, N] or [H, N, N], got torch.bool [2]"),
+        (torch.ones(2, 2, dtype=torch.bool), 0, "block_size must be at least 1, got 0"),
+    ],
+)
+def test_errors_of_a_layout(layout: Tensor, block_size: int, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        block_mask(layout, block_size)

@@ -1,0 +1,396 @@
+"""Every option and input of multi-head attention, alone and with others, on every kernel."""
+
+import copy
+import itertools
+import math
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torch_flex
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
+
+from fuselayers.components import (
+    Choice,
+    Decoder,
+    LayerNorm,
+    MultiHeadAttention,
+    RMSNorm,
+    RotaryPosition,
+    block_diagonal_mask,
+    initialise_gpt2,
+)
+from fuselayers.ops import dropout
+from tests.components.attention.reference import reference
+from tests.components.compare import assert_same_step, randomise, run
+
+HIDDEN_DIM, HEADS, TOKENS, MEMORY = 12, 6, 7, 5
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "grouped": {"num_kv_heads": 2},
+    "one kv head": {"num_kv_heads": 1, "head_dim": 4},
+    "no bias": {"bias": False},
+    "out bias": {"bias": False, "out_bias": True},
+    "no out bias": {"out_bias": False},
+    "window": {"window": 3},
+    "qk_norm": {"qk_norm": "rms_norm", "qk_norm_eps": 0.1},
+    "soft_cap": {"soft_cap": 0.7},
+    "sinks": {"sinks": True},
+    "scale": {"scale": 0.3},
+    "both ways": {"causal": False},
+}
+# What is given to forward; a name stands for a tensor that `inputs_of` makes.
+INPUTS = ("rotate", "bias", "key_padding_mask", "mask")
+
+
+@pytest.fixture
+def flex_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let flex attention's formula run backward on a CPU: torch has it, and only its kernel for CPUs has none."""
+    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
+    torch._dynamo.reset()
+
+
+def made(**options: Any) -> MultiHeadAttention:
+    layer = randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": HEADS, **options}))
+    return layer.double()  # type: ignore[return-value]
+
+
+def padding(keys: int) -> Tensor:
+    """[2, S]: the end padded; the beginning padded, so that a causal token there sees nothing."""
+    place = torch.arange(keys)
+    return torch.stack((place < keys - 2, place >= 2))
+
+
+def inputs_of(names: tuple[str, ...], keys: int = TOKENS) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(5)
+    made: dict[str, Any] = {
+        "rotate": RotaryPosition().rotate,
+        "bias": torch.randn(HEADS, TOKENS, keys, generator=generator, dtype=torch.float64),
+        "key_padding_mask": padding(keys),
+        "mask": torch.rand(2, 1, TOKENS, keys, generator=generator) < 0.7,
+    }
+    return {name: made[name] for name in names}
+
+
+class Call(nn.Module):
+    """A layer with the inputs that no gradient goes to, as `layer` or as the reference computes it."""
+
+    def __init__(self, layer: MultiHeadAttention, inputs: dict[str, Any], *, written_out: bool, names: tuple[str, ...]):
+        super().__init__()
+        self.layer, self.inputs, self.names = layer, inputs, names
+        self.call: Callable[..., Tensor] = reference if written_out else MultiHeadAttention.forward
+
+    def forward(self, x_BTD: Tensor, *leaves: Tensor) -> Tensor:
+        given = {**self.inputs, **dict(zip(self.names, leaves, strict=True))}
+        return self.call(self.layer, x_BTD, **given)
+
+
+def assert_as_written_out(layer: MultiHeadAttention, names: tuple[str, ...], *, memory: bool = False) -> None:
+    keys = MEMORY if memory else TOKENS
+    inputs = inputs_of(names, keys)
+    leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
+    if memory:
+        leaves["memory"] = torch.randn(2, MEMORY, HIDDEN_DIM, dtype=torch.float64)
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    first, second = (Call(layer, inputs, written_out=way, names=tuple(leaves)) for way in (True, False))
+    tolerance = 1e-5 if "rotate" in names else 1e-9  # the angles of rotary are float32
+    assert_same_step(first, second, x, *leaves.values(), rtol=tolerance, atol=tolerance)
+
+
+PAIRS = [
+    *((name,) for name in OPTIONS),
+    *(pair for pair in itertools.combinations(OPTIONS, 2) if set(pair) != {"grouped", "one kv head"}),
+]
+# Each pair of options meets one input after the other.
+CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
+CASES += [((name,), inputs) for name in OPTIONS for inputs in (*((name,) for name in INPUTS), INPUTS)]
+
+
+@pytest.mark.parametrize(("names", "inputs"), CASES, ids=str)
+def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, ...]) -> None:
+    options = {key: value for name in names for key, value in OPTIONS[name].items()}
+    layer = made(**options)
+    assert_as_written_out(layer, inputs)
+    layer.kernel = "plain"
+    assert_as_written_out(layer, inputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs"),
+    [
+        ({}, ()),
+        ({"num_kv_heads": 2, "sinks": True}, ("bias",)),
+        ({"window": 3, "soft_cap": 0.7, "sinks": True}, ("key_padding_mask",)),
+        ({"causal": False, "window": 3}, ("mask", "bias")),
+        ({"causal": False, "sinks": True, "scale": 0.3}, INPUTS),
+        ({"num_kv_heads": 1, "window": 1, "qk_norm": "rms_norm", "soft_cap": 0.7}, INPUTS),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("flex_with_gradients")
+def test_flex_is_the_same(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    assert_as_written_out(made(kernel="flex", **options), inputs)
+
+
+@pytest.mark.usefixtures("flex_with_gradients")
+def test_a_block_mask_is_a_mask() -> None:
+    allowed = inputs_of(("mask",))["mask"][0, 0]
+    blocks = create_block_mask(lambda b, h, t, s: allowed[t, s], None, None, TOKENS, TOKENS, device="cpu")
+    flex, plain = made(kernel="flex", window=4, sinks=True), made(kernel="plain", window=4, sinks=True)
+    plain.load_state_dict(flex.state_dict())
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    calls = (Call(layer, {"mask": m}, written_out=False, names=()) for layer, m in ((plain, allowed), (flex, blocks)))
+    assert_same_step(*calls, x, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
+@pytest.mark.parametrize("kernel", ["auto", "plain"])
+def test_cross_attention(kernel: str, options: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    assert_as_written_out(made(causal=False, kernel=kernel, **options), inputs, memory=True)
+
+
+def test_cross_attention_calls_what_was_put_on_the_projection() -> None:
+    layer = made(causal=False)
+    x, memory = (torch.randn(2, n, HIDDEN_DIM, dtype=torch.float64) for n in (TOKENS, MEMORY))
+    doubled = copy.deepcopy(layer)
+    with torch.no_grad():
+        doubled.qkv.weight.mul_(2)
+        doubled.qkv.bias.mul_(2)
+    hooked = copy.deepcopy(layer)
+    hooked.qkv.register_forward_hook(lambda module, args, output: 2 * output)
+    assert not torch.allclose(hooked(x, memory=memory), layer(x, memory=memory))
+    torch.testing.assert_close(hooked(x, memory=memory), doubled(x, memory=memory))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "plain", "flex"])
+@pytest.mark.parametrize("options", [{}, {"sinks": True}, {"causal": False, "window": 2}, {"num_kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.usefixtures("flex_with_gradients")
+def test_a_token_with_nothing_to_look_at(kernel: str, options: dict[str, Any], biased: bool) -> None:
+    layer = made(kernel=kernel, **options)
+    real_BT = torch.tensor([[False] * 4, [True] * 4])
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[2] = False
+    bias = inputs_of(("bias",))["bias"][:, :4, :4] if biased else None
+    x = torch.randn(2, 4, HIDDEN_DIM, dtype=torch.float64)
+    got = run(lambda x: layer(x, key_padding_mask=real_BT, mask=mask, bias=bias), [x])
+    nothing = torch.cat((got["output 0"][0], got["output 0"][1, 2:3]))
+    torch.testing.assert_close(nothing, layer.out.bias.expand_as(nothing))
+    assert got["gradient of input 0"][0].eq(0).all()
+    assert got["gradient of input 0"].isfinite().all()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in layer.parameters())
+    parts = got["gradient of input 0"][1]
+    assert parts[:2].abs().sum() > 0
+
+
+@pytest.mark.parametrize("options", [{"soft_cap": 0.7}, {"sinks": True}, {"window": 3}, {"sinks": True, "window": 3}])
+def test_dropout_falls_on_the_probabilities_of_the_keys(options: dict[str, Any]) -> None:
+    layer = made(dropout=0.4, **options)
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    torch.manual_seed(2)
+    kept = dropout(torch.ones(2, HEADS, TOKENS, TOKENS, dtype=torch.float64), 0.4)
+    torch.manual_seed(2)
+    torch.testing.assert_close(layer(x), reference(layer, x, kept=kept))
+    torch.testing.assert_close(layer.eval()(x), reference(layer, x))
+
+
+def test_window_is_that_of_mistral() -> None:
+    layer = made(window=3)
+    x = torch.randn(1, TOKENS, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
+    layer(x)[:, 5].sum().backward()
+    assert x.grad is not None
+    assert (x.grad[0].abs().sum(-1) > 0).tolist() == [False, False, False, True, True, True, False]
+
+
+def test_packed_documents_are_as_if_alone() -> None:
+    layer = made(num_kv_heads=2)
+    x = torch.randn(1, 7, HIDDEN_DIM, dtype=torch.float64)
+    packed = layer(x, mask=block_diagonal_mask(torch.tensor([[3, 3, 3, 1, 1, 1, 1]])))
+    torch.testing.assert_close(packed, torch.cat((layer(x[:, :3]), layer(x[:, 3:])), dim=1))
+
+
+def test_norms_of_queries_and_keys_by_name() -> None:
+    rms = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, qk_norm="rms_norm", qk_norm_eps=0.25)
+    assert isinstance(rms.q_norm, RMSNorm)
+    assert (rms.q_norm.hidden_dim, rms.q_norm.eps) == (2, 0.25)
+    layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, qk_norm="layer_norm")
+    assert isinstance(layer.k_norm, LayerNorm)
+    assert layer.q_norm is not layer.k_norm
+    assert [name for name, _ in rms.named_parameters()][-2:] == ["q_norm.weight", "k_norm.weight"]
+
+
+def test_sinks_start_at_zero_also_after_the_meta_device() -> None:
+    layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, sinks=True)
+    assert layer.sinks is not None
+    assert layer.sinks.tolist() == [0.0] * HEADS
+    with torch.device("meta"):
+        layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, sinks=True, qk_norm="rms_norm")
+    layer.to_empty(device="cpu")
+    assert layer.sinks is not None
+    with torch.no_grad():
+        layer.sinks.fill_(math.nan)
+    initialise_gpt2(layer, num_layers=1)
+    assert layer.sinks.tolist() == [0.0] * HEADS
+    assert layer(torch.randn(1, 3, HIDDEN_DIM)).isfinite().all()
+
+
+EVERYTHING: dict[str, Any] = {"num_kv_heads": 2, "window": 3, "qk_norm": "rms_norm", "sinks": True, "scale": 0.4}
+
+
+@pytest.mark.parametrize("options", [EVERYTHING, {**EVERYTHING, "soft_cap": 0.7}, {**EVERYTHING, "dropout": 0.3}])
+def test_one_graph_for_a_compiler(options: dict[str, Any]) -> None:
+    layer = made(**options)
+    inputs = inputs_of(INPUTS)
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: layer(x, **inputs), backend="aot_eager", fullgraph=True)
+    expected, got = run(lambda x: layer(x, **inputs), [x]), run(compiled, [x])
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_one_graph_for_a_compiler_with_a_memory_and_with_flex() -> None:
+    x, memory = (torch.randn(2, n, HIDDEN_DIM, dtype=torch.float64) for n in (TOKENS, MEMORY))
+    torch._dynamo.reset()
+    cross = made(causal=False, sinks=True)
+    compiled = torch.compile(cross, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, memory=memory), cross(x, memory=memory))
+    flex = made(window=3, soft_cap=0.7, kernel="flex")
+    with torch.no_grad():
+        compiled = torch.compile(flex, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), flex(x))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "plain"])
+@pytest.mark.parametrize("options", [EVERYTHING, {**EVERYTHING, "soft_cap": 0.7}, {"causal": False}], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16(autocast: bool, options: dict[str, Any], kernel: str) -> None:
+    layer = made(kernel=kernel, **options)
+    inputs = inputs_of(INPUTS)
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    expected = layer(x, **inputs)
+    if autocast:
+        with torch.autocast("cpu", torch.bfloat16):
+            got = layer.float()(x.float(), **inputs)
+    else:
+        got = layer.bfloat16()(x.bfloat16(), **inputs)
+    assert got.dtype == torch.bfloat16
+    error = (got.double() - expected).abs().max() / expected.abs().max()
+    assert error < 0.03
+    got.float().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+def test_copies() -> None:
+    layer = made(**EVERYTHING, soft_cap=0.7)
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
+
+
+def test_what_is_shown() -> None:
+    layer = MultiHeadAttention(HIDDEN_DIM, num_heads=6, window=3, soft_cap=5.0, kernel="plain")
+    assert layer.extra_repr() == (
+        "num_heads=6, num_kv_heads=6, head_dim=2, dropout=0.0, causal=True, window=3, soft_cap=5.0, kernel='plain'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"window": 0}, "window must be at least 1, got 0"),
+        ({"soft_cap": 0.0}, "soft_cap must be above 0, got 0.0"),
+        ({"scale": -1.0}, "scale must be above 0, got -1.0"),
+        ({"qk_norm_eps": -1.0}, "qk_norm_eps must be at least 0, got -1.0"),
+        ({"qk_norm": "rms"}, "no norm 'rms'; did you mean 'rms_norm'?"),
+        ({"kernel": "sdp"}, "no kernel 'sdp'; did you mean 'sdpa'? there are: auto, flex, plain, sdpa"),
+        (
+            {"kernel": "flex", "dropout": 0.1},
+            "the kernel 'flex' cannot drop probabilities; take 'auto' or 'plain', or dropout=0",
+        ),
+        (
+            {"kernel": "sdpa", "soft_cap": 1.0},
+            "the kernel 'sdpa' cannot cap scores; take 'auto', or leave soft_cap out",
+        ),
+    ],
+)
+def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs", "text"),
+    [
+        (
+            {},
+            {"bias": torch.zeros(1, 3, 3)},
+            "bias must be floating and [6, 3, 3] (heads, queries, keys), got torch.float32 [1, 3, 3]",
+        ),
+        (
+            {},
+            {"mask": torch.ones(2, 3, 3)},
+            "mask must be torch.bool and broadcastable to [2, 6, 3, 3], True where a query may look at a key, "
+            "got torch.float32 [2, 3, 3]",
+        ),
+        (
+            {},
+            {"mask": torch.ones(1, 2, 6, 3, 3, dtype=torch.bool)},
+            "mask must be torch.bool and broadcastable to [2, 6, 3, 3], True where a query may look at a key, "
+            "got torch.bool [1, 2, 6, 3, 3]",
+        ),
+        (
+            {},
+            {"mask": create_block_mask(lambda b, h, t, s: t >= s, None, None, 3, 3, device="cpu")},
+            "a BlockMask needs the kernel 'flex', this attention has 'auto'; or pass a tensor",
+        ),
+        (
+            {"kernel": "flex"},
+            {"mask": create_block_mask(lambda b, h, t, s: t >= s, None, None, 3, 4, device="cpu")},
+            "a BlockMask must be for [3, 3] tokens, got [3, 4]",
+        ),
+        (
+            {},
+            {"memory": torch.zeros(2, 4, 12)},
+            "attention that is causal cannot look at a memory; build it without that",
+        ),
+        (
+            {"causal": False, "window": 2},
+            {"memory": torch.zeros(2, 4, 12)},
+            "attention that is windowed cannot look at a memory; build it without that",
+        ),
+        ({"causal": False}, {"memory": torch.zeros(1, 4, 12)}, "memory must be [2, S, 12], got [1, 4, 12]"),
+        (
+            {"causal": False},
+            {"memory": torch.zeros(2, 4, 12), "rotate": RotaryPosition().rotate},
+            "rotate turns queries and keys of the same tokens; leave it out where there is a memory",
+        ),
+        (
+            {"causal": False},
+            {"memory": torch.zeros(2, 4, 12), "key_padding_mask": torch.ones(2, 3, dtype=torch.bool)},
+            "key_padding_mask must be torch.bool [2, 4] to fit the memory [2, 4, 12], True for a real token, "
+            "got torch.bool [2, 3]",
+        ),
+    ],
+)
+def test_errors_of_a_call(options: dict[str, Any], inputs: dict[str, Any], text: str) -> None:
+    layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, **options)
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        layer(torch.zeros(2, 3, HIDDEN_DIM), **inputs)
+
+
+def test_flex_says_that_it_has_no_gradient_on_a_cpu() -> None:
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        made(kernel="flex")(torch.zeros(1, 3, HIDDEN_DIM, dtype=torch.float64))
+
+
+def test_a_choice_takes_the_options() -> None:
+    options = {"num_heads": 2, "qk_norm": "rms_norm", "window": 2, "sinks": True, "out_bias": False}
+    model = Decoder(vocab_size=5, hidden_dim=8, num_layers=1, context_length=4, attention=Choice("multi_head", options))
+    assert model.blocks[0].attention.out.bias is None
+    assert model.blocks[0].attention.q_norm.hidden_dim == 4
