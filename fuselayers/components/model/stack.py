@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..attention import KeyValueCache
 from ..attention.inputs import check_able
 from ..block.reversible import run_reversible
 from ..norm import Norm
@@ -109,7 +110,7 @@ class Stack(Model):
         if self.blocks[-1].final_norm:
             self.norm = create("norm", norm, hidden_dim)
 
-    def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[Any] | None = None, **inputs: Any) -> Tensor:
+    def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[KeyValueCache] | None = None, **inputs: Any) -> Tensor:
         """Return the stream after all blocks and the norm: [B, T, D] -> [B, T, D].
 
         Args:
@@ -133,6 +134,14 @@ class Stack(Model):
             x_BTD = block(x_BTD, **of_block)
         x_BTD = run_reversible(run, x_BTD)
         return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
+        """Return an empty cache for each block, or None where a block cannot do with the newest token alone."""
+        for block in self.blocks:
+            mixes_tokens = any(getattr(part, "mixes_tokens", False) for part in block.modules())
+            if mixes_tokens or "cache" not in getattr(block, "takes", ()):
+                return None
+        return [KeyValueCache(capacity) for _ in self.blocks]
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"
