@@ -7,7 +7,7 @@ from typing import Any
 from ..components import Choice
 from ..names import no_such
 from .files import COMPONENT_GROUPS, GROUPS, choices, chosen_component, shipped
-from .layers import checked_layers, completed_layers
+from .layers import LAYER_OPTIONS, checked_layers, completed_layers
 from .overrides import Layer, parse_overrides
 from .references import resolved
 from .schemas import Config, DataConfig, FusionConfig, TrainConfig
@@ -85,14 +85,18 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
         group: completed(group, sections[group], where=group) if group in _COMPONENTS else sections[group]
         for group in GROUPS
     }
-    if complete["model"].get("layers"):
-        complete["model"]["layers"] = completed_layers(complete["model"]["layers"], complete)
+    for option in LAYER_OPTIONS:
+        if complete["model"].get(option):
+            complete["model"][option] = completed_layers(complete["model"][option], complete, option=option)
     plain = resolved(complete)
     components = {kind: checked_choice(kind, plain[kind], where=kind) for kind in _COMPONENTS}
     model = components["model"]
-    if "layers" in model.options:
-        layers = checked_layers(model.options["layers"])
-        components["model"] = Choice(model.name, {**model.options, "layers": layers})
+    layers = {
+        option: checked_layers(model.options[option], option=option)
+        for option in LAYER_OPTIONS
+        if option in model.options
+    }
+    components["model"] = Choice(model.name, {**model.options, **layers})
     return Config(
         **components,
         fusion=_section("fusion", FusionConfig, plain["fusion"]),
