@@ -25,7 +25,7 @@ def sample_text(model: TextModel, num_bytes: int, *, seed: int, device: torch.de
     """Let a decoder write after a line break, with a generator of its own: torch's default one is left as it is.
 
     Args:
-        model: a decoder of bytes; not a fused one, which would compile again for each length.
+        model: a decoder of bytes.
         num_bytes: how many to write.
         seed: the same one gives the same text.
         device: where the model is.

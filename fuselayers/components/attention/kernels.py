@@ -53,8 +53,9 @@ def attend(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kern
 
 def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
     tokens, channels = q_BHTC.shape[-2:]
-    # With a mask, sdpa reads T x S of it; flex skips the blocks that a window hides, and knows caps and sinks. It is
-    # compiled, so it is not for an odd token of a generation, nor inside a compiler, which would meet it as a stranger.
+    # With a mask, sdpa reads T x S of it; flex skips the blocks that a window hides, and knows caps. It is compiled for
+    # its shapes, so it is not for the single tokens of a generation; and what is being traced into another compiler's
+    # graph stays plain ops, which the partitioners understand.
     if (
         (rules.soft_cap is not None or rules.window is not None or rules.sinks_H is not None)
         and q_BHTC.device.type == "cuda"
@@ -70,7 +71,7 @@ def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
 
 def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor:
     """Attention by torch's `scaled_dot_product_attention`; it cannot cap."""
-    tokens, keys, channels = q_BHTC.shape[-2], k_BGSC.shape[-2], q_BHTC.shape[-1]
+    tokens, keys = q_BHTC.shape[-2], k_BGSC.shape[-2]
     # is_causal lets the kernel skip half the work, so a mask is written out only where more than that is asked for.
     others = (rules.sinks_H, rules.bias_HTS, rules.key_padding_mask, rules.mask)
     causal = rules.causal and tokens == keys and not rules.hides_far(keys)
@@ -93,7 +94,7 @@ def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tenso
         scale=rules.scale,
         enable_gqa=k_BGSC.shape[1] < q_BHTC.shape[1],
     )
-    return y_BHTC[..., :channels]
+    return y_BHTC if rules.sinks_H is None else y_BHTC[..., : v_BGSC.shape[-1] - _SINK_CHANNELS]
 
 
 def _with_sink(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, unscaled_H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +115,8 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
     batch, heads, tokens, _ = q_BHTC.shape
     group = heads // k_BGSC.shape[1]
     k_BHSC, v_BHSC = k_BGSC.repeat_interleave(group, dim=1), v_BGSC.repeat_interleave(group, dim=1)
-    scores_BHTS = q_BHTC @ k_BHSC.transpose(-2, -1) * rules.scale
+    # The scale falls on the smaller tensor.
+    scores_BHTS = (q_BHTC * rules.scale) @ k_BHSC.transpose(-2, -1)
     if rules.soft_cap is not None:
         scores_BHTS = rules.soft_cap * torch.tanh(scores_BHTS / rules.soft_cap)
     if rules.bias_HTS is not None:

@@ -160,7 +160,13 @@ class MultiHeadAttention(nn.Module):
         if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.qkv.in_features:
             raise ValueError(f"x must be [B, T, {self.qkv.in_features}], got {list(x_BTD.shape)}")
         first, keys = self._places(x_BTD, rotate, cache, memory)
-        self._check_inputs(x_BTD, keys, bias, key_padding_mask, mask, memory)
+        batch, tokens, _ = x_BTD.shape
+        if key_padding_mask is not None:
+            check_padding(key_padding_mask, (batch, keys), _fitting(x_BTD, first, memory))
+        if mask is not None:
+            check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
+        if bias is not None:
+            check_bias(bias, (self.num_heads, tokens, keys))
         if memory is None:
             q_BHTC, k_BGSC, v_BGSC = self._look_around(x_BTD, rotate, cache)
         else:
@@ -203,25 +209,6 @@ class MultiHeadAttention(nn.Module):
                 f"the cache holds a memory of {cache.length} tokens, got one of {memory.shape[1]}; use a new cache"
             )
         return 0, memory.shape[1]
-
-    def _check_inputs(
-        self,
-        x_BTD: Tensor,
-        keys: int,
-        bias: Tensor | None,
-        key_padding_mask: Tensor | None,
-        mask: Tensor | BlockMask | None,
-        memory: Tensor | None,
-    ) -> None:
-        batch, tokens, _ = x_BTD.shape
-        if key_padding_mask is not None:
-            fitting = f"x {list(x_BTD.shape)}" if memory is None else f"the memory {list(memory.shape)}"
-            before = f" after {keys - tokens} tokens in the cache" if memory is None and keys != tokens else ""
-            check_padding(key_padding_mask, (batch, keys), f"{fitting}{before}")
-        if mask is not None:
-            check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
-        if bias is not None:
-            check_bias(bias, (self.num_heads, tokens, keys))
 
     def _heads(self, x_BTD: Tensor, first: int, number: int) -> Tensor:
         """Return so many heads of the packed projection, from the one of that place on: [B, T, D] -> [B, T, n, C]."""
@@ -270,6 +257,13 @@ class MultiHeadAttention(nn.Module):
         shown += [name for name in ("window", "soft_cap") if getattr(self, name) is not None]
         shown += ["kernel"] if self.kernel != "auto" else []
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+
+
+def _fitting(x_BTD: Tensor, first: int, memory: Tensor | None) -> str:
+    """Return what the keys belong to, for an error text."""
+    if memory is not None:
+        return f"the memory {list(memory.shape)}"
+    return f"x {list(x_BTD.shape)}" + (f" after {first} tokens in the cache" if first else "")
 
 
 def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> None:
