@@ -22,7 +22,7 @@ from fuselayers.components import (
     RMSNorm,
     RotaryPosition,
     block_diagonal_mask,
-    initialise_gpt2,
+    initialise,
 )
 from fuselayers.components.attention import kernels
 from fuselayers.ops import dropout
@@ -252,7 +252,7 @@ def test_sinks_start_at_zero_also_after_the_meta_device() -> None:
     assert layer.sinks is not None
     with torch.no_grad():
         layer.sinks.fill_(math.nan)
-    initialise_gpt2(layer, num_layers=1)
+    initialise(layer, "gpt2", num_layers=1)
     assert layer.sinks.tolist() == [0.0] * HEADS
     assert layer(torch.randn(1, 3, HIDDEN_DIM)).isfinite().all()
 
