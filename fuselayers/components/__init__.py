@@ -42,6 +42,7 @@ from .init import initialise as initialise
 from .init import parameter_groups as parameter_groups
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
+from .model import EncoderDecoder as EncoderDecoder
 from .model import LayerChange as LayerChange
 from .model import Model as Model
 from .model import VisionTransformer as VisionTransformer

@@ -45,7 +45,8 @@ _PACKED: Final[dict[str, tuple[str, ...]]] = {
     "v": ("value",),
 }
 _INTO_STREAM: Final = ("out", "down")
-_OUTSIDE: Final = ("embedding", "head", "patch")
+_OUTSIDE: Final = ("embedding", "token", "head", "patch")
+_VIT_TOKEN_STD: Final = 1e-6
 
 
 @in_range
@@ -112,7 +113,7 @@ def initialise(
             listed = isinstance(module, nn.ParameterList | nn.ParameterDict)
             owner = model.get_submodule(name.rpartition(".")[0]) if listed else module
             if not _is_matrix(name, module) and not (listed and hasattr(owner, "reset_parameters")):
-                _reset(module, owner, token_std=1e-6 if scheme == "vit" else std)
+                _reset(module, owner, token_std=_VIT_TOKEN_STD if scheme == "vit" else std)
 
 
 def check_scheme(scheme: str, *, base_width: int | None) -> None:
@@ -211,8 +212,8 @@ def _deepnorm(weight: Tensor, role: str, stack: _Stack) -> None:
 def _vit(weight: Tensor, role: str, stack: _Stack) -> None:
     if role == "head":
         nn.init.zeros_(weight)
-    elif role == "embedding":
-        nn.init.normal_(weight, std=stack.std)
+    elif role in ("embedding", "token"):
+        nn.init.normal_(weight, std=_VIT_TOKEN_STD if role == "token" else stack.std)
     else:
         bound = math.sqrt(6 / (weight.shape[0] + weight[0].numel()))
         nn.init.uniform_(weight, -bound, bound)

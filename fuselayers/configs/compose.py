@@ -10,7 +10,7 @@ from ..components.model.layers import matching_layers
 from ..names import no_such
 from .files import chosen_component, composed
 from .folders import COMPONENT_GROUPS, GROUPS, names_in, open_folders
-from .layers import checked_layers, completed_layers
+from .layers import LAYER_OPTIONS, checked_layers, completed_layers
 from .overrides import Layer, parse_overrides
 from .references import resolved
 from .renamed import check_renamed
@@ -100,16 +100,22 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
         group: completed(group, sections[group], where=group) if group in _COMPONENTS else sections[group]
         for group in GROUPS
     }
-    if complete["model"].get("layers"):
-        complete["model"]["layers"] = completed_layers(complete["model"]["layers"], complete)
+    for option in LAYER_OPTIONS:
+        if complete["model"].get(option):
+            complete["model"][option] = completed_layers(complete["model"][option], complete, option=option)
     plain = resolved(complete)
     components = {kind: checked_choice(kind, plain[kind], where=kind) for kind in _COMPONENTS}
     model = components["model"]
-    if "layers" in model.options:
-        layers = checked_layers(model.options["layers"])
-        for change in layers if "num_layers" in model.options else ():
-            matching_layers(change.at, model.options["num_layers"])
-        components["model"] = Choice(model.name, {**model.options, "layers": layers})
+    layers = {
+        option: checked_layers(model.options[option], option=option)
+        for option in LAYER_OPTIONS
+        if option in model.options
+    }
+    for option, changes in layers.items():
+        for change in changes if "num_layers" in model.options else ():
+            depth = model.options.get("num_decoder_layers") if option == "decoder_layers" else None
+            matching_layers(change.at, depth or model.options["num_layers"])
+    components["model"] = Choice(model.name, {**model.options, **layers})
     return Config(
         **components,
         fusion=_section("fusion", FusionConfig, plain["fusion"]),

@@ -1,4 +1,7 @@
-"""`model.layers`: a list of {at: which layers, part: its name or options}, for layers that differ from the rest."""
+"""`model.layers`, a list of {at: which layers, part: its name or options}, for layers that differ from the rest.
+
+`model.decoder_layers` of an encoder-decoder is another such list.
+"""
 
 from typing import Any, Final
 
@@ -7,13 +10,16 @@ from ..components.model.layers import PARTS
 from ..names import no_such
 from .sections import as_section, changed, checked_choice, completed
 
-__all__ = ["checked_layers", "completed_layers"]
+__all__ = ["LAYER_OPTIONS", "checked_layers", "completed_layers"]
+
+# The options of models that hold `LayerChange`s.
+LAYER_OPTIONS: Final = ("layers", "decoder_layers")
 
 # A saved config must stay within what `yaml_text.read` and `plain_copy` take.
 _MOST: Final = 200
 
 
-def completed_layers(entries: Any, sections: dict[str, Any]) -> list[dict[str, Any]]:
+def completed_layers(entries: Any, sections: dict[str, Any], *, option: str = "layers") -> list[dict[str, Any]]:
     """Return the entries with every option of every part that they change.
 
     A part is changed as an override of its group would change it: what was set for the other layers stays, as far as
@@ -22,21 +28,22 @@ def completed_layers(entries: Any, sections: dict[str, Any]) -> list[dict[str, A
     Args:
         entries: as they stand in the config.
         sections: the completed sections of the other layers.
+        option: of the model, where they stand.
 
     Raises:
         ValueError: an entry of another form, no such part, name or option.
     """
     if not isinstance(entries, list):
-        raise ValueError(f"model.layers must be a list of mappings {{at: ..., part: ...}}, got {entries!r}")
+        raise ValueError(f"model.{option} must be a list of mappings {{at: ..., part: ...}}, got {entries!r}")
     if len(entries) > _MOST:
         raise ValueError(
-            f"model.layers may have {_MOST} entries, got {len(entries):,}; "
+            f"model.{option} may have {_MOST} entries, got {len(entries):,}; "
             f"one entry may change many layers: {{at: 1::2, ...}}"
         )
-    return [_completed(entry, f"model.layers[{place}]", sections) for place, entry in enumerate(entries)]
+    return [_completed(entry, f"model.{option}[{place}]", sections) for place, entry in enumerate(entries)]
 
 
-def checked_layers(entries: Any) -> tuple[LayerChange, ...]:
+def checked_layers(entries: Any, *, option: str = "layers") -> tuple[LayerChange, ...]:
     """Return completed entries as `LayerChange`s, each option checked by its annotation.
 
     Raises:
@@ -46,7 +53,7 @@ def checked_layers(entries: Any) -> tuple[LayerChange, ...]:
         LayerChange(
             entry["at"],
             **{
-                part: checked_choice(part, section, where=f"model.layers[{place}].{part}")
+                part: checked_choice(part, section, where=f"model.{option}[{place}].{part}")
                 for part, section in entry.items()
                 if part != "at"
             },

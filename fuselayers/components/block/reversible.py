@@ -44,7 +44,7 @@ class ReversibleBlock(TransformerBlock):
     Its parameters are those of `TransformerBlock` in the style "pre", and so are its norms, LayerScale and stochastic
     depth; the function is another one. Under `torch.compile` and `fuselayers.fuse` of a whole model the formula is
     traced as it stands, and the compiler chooses what is saved; `fuse` of single blocks leaves them as they are.
-    `torch.func` can differentiate what is compiled only.
+    `torch.func` refuses it, as any function of autograd that keeps what no transform could see.
 
     Raises:
         ValueError: as `TransformerBlock`; or a residual style other than "pre", or a feedforward with a loss of its

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
-from ...partition import unfused
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
-from .sampling import check_sampling, next_token
+from .sampling import check_sampling, generating, next_token
 from .stack import Stack
 from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
@@ -199,31 +198,17 @@ class Decoder(Stack):
         """
         check_tokens(tokens_BT)
         check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
-        in_training = [module for module in self.modules() if module.training]
-        caches = self._caches(min(self.context_length, tokens_BT.shape[1] + num_tokens))
-        self.eval()
-        try:
-            with unfused(self):
-                for _ in range(num_tokens):
-                    if tokens_BT.shape[1] > self.context_length:
-                        caches = None
-                    start = -self.context_length if caches is None else caches[0].length
-                    last_BD = self.features(tokens_BT[:, start:], caches=caches)[:, -1]
-                    logits_BV = self._logits(last_BD)
-                    token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
-                    tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
-        finally:
-            for module in in_training:
-                module.training = True
+        caches = self.new_caches(min(self.context_length, tokens_BT.shape[1] + num_tokens))
+        with generating(self):
+            for _ in range(num_tokens):
+                if tokens_BT.shape[1] > self.context_length:
+                    caches = None
+                start = -self.context_length if caches is None else caches[0].length
+                last_BD = self.features(tokens_BT[:, start:], caches=caches)[:, -1]
+                logits_BV = self._logits(last_BD)
+                token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
+                tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
         return tokens_BT
-
-    def _caches(self, capacity: int) -> list[KeyValueCache] | None:
-        """Return an empty cache for each block, or None where a block cannot do with the newest token alone."""
-        for block in self.blocks:
-            mixes_tokens = any(getattr(part, "mixes_tokens", False) for part in block.modules())
-            if mixes_tokens or "cache" not in getattr(block, "takes", ()):
-                return None
-        return [KeyValueCache(capacity) for _ in self.blocks]
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""

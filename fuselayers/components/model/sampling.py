@@ -4,14 +4,35 @@ logits   [B, V]   B batch, V vocabulary
 token    [B]
 """
 
-import torch
-from torch import Tensor
+import contextlib
+from collections.abc import Iterator
 
-__all__ = ["check_sampling", "next_token"]
+import torch
+from torch import Tensor, nn
+
+from ...partition import unfused
+
+__all__ = ["check_sampling", "generating", "next_token"]
+
+
+@contextlib.contextmanager
+def generating(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode and eagerly, and leave every module in the mode it was in. Used by every `generate`.
+
+    What is fused runs eagerly too: it would be compiled for each token anew.
+    """
+    in_training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with unfused(model):
+            yield
+    finally:
+        for module in in_training:
+            module.training = True
 
 
 def check_sampling(*, num_tokens: int, temperature: float, top_k: int | None) -> None:
-    """Raise ValueError for an argument of `Decoder.generate` that means nothing."""
+    """Raise ValueError for an argument of `generate` that means nothing."""
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
     if not temperature >= 0:

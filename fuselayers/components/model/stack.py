@@ -8,9 +8,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from ..attention import KeyValueCache
 from ..attention.inputs import check_able
 from ..block.reversible import run_reversible
 from ..norm import Norm
@@ -120,7 +120,7 @@ class Stack(Model):
         if self.blocks[-1].final_norm:
             self.norm = create("norm", norm, hidden_dim)
 
-    def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[Any] | None = None, **inputs: Any) -> Tensor:
+    def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[KeyValueCache] | None = None, **inputs: Any) -> Tensor:
         """Return the stream after all blocks and the norm: [B, T, D] -> [B, T, D].
 
         Args:
@@ -145,19 +145,13 @@ class Stack(Model):
         x_BTD = run_reversible(run, x_BTD)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
-    def auxiliary_loss(self) -> Tensor | None:
-        """Return the sum of what the blocks' parts added to the loss in their last forward, as a router does.
-
-        In training a model adds it to its own loss. None where no part has one, as in eval mode.
-        """
-        found = [getattr(module, "auxiliary_loss", None) for module in self.blocks.modules()]
-        losses = [loss for loss in found if isinstance(loss, Tensor)]
-        return torch.stack(losses).sum() if losses else None
-
-    def with_auxiliary_loss(self, loss: Tensor) -> Tensor:
-        """Return a loss with the parts' own added to it."""
-        auxiliary = self.auxiliary_loss()
-        return loss if auxiliary is None else loss + auxiliary
+    def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
+        """Return an empty cache for each block, or None where a block cannot do with the newest token alone."""
+        for block in self.blocks:
+            mixes_tokens = any(getattr(part, "mixes_tokens", False) for part in block.modules())
+            if mixes_tokens or "cache" not in getattr(block, "takes", ()):
+                return None
+        return [KeyValueCache(capacity) for _ in self.blocks]
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"

@@ -37,13 +37,15 @@ def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
         raise ValueError(f"{name} must hold at least one token per row, got {list(tokens.shape)}")
 
 
-def check_like_tokens(name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype) -> None:
-    """Raise ValueError unless `other` is None or has the shape of `tokens` and the given dtype."""
+def check_like_tokens(
+    name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype, like: str = "tokens"
+) -> None:
+    """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype."""
     if other is not None and not isinstance(other, Tensor):
-        raise TypeError(f"{name} must be a tensor like tokens, got {type(other).__name__}; use torch.tensor({name})")
+        raise TypeError(f"{name} must be a tensor like {like}, got {type(other).__name__}; use torch.tensor({name})")
     if other is not None and (other.shape != tokens.shape or other.dtype != dtype):
         raise ValueError(
-            f"{name} must be {dtype} {list(tokens.shape)} like tokens, got {other.dtype} {list(other.shape)}"
+            f"{name} must be {dtype} {list(tokens.shape)} like {like}, got {other.dtype} {list(other.shape)}"
         )
 
 

@@ -119,6 +119,7 @@ class VisionTransformer(Stack):
             partition=partition,
         )
         self.image_size = image_size
+        self.channels = channels
         self.patch: nn.Module = create(
             "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
         )
@@ -145,7 +146,9 @@ class VisionTransformer(Stack):
             _check_targets(targets_B, images)
         logits_BK = to_logits(self.features(images), self.head.weight, bias_V=self.head.bias, scale=self.logit_scale)
         # To the loss an image is a sequence of one prediction.
-        return logits_BK if targets_B is None else token_loss(logits_BK[:, None], targets_B[:, None])
+        if targets_B is None:
+            return logits_BK
+        return self.with_auxiliary_loss(token_loss(logits_BK[:, None], targets_B[:, None]))
 
     def features(self, images: Tensor) -> Tensor:
         """Return what the head sees: [B, channels, S, S] -> [B, D]."""
@@ -160,6 +163,19 @@ class VisionTransformer(Stack):
             x_BTD = torch.cat((self.class_token.expand(x_BTD.shape[0], 1, -1), x_BTD), dim=1)
         x_BTD = self.run_blocks(dropout_op(self.position(x_BTD), self.dropout, training=self.training))
         return x_BTD.mean(1) if self.class_token is None else x_BTD[:, 0]
+
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0.
+
+        >>> heads = Choice("multi_head", {"num_heads": 2})
+        >>> sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "hidden_dim": 8, "num_layers": 1}
+        >>> model = VisionTransformer(**sizes, attention=heads)
+        >>> loss = model(*model.example_inputs(device="cpu"))
+        >>> loss.shape
+        torch.Size([])
+        """
+        images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
+        return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
 
     def extra_repr(self) -> str:
         pooling = "mean" if self.class_token is None else "class_token"

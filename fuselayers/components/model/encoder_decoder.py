@@ -1,0 +1,333 @@
+"""encoder_decoder -- one sequence in, another out: each token is predicted from the source and the tokens before it.
+
+    source            [B, S]      B batch, S tokens of the source
+    inputs, targets   [B, T]      T tokens of the target; the inputs are the targets one place later
+    memory            [B, S, D]   D model: what the encoder makes of the source, and the decoder looks at
+    logits            [B, T, V]   V vocabulary
+
+Vaswani et al. 2017; BART (Lewis et al. 2019) with learned positions, T5 (Raffel et al. 2019) with relative ones.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...ops import dropout as dropout_op
+from ..attention import KeyValueCache
+from ..init import Scheme, check_scheme, initialise
+from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
+from ..registry import Choice, Component, as_choice, register
+from .layers import LayerChange
+from .model import Model
+from .sampling import check_sampling, generating, next_token
+from .stack import Stack
+from .tokens import (
+    IGNORED,
+    build_token_embedding,
+    check_like_tokens,
+    check_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
+
+__all__ = ["EncoderDecoder"]
+
+
+@register("model", "encoder_decoder")
+class EncoderDecoder(Model):
+    """Two stacks with one table of token embeddings; the decoder's blocks also look at what the encoder returns.
+
+    The residual style deepnorm gets, unless its alpha is given, that of a pair: 0.81 (N^4 M)^(1/16) in the encoder of N
+    blocks, (3 M)^(1/4) in the decoder of M (Wang et al. 2022, figure 2).
+
+    Args:
+        vocab_size: V, number of different tokens, of source and target together.
+        hidden_dim: D, the width of the model.
+        num_layers: number of blocks of the encoder.
+        num_decoder_layers: number of blocks of the decoder; None for as many as the encoder has.
+        context_length: longest source and longest target in tokens that it is trained on.
+        attention: the attention of both stacks and its options.
+        cross_attention: the attention to the memory; None for the choice of `attention`.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the ends.
+        residual: the residual style and its options.
+        position: the kind of position and its options; each stack has its own, cross-attention none.
+        embedding: the embedding of the tokens and its options.
+        block: the kind of block, by name or with its options.
+        layers: other parts for some of the encoder's blocks, see `LayerChange`.
+        decoder_layers: other parts for some of the decoder's blocks.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        tie_embeddings: whether the output layer uses the table of the token embeddings.
+        logit_scale: what the logits are multiplied by; hidden_dim ** -0.5 in the first T5, which ties.
+        start_token: the token that a target is generated from.
+        init: how the initial weights are drawn, see `initialise`.
+        init_std: their deviation, as far as the scheme leaves it open.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
+            multiplies the logits by base_width / hidden_dim.
+        backend: what the fused layers get as their backend; None leaves them unfused.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, an attention that cannot look at a memory, or a
+            number out of its range.
+
+    >>> heads = Choice("multi_head", {"num_heads": 2})
+    >>> model = EncoderDecoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
+    >>> model(torch.tensor([[1, 2, 3]]), inputs_BT=torch.tensor([[0, 4]])).shape
+    torch.Size([1, 2, 10])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset(
+        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
+    )
+
+    @in_range
+    def __init__(
+        self,
+        *,
+        vocab_size: Size,
+        hidden_dim: Size,
+        num_layers: Size,
+        num_decoder_layers: Size | None = None,
+        context_length: Size,
+        attention: Choice | str,
+        cross_attention: Annotated[Choice | str | None, Component("attention")] = None,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
+        embedding: Choice | str = "token",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        decoder_layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
+        tie_embeddings: bool = True,
+        logit_scale: Positive = 1.0,
+        start_token: Count = 0,
+        init: Scheme = "gpt2",
+        init_std: NotNegative = 0.02,
+        base_width: Size | None = None,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        check_scheme(init, base_width=base_width)
+        if start_token >= vocab_size:
+            raise ValueError(f"start_token must be in 0..{vocab_size - 1}, got {start_token}")
+        super().__init__()
+        num_decoder_layers = num_layers if num_decoder_layers is None else num_decoder_layers
+        both: dict[str, Any] = {
+            "context_length": context_length,
+            "attention": attention,
+            "feedforward": feedforward,
+            "norm": norm,
+            "position": position,
+            "block": block,
+            "dropout": dropout,
+            "backend": backend,
+            "partition": partition,
+        }
+        alpha = 0.81 * (num_layers**4 * num_decoder_layers) ** (1 / 16)
+        self.encoder = Stack(
+            hidden_dim,
+            num_layers=num_layers,
+            residual=_with_alpha(residual, alpha),
+            layers=_layers_with_alpha(layers, alpha),
+            causal=False,
+            **both,
+        )
+        alpha = (3 * num_decoder_layers) ** (1 / 4)
+        self.decoder = Stack(
+            hidden_dim,
+            num_layers=num_decoder_layers,
+            residual=_with_alpha(residual, alpha),
+            layers=_layers_with_alpha(decoder_layers, alpha),
+            cross_attention=attention if cross_attention is None else cross_attention,
+            causal=True,
+            **both,
+        )
+        self.hidden_dim = hidden_dim
+        self.context_length = context_length
+        self.dropout = dropout
+        self.start_token = start_token
+        self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
+        # A tied head is no module; see Note: [a tied head is no module] in decoder.py.
+        self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        self.logit_scale = logit_scale if base_width is None else logit_scale * base_width / hidden_dim
+        initialise(
+            self,
+            init,
+            num_layers=num_layers,
+            num_decoder_layers=num_decoder_layers,
+            std=init_std,
+            base_width=base_width,
+        )
+
+    def forward(
+        self,
+        source_BS: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        inputs_BT: Tensor | None = None,
+        source_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss where there are targets, else the logits that follow the inputs.
+
+        Args:
+            source_BS: int64 or int32 [B, S], values in 0 .. V - 1.
+            targets_BT: int64 [B, T], the tokens of the target, or -100 where none counts; None for logits.
+            inputs_BT: int64 or int32 [B, T], what the decoder sees. None for the targets one place later, behind the
+                start token, which also stands where a target is -100.
+            source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
+
+        Returns:
+            With targets the mean cross entropy in nats, a float32 scalar; else the logits [B, T, V].
+
+        Raises:
+            TypeError: source, inputs or targets are no tensor of integers.
+            ValueError: neither targets nor inputs, an argument of another shape or dtype, a token outside the
+                vocabulary, or a sequence that is too long for its positions.
+        """
+        if targets_BT is None and inputs_BT is None:
+            raise ValueError("there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits")
+        if targets_BT is not None and not torch.compiler.is_compiling():
+            check_tokens(targets_BT, "targets")
+            check_like_tokens("targets", targets_BT, targets_BT, dtype=torch.int64)
+        if inputs_BT is None:
+            assert targets_BT is not None
+            inputs_BT = self._shifted(targets_BT)
+        if not torch.compiler.is_compiling():
+            check_tokens(source_BS, "source")
+            check_tokens(inputs_BT, "inputs")
+            check_like_tokens("source_padding_mask", source_padding_mask, source_BS, dtype=torch.bool, like="source")
+            check_like_tokens("targets", targets_BT, inputs_BT, dtype=torch.int64, like="inputs")
+            if len(source_BS) != len(inputs_BT):
+                raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(inputs_BT)}")
+        memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
+        logits_BTV = self._logits(self.decode(inputs_BT, memory_BSD, source_padding_mask=source_padding_mask))
+        if targets_BT is None:
+            return logits_BTV
+        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+
+    def encode(self, source_BS: Tensor, *, source_padding_mask: Tensor | None = None) -> Tensor:
+        """Return the memory of a source: [B, S] -> [B, S, D]."""
+        x_BSD: Tensor = self.encoder.position(look_up(self.token, source_BS, "source"))
+        x_BSD = dropout_op(x_BSD, self.dropout, training=self.training)
+        return self.encoder.run_blocks(x_BSD, key_padding_mask=source_padding_mask)
+
+    def decode(
+        self,
+        inputs_BT: Tensor,
+        memory_BSD: Tensor,
+        *,
+        source_padding_mask: Tensor | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
+        """Return what the output layer sees: [B, T] -> [B, T, D].
+
+        Args:
+            inputs_BT: the tokens of the target so far; with caches those that follow the ones in the caches.
+            memory_BSD: of `encode`.
+            source_padding_mask: as `encode` got it.
+            caches: one per block of the decoder, to which these tokens are added; None without.
+        """
+        first = caches[0].length if caches else 0
+        x_BTD: Tensor = self.decoder.position(look_up(self.token, inputs_BT, "inputs"), first=first)
+        x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
+        return self.decoder.run_blocks(
+            x_BTD, caches=caches, memory_BSD=memory_BSD, memory_padding_mask=source_padding_mask
+        )
+
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0.
+
+        >>> heads = Choice("multi_head", {"num_heads": 2})
+        >>> model = EncoderDecoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
+        >>> loss = model(*model.example_inputs(device="cpu"))
+        >>> loss.shape
+        torch.Size([])
+        """
+        source_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
+        return source_BT, source_BT.clone()
+
+    @torch.no_grad()
+    def generate(
+        self,
+        source_BS: Tensor,
+        num_tokens: int,
+        *,
+        source_padding_mask: Tensor | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Write a target for each source, one token after the other; the last `context_length` tokens are looked at.
+
+        It runs in eval mode and leaves every module in the mode it was in; what is fused runs eagerly. The encoder runs
+        once. Keys and values are kept as in `Decoder.generate`.
+
+        Args:
+            source_BS: int64 or int32 [B, S], S at least one.
+            num_tokens: how many tokens to write.
+            source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
+            temperature: divides the logits; 0 takes the likeliest token each time.
+            top_k: how many of the likeliest tokens may be drawn; None for all.
+            generator: where the draws come from, on the model's device; None for torch's default generator.
+
+        Returns:
+            [B, num_tokens] in the dtype of the source: the targets, without the start token.
+
+        Raises:
+            TypeError: the source is no tensor of integers.
+            ValueError: source or mask have another shape, num_tokens or temperature is negative, or top_k is below one.
+        """
+        check_tokens(source_BS, "source")
+        check_like_tokens("source_padding_mask", source_padding_mask, source_BS, dtype=torch.bool, like="source")
+        check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
+        tokens_BT = source_BS.new_full((len(source_BS), 1), self.start_token)
+        caches = self.decoder.new_caches(min(self.context_length, 1 + num_tokens))
+        with generating(self):
+            memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
+            for _ in range(num_tokens):
+                if tokens_BT.shape[1] > self.context_length:
+                    caches = None
+                newest_BT = tokens_BT[:, -self.context_length if caches is None else caches[0].length :]
+                x_BTD = self.decode(newest_BT, memory_BSD, source_padding_mask=source_padding_mask, caches=caches)
+                logits_BV = self._logits(x_BTD[:, -1])
+                token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
+                tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
+        return tokens_BT[:, 1:]
+
+    def _shifted(self, targets_BT: Tensor) -> Tensor:
+        start_B1 = torch.full_like(targets_BT[:, :1], self.start_token)
+        inputs_BT = torch.cat((start_B1, targets_BT[:, :-1]), dim=1)
+        return inputs_BT.masked_fill(inputs_BT == IGNORED, self.start_token)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        weight_VD = self.token.weight if self.head is None else self.head.weight
+        return to_logits(x, weight_VD, scale=self.logit_scale)
+
+    def extra_repr(self) -> str:
+        return (
+            f"context_length={self.context_length}, dropout={self.dropout}, tie_embeddings={self.head is None}, "
+            f"logit_scale={self.logit_scale}"
+        )
+
+
+def _with_alpha(residual: Choice | str, alpha: float) -> Choice | str:
+    """Return the residual style, deepnorm with this alpha where it has none of its own."""
+    choice = as_choice(residual)
+    if choice.name != "deepnorm" or choice.options.get("alpha") is not None:
+        return residual
+    return Choice("deepnorm", {**choice.options, "alpha": alpha})
+
+
+def _layers_with_alpha(layers: Sequence[LayerChange], alpha: float) -> list[LayerChange]:
+    return [
+        change if change.residual is None else dataclasses.replace(change, residual=_with_alpha(change.residual, alpha))
+        for change in layers
+    ]

@@ -1,0 +1,383 @@
+import copy
+import itertools
+import math
+import pickle
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.components import (
+    SCHEMES,
+    Choice,
+    EncoderDecoder,
+    LayerChange,
+    Position,
+    Scheme,
+    initialise,
+    register,
+)
+from fuselayers.components.registry import _OWNERS
+from fuselayers.configs import build
+from fuselayers.ops import dropout
+from fuselayers.partition import saved_bytes
+from tests.components.compare import randomise
+
+HEADS = Choice("multi_head", {"num_heads": 2})
+
+
+def made(**options: object) -> EncoderDecoder:
+    """A small model with weights so large that every part of it moves the logits."""
+    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "context_length": 7, "attention": HEADS}
+    return EncoderDecoder(**{**sizes, "init_std": 0.5, **options})  # type: ignore[arg-type]
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(13, shape)
+
+
+def attend(attention: torch.nn.Module, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
+    """Two heads of four channels, written out; `allowed` is broadcastable to [B, 1, T, S]."""
+    weight, bias = attention.qkv.weight.split(8), attention.qkv.bias.split(8)
+    q, k, v = (
+        (of @ w.T + b).unflatten(-1, (2, 4)).transpose(1, 2)
+        for of, w, b in zip((x, memory, memory), weight, bias, strict=True)
+    )
+    scores = (q @ k.mT / 2).masked_fill(~allowed, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ attention.out.weight.T + attention.out.bias
+
+
+def written_out(model: EncoderDecoder, source: Tensor, inputs: Tensor, real: Tensor | None = None) -> Tensor:
+    def norm(x: Tensor, module: torch.nn.Module) -> Tensor:
+        return F.layer_norm(x, (8,), module.weight, module.bias)
+
+    real = torch.ones_like(source, dtype=torch.bool) if real is None else real
+    seen = real[:, None, None, :]
+    memory = model.token.weight[source] + model.encoder.position.table.weight[: source.shape[1]]
+    for block in model.encoder.blocks:
+        first, second = block.residual.norms
+        x = norm(memory, first)
+        memory = memory + attend(block.attention, x, x, seen)
+        memory = memory + block.feedforward(norm(memory, second))
+    memory = norm(memory, model.encoder.norm)
+    length = inputs.shape[1]
+    before = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    y = model.token.weight[inputs] + model.decoder.position.table.weight[:length]
+    for block in model.decoder.blocks:
+        first, second, third = block.residual.norms
+        x = norm(y, first)
+        y = y + attend(block.attention, x, x, before)
+        y = y + attend(block.cross_attention, norm(y, second), memory, seen)
+        y = y + block.feedforward(norm(y, third))
+    head = model.token.weight if model.head is None else model.head.weight
+    return norm(y, model.decoder.norm) @ head.T * model.logit_scale
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_values_and_gradients(tied: bool, padded: bool) -> None:
+    options = {"num_decoder_layers": 3, "tie_embeddings": tied, "logit_scale": 8**-0.5, "start_token": 5}
+    model = randomise(made(**options)).double()
+    source, targets = tokens(3, 7), tokens(3, 5)
+    targets[1, 2:] = -100
+    mask = torch.arange(7) < torch.tensor([[7], [3], [1]]) if padded else None
+    inputs = torch.cat((torch.full((3, 1), 5), targets[:, :-1]), 1)
+    inputs[inputs == -100] = 5
+    logits = written_out(model, source, inputs, mask)
+    torch.testing.assert_close(model(source, inputs_BT=inputs, source_padding_mask=mask), logits)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    loss = model(source, targets, source_padding_mask=mask)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    # The loss is taken in float32.
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_and_targets_of_ones_own() -> None:
+    model = made()
+    source, inputs, targets = tokens(2, 4), tokens(2, 6), tokens(2, 6)
+    logits = model(source, inputs_BT=inputs)
+    loss = model(source, targets, inputs_BT=inputs)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+
+def test_dropout_of_both_embeddings_and_all_branches() -> None:
+    model = made(dropout=0.3)
+    source, inputs = tokens(2, 4), tokens(2, 6)
+    torch.manual_seed(4)
+    memory = dropout(model.encoder.position(model.token(source)), 0.3)
+    for block in model.encoder.blocks:
+        memory = block(memory)
+    memory = model.encoder.norm(memory)
+    x = dropout(model.decoder.position(model.token(inputs)), 0.3)
+    for block in model.decoder.blocks:
+        x = block(x, memory_BSD=memory)
+    expected = model.decoder.norm(x) @ model.token.weight.T
+    torch.manual_seed(4)
+    torch.testing.assert_close(model(source, inputs_BT=inputs), expected)
+
+
+class Distance(Position):
+    """A learned bias that tells causal from bidirectional."""
+
+    built_in = frozenset({"num_heads", "causal"})
+
+    def __init__(self, *, num_heads: int, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.table = torch.nn.Embedding(32, num_heads)
+
+    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        place = torch.arange(first + x_BTD.shape[1], device=x_BTD.device)
+        bias: Tensor = self.table(place[first:, None] - place + 16).permute(2, 0, 1)
+        return bias
+
+
+@pytest.fixture
+def distance() -> object:
+    register("position", "distance")(Distance)
+    yield
+    del _OWNERS["position"]["distance"]
+
+
+@pytest.mark.usefixtures("distance")
+def test_each_stack_has_positions_of_its_own_and_cross_attention_none() -> None:
+    model = made(position="distance", num_decoder_layers=1, num_layers=1)
+    assert (model.encoder.position.causal, model.decoder.position.causal) == (False, True)
+    source, inputs = tokens(2, 5), tokens(2, 6)
+    (first,), (second,) = model.encoder.blocks, model.decoder.blocks
+    memory = first(model.token(source), bias=model.encoder.position.bias(model.token(source)))
+    memory = model.encoder.norm(memory)
+    x = second(model.token(inputs), memory_BSD=memory, bias=model.decoder.position.bias(model.token(inputs)))
+    torch.testing.assert_close(model(source, inputs_BT=inputs), model.decoder.norm(x) @ model.token.weight.T)
+
+
+def test_the_parts_of_each_stack() -> None:
+    cross = Choice("multi_head", {"num_heads": 4})
+    model = made(
+        num_layers=3,
+        num_decoder_layers=2,
+        cross_attention=cross,
+        layers=(LayerChange("-1", feedforward="gated_mlp"),),
+        decoder_layers=(LayerChange("0", norm="rms_norm"),),
+    )
+    assert [type(block.feedforward).__name__ for block in model.encoder.blocks] == ["MLP", "MLP", "GatedMLP"]
+    assert [type(block.residual.norms[0]).__name__ for block in model.decoder.blocks] == ["RMSNorm", "LayerNorm"]
+    assert {block.cross_attention for block in model.encoder.blocks} == {None}
+    assert {block.cross_attention.num_heads for block in model.decoder.blocks} == {4}
+    assert {block.attention.num_heads for block in model.decoder.blocks} == {2}
+    post = made(residual="post")
+    assert post.encoder.norm is post.decoder.norm is None
+
+
+def test_a_config_can_choose_it_and_change_layers_of_either_stack() -> None:
+    config = {
+        "model": {
+            "name": "encoder_decoder",
+            "vocab_size": 20,
+            "hidden_dim": 16,
+            "num_layers": 2,
+            "context_length": 8,
+            "layers": [{"at": "-1", "feedforward": "mlp"}],
+            "decoder_layers": [{"at": 0, "feedforward": "gated_mlp"}],
+        },
+        "attention": {"name": "multi_head", "num_heads": 2},
+        "feedforward": {"name": "fused_mlp"},
+    }
+    model = build(config, ["fusion=off"])
+    kinds = [[type(block.feedforward).__name__ for block in stack.blocks] for stack in (model.encoder, model.decoder)]
+    assert kinds == [["FusedMLP", "MLP"], ["GatedMLP", "FusedMLP"]]
+    config["model"]["decoder_layers"] = [{"at": 0}]  # type: ignore[index]
+    with pytest.raises(ValueError, match=r"^model.decoder_layers\[0\] must say at which layers and what changes"):
+        build(config)
+
+
+def test_deepnorm_of_a_pair() -> None:
+    model = made(
+        num_layers=6,
+        num_decoder_layers=3,
+        hidden_dim=64,
+        residual="deepnorm",
+        init="deepnorm",
+        decoder_layers=(LayerChange("1", residual=Choice("deepnorm", {"alpha": 2.5})),),
+    )
+    encoder, decoder = 0.81 * (6**4 * 3) ** (1 / 16), 9 ** (1 / 4)
+    assert [block.residual.alpha for block in model.encoder.blocks] == pytest.approx([encoder] * 6)
+    assert [block.residual.alpha for block in model.decoder.blocks] == pytest.approx([decoder, 2.5, decoder])
+    xavier = math.sqrt(1 / 64)
+    for block in model.encoder.blocks:
+        assert block.attention.out.weight.std().item() == pytest.approx(
+            0.87 * (6**4 * 3) ** (-1 / 16) * xavier, rel=0.1
+        )
+    for block in model.decoder.blocks:
+        assert block.cross_attention.out.weight.std().item() == pytest.approx(36**-0.25 * xavier, rel=0.1)
+    alone = made(residual=Choice("deepnorm", {"alpha": 1.5}))
+    assert {block.residual.alpha for block in (*alone.encoder.blocks, *alone.decoder.blocks)} == {1.5}
+
+
+def test_gpt2_counts_the_branches_of_each_stack() -> None:
+    model = made(hidden_dim=128, num_layers=4, num_decoder_layers=2, init_std=0.1)
+    for stack, branches in ((model.encoder, 8), (model.decoder, 6)):
+        for block in stack.blocks:
+            assert block.attention.out.weight.std().item() == pytest.approx(0.1 / math.sqrt(branches), rel=0.05)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_model_from_the_meta_device_can_be_initialised_later(scheme: Scheme) -> None:
+    base = 4 if scheme == "mup" else None
+    with torch.device("meta"):
+        model = made(init=scheme, base_width=base, tie_embeddings=False)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            tensor.fill_(math.nan)
+    initialise(model, scheme, num_layers=2, num_decoder_layers=2, base_width=base)
+    assert math.isfinite(model(tokens(1, 4), tokens(1, 3)).item())
+    assert not [name for name, value in model.named_parameters() if value.isnan().any()]
+
+
+def test_mup_and_logit_scale_multiply() -> None:
+    assert made(init="mup", base_width=2, logit_scale=0.5).logit_scale == 0.125
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_num_parameters_counts_a_tie_once(tied: bool) -> None:
+    model = made(num_layers=1, num_decoder_layers=1, tie_embeddings=tied)
+    attention, feedforward, norm, tables = 4 * 8 * 8 + 4 * 8, 2 * 8 * 32 + 40, 16, 2 * 7 * 8 + 13 * 8
+    expected = 3 * attention + 2 * feedforward + (2 + 3 + 2) * norm + tables + (0 if tied else 13 * 8)
+    assert model.num_parameters() == expected
+    model.encoder.requires_grad_(False)
+    assert model.num_parameters() == expected
+
+
+@pytest.mark.parametrize("block", ["transformer", "reversible"])
+def test_generate_takes_the_likeliest_token_of_the_last_context(block: str) -> None:
+    model = made(block=block, start_token=3)
+    source = tokens(2, 5)
+    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    expected = torch.full((2, 1), 3)
+    with torch.no_grad():
+        for _ in range(9):  # two more than the context holds
+            likeliest = model(source, inputs_BT=expected[:, -7:], source_padding_mask=mask)[:, -1].argmax(-1)
+            expected = torch.cat((expected, likeliest[:, None]), dim=1)
+    got = model.generate(source, 9, temperature=0, source_padding_mask=mask)
+    assert torch.equal(got, expected[:, 1:])
+    assert model.generate(source.int(), 2).dtype == torch.int32
+    assert model.generate(source, 0).shape == (2, 0)
+
+
+def test_generate_is_reproducible_and_leaves_every_mode_as_it_was() -> None:
+    model = made(dropout=0.5)
+    model.decoder.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    source = tokens(2, 5)
+    calls: list[int] = []
+    model.encoder.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+    first, again = (model.generate(source, 6, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(first, again)
+    assert len(calls) == 2  # the encoder runs once for each
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_a_few_steps_learn_to_copy() -> None:
+    torch.manual_seed(0)
+    model = made(init_std=0.05, num_layers=1, hidden_dim=16)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    source = torch.randint(1, 13, (32, 4))
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(source, source).backward()
+        optimizer.step()
+    assert (model.generate(source, 4, temperature=0) == source).float().mean() > 0.95
+
+
+def test_compiled_and_copied() -> None:
+    model = made(dropout=0.2, num_layers=1)
+    source, targets = tokens(2, 5), tokens(2, 6)
+
+    def step(model: torch.nn.Module) -> list[Tensor]:
+        torch.manual_seed(3)
+        loss = model(source, targets)
+        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+    expected = step(model)
+    assert all(value.isfinite().all() for value in expected)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(step(other), expected, rtol=0, atol=0)
+        assert other.head is None
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(step(compiled), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_reversible_stacks_save_what_two_layers_save() -> None:
+    source, targets = tokens(4, 7), tokens(4, 7)
+    few, many = (saved_bytes(made(block="reversible", num_layers=layers), source, targets) for layers in (2, 6))
+    assert few == many
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({}, ValueError, "there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits"),
+        (
+            {"inputs_BT": torch.zeros(3, 4).long()},
+            ValueError,
+            "source and target must have as many rows, got 2 and 3",
+        ),
+        (
+            {"targets_BT": torch.zeros(2, 3)},
+            TypeError,
+            "targets must be int64 or int32, got torch.float32; convert with targets.long()",
+        ),
+        (
+            {"targets_BT": torch.zeros(2, 3).long(), "inputs_BT": torch.zeros(2, 4).long()},
+            ValueError,
+            "targets must be torch.int64 [2, 4] like inputs, got torch.int64 [2, 3]",
+        ),
+        (
+            {"inputs_BT": torch.zeros(2).long()},
+            ValueError,
+            "inputs must be [B, T], got [2]; add the batch dimension with inputs[None]",
+        ),
+        ({"inputs_BT": torch.full((2, 3), 13)}, ValueError, "inputs must be in 0..12, got 13..13"),
+        (
+            {"inputs_BT": torch.zeros(2, 3).long(), "source_padding_mask": torch.ones(2, 4).bool()},
+            ValueError,
+            "source_padding_mask must be torch.bool [2, 5] like source, got torch.bool [2, 4]",
+        ),
+        (
+            {"inputs_BT": torch.zeros(2, 8).long()},
+            ValueError,
+            "a sequence of 8 tokens does not fit the context_length 7; shorten it, or build the model with a longer "
+            "context",
+        ),
+    ],
+)
+def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        made()(torch.zeros(2, 5).long(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_decoder_layers": 0}, "num_decoder_layers must be at least 1, got 0"),
+        ({"start_token": 13}, "start_token must be in 0..12, got 13"),
+        ({"logit_scale": 0.0}, "logit_scale must be above 0, got 0.0"),
+        ({"init": "mup"}, "init 'mup' needs base_width, the width at which std and learning rate were tuned"),
+        ({"cross_attention": "multihead"}, "no attention 'multihead'; did you mean 'multi_head'?"),
+    ],
+)
+def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        made(**options)
+
+
+def test_errors_of_generate() -> None:
+    with pytest.raises(ValueError, match=r"^num_tokens must not be negative, got -1$"):
+        made().generate(tokens(1, 3), -1)
+    with pytest.raises(TypeError, match=r"^source must be int64 or int32, got torch.float32"):
+        made().generate(torch.zeros(1, 3), 1)
