@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from ...names import no_such
 from ..checks import check_last_dim
+from ..plain_linear import is_plain_linear
 from ..ranges import Count, NotNegative, Positive, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
-from .hidden import is_plain_linear
 
 __all__ = ["MixtureOfExperts"]
 
