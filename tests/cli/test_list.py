@@ -4,6 +4,11 @@ from fuselayers.cli.main import main
 from fuselayers.components import registry
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # no cell is folded
+
+
 def _list(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["list", *arguments]) == 0
     return capsys.readouterr().out
@@ -76,7 +81,7 @@ def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: 
     ("kind", "words"),
     [
         ("residual", "sandwich layer_scale float | None above 0 None"),
-        ("position", "learned no options none no options rotary base float above 0 10000.0"),
+        ("position", "learned no options none no options relative num_buckets"),
         ("train", "beta2 float at least 0 and below 1 0.95"),
         ("fusion", "scope 'none' | 'layer' | 'block' | 'model' 'model'"),
     ],

@@ -75,7 +75,7 @@ def test_torch_compile_is_compiled_for_the_tenth_variant_too() -> None:
             chosen, rounds=rounds, device=CPU, repeats=1, minutes=5.0, say=lambda name: graphs.append(0)
         )
     assert suite.failed == {}
-    assert len(graphs) == 16
+    assert len(graphs) == len(chosen) > 8
     assert min(graphs) >= 1
 
 
