@@ -3,12 +3,15 @@
 <!-- options: feedforward -->   the options of a kind of component, or of a section of the config
 <!-- keys: gpt2 -->             which weight of a family of `transformers` is which of ours
 <!-- models -->                 the models that are shipped
+<!-- abilities -->              what each attention can be told
 """
 
 import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from fuselayers.components import names
+from fuselayers.components.attention.inputs import ABILITIES, is_able
 from fuselayers.configs import choices
 from fuselayers.configs.folders import SHIPPED
 from fuselayers.configs.hugging_face import FAMILIES
@@ -58,7 +61,15 @@ def _keys(name: str) -> str:
 
 
 def _without_escapes(pattern: str) -> str:
-    return pattern.replace(r"\.", ".").replace(".*", "*")
+    # A bar would end the table's cell.
+    return pattern.replace(r"\.", ".").replace(".*", "*").replace("|", r"\|")
+
+
+def _abilities(_: str) -> str:
+    lines = [f"| name | {' | '.join(f'`{ability}`' for ability in ABILITIES)} |", f"|{' --- |' * (1 + len(ABILITIES))}"]
+    for name in names("attention"):
+        lines.append(f"| `{name}` | {' | '.join('yes' if is_able(name, ability) else '' for ability in ABILITIES)} |")
+    return "\n".join(lines)
 
 
 def _models(_: str) -> str:
@@ -73,4 +84,9 @@ def _models(_: str) -> str:
     return "\n".join(lines)
 
 
-_TABLES: Final[dict[str, Callable[[str], str]]] = {"options": option_table, "keys": _keys, "models": _models}
+_TABLES: Final[dict[str, Callable[[str], str]]] = {
+    "options": option_table,
+    "keys": _keys,
+    "models": _models,
+    "abilities": _abilities,
+}

@@ -5,6 +5,7 @@ import pytest
 
 from docs.hooks import filled, on_page_markdown
 from fuselayers.components import KINDS, get, names, options
+from fuselayers.components.attention.inputs import ABILITIES, is_able
 from fuselayers.configs import choices
 from fuselayers.configs.hugging_face import FAMILIES
 
@@ -35,12 +36,11 @@ def test_no_marker_is_left(page: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_options_of_every_member_are_on_the_page_of_its_kind(kind: str) -> None:
     page = _text(f"components/{kind}.md")
-    made = filled(page)[len(page) - len(page) :]
-    rows = {(row[0], row[1]) for row in _rows(made) if len(row) == 6}
+    rows = {(row[0], row[1]) for row in _rows(filled(page)) if len(row) == 6}
     wanted = {
         (f"`{name}`", f"`{option}`")
         for name in _members(kind)
-        for option in [option.name for option in options(kind, name)]
+        for option in [about.name for about in options(kind, name)]
     }
     assert wanted - rows == set()
     assert {f"`{name}`" for name in _members(kind)} - {name for name, _ in rows} == set()
@@ -56,6 +56,15 @@ def test_every_member_is_in_the_hand_written_table(kind: str) -> None:
 
 def test_every_kind_is_on_the_page_of_all_kinds() -> None:
     assert [kind for kind in KINDS if f"]({kind}.md)" not in _text("components/index.md")] == []
+
+
+def test_what_each_attention_can_be_told_is_on_its_page() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in _rows(filled(_text("components/attention.md"))) if len(row) == 8}
+    headings = [heading.strip("`") for heading in rows.pop("name")]
+    assert sorted(rows) == sorted({*_members("attention"), "---"})
+    assert headings == list(ABILITIES)
+    for name in _members("attention"):
+        assert [cell == "yes" for cell in rows[name]] == [is_able(name, ability) for ability in ABILITIES]
 
 
 def test_every_family_and_key_is_on_the_page_on_hugging_face() -> None:
