@@ -75,6 +75,12 @@ def test_every_family_and_key_is_on_the_page_on_hugging_face() -> None:
             assert made.count(shown) >= 1, shown
 
 
+def test_every_published_model_has_its_family_on_the_page_on_hugging_face() -> None:
+    page = _text("hugging_face.md")
+    published = [name for name in choices("model") if not name.endswith(("_tiny", "_nano"))]
+    assert [name for name in published if f"`{name}`" not in page] == []
+
+
 def test_every_shipped_model_is_on_the_page_on_configs() -> None:
     shown = {row[0]: row[1] for row in _rows(filled(_text("build_from_config.md")))}
     for name in choices("model"):
