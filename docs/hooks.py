@@ -21,6 +21,7 @@ from fuselayers.names import no_such
 __all__ = ["filled", "on_page_markdown"]
 
 _MARKER: Final = re.compile(r"^<!-- (?P<table>\w+)(?:: (?P<of>\w+))? -->$", flags=re.MULTILINE)
+_CODE: Final = re.compile("`[^`]*`")
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
@@ -42,9 +43,11 @@ def _table(marker: re.Match[str]) -> str:
     if table not in _TABLES:
         raise ValueError(f"{marker[0]}: {no_such('table', table, _TABLES)}")
     try:
-        return _TABLES[table](of).rstrip()
+        made = _TABLES[table](of).rstrip()
     except ValueError as error:
         raise ValueError(f"{marker[0]}: {error}") from error
+    # The Markdown of mkdocs takes a bar within code for what it is, and would show the backslash that others need.
+    return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), made)
 
 
 def _keys(name: str) -> str:
@@ -61,8 +64,7 @@ def _keys(name: str) -> str:
 
 
 def _without_escapes(pattern: str) -> str:
-    # A bar would end the table's cell.
-    return pattern.replace(r"\.", ".").replace(".*", "*").replace("|", r"\|")
+    return pattern.replace(r"\.", ".").replace(".*", "*")
 
 
 def _abilities(_: str) -> str:
