@@ -3,8 +3,8 @@
 A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
 ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
 
-The names are those of `transformers` 5.23, whose models hold Mixtral's experts as two tensors per layer; of files on
-the hub, which are older, `transformers` makes these names when it loads them.
+The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer; of
+files on the hub, which are older, `transformers` makes these names when it loads them.
 """
 
 import re
@@ -68,7 +68,7 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
     >>> load_hugging_face(model, {"transformer.wte.weight": torch.ones(256, 32)}, family="gpt2")
     Traceback (most recent call last):
-    ValueError: the state_dict is no gpt2 of this model's size: position.table.weight is not there; ...
+    ValueError: the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.weight is not there; ...
     """
     if family not in FAMILIES:
         raise ValueError(no_such("family", family, FAMILIES))
