@@ -170,7 +170,10 @@ def keep_bytes(
     """Return `keep_mask` as zeros and ones to multiply with: uint8 on a CPU, bool elsewhere. Used by dropout.
 
     Args:
-        seed, shape, p, offset: as `keep_mask` takes them.
+        seed: as `keep_mask` takes it, like shape, p and offset.
+        shape: as there.
+        p: as there.
+        offset: as there.
         row_R: `row_numbers`, or None for a whole tensor.
         first_column: that of the whole tensor with which this one begins.
         again: True in backward, for the mask that forward had; see [forward and backward do not share].

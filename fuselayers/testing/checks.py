@@ -262,7 +262,9 @@ def check_dynamic(
     eight lanes, so two calls go ahead.
 
     Args:
-        op, reference, options: as everywhere.
+        op: as everywhere.
+        reference: as everywhere.
+        options: as everywhere.
         inputs: tensors, all of whose sizes above one are multiplied and filled with the same values, shuffled; or what
             makes them for [rows, columns].
     """

@@ -113,7 +113,8 @@ def backward(
     """Return outputs as y0, y1, ... and gradients as d0, d1, ... by their input's place; zero where none arrives.
 
     Args:
-        leaves, outputs: from `forward`.
+        leaves: from `forward`.
+        outputs: from `forward`.
         incoming: a gradient for each output.
         again: whether another backward will follow.
 
@@ -187,7 +188,9 @@ def compare(
     Where both are infinite or NaN, so must `got` be; where one of them is, `got` may be what either is.
 
     Args:
-        got, plain, exact: results of a form, of the reference, and of the reference in float64.
+        got: results of a form.
+        plain: of the reference.
+        exact: of the reference in float64.
         inputs: what the first two were given.
         where: what to say before the name of what differs.
         slack: above SLACK all that is allowed grows with it.

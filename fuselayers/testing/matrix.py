@@ -118,7 +118,9 @@ def check_module(
         reference: a module whose parameters have the same names, or a function in plain torch that takes the inputs,
             and the module's parameters by name.
         inputs: as in `check`. Where sizes are dynamic, it is the first.
-        checks, backends, dtypes: as in `check`.
+        checks: as in `check`.
+        backends: as in `check`.
+        dtypes: as in `check`.
 
     Raises:
         ValueError: the reference's parameters have other names; else as `check`.

@@ -1,0 +1,115 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.hooks import filled, on_page_markdown
+from fuselayers.components import KINDS, get, names, options
+from fuselayers.components.attention.inputs import ABILITIES, is_able
+from fuselayers.configs import choices
+from fuselayers.configs.hugging_face import FAMILIES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def _text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def _members(kind: str) -> list[str]:
+    # What other tests register is no member.
+    return [name for name in names(kind) if get(kind, name).__module__.startswith("fuselayers.")]
+
+
+def _rows(markdown: str) -> list[list[str]]:
+    """The cells of every row of every table, without the headings."""
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    without_bars = [re.sub("`[^`]*`", lambda code: code[0].replace("|", "or"), row) for row in rows]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in without_bars]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_no_marker_is_left(page: Path) -> None:
+    assert "<!--" not in on_page_markdown(page.read_text(encoding="utf-8"), page=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_options_of_every_member_are_on_the_page_of_its_kind(kind: str) -> None:
+    page = _text(f"components/{kind}.md")
+    rows = {(row[0], row[1]) for row in _rows(filled(page)) if len(row) == 6}
+    wanted = {
+        (f"`{name}`", f"`{option}`")
+        for name in _members(kind)
+        for option in [about.name for about in options(kind, name)]
+    }
+    assert wanted - rows == set()
+    assert {f"`{name}`" for name in _members(kind)} - {name for name, _ in rows} == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_member_is_in_the_hand_written_table(kind: str) -> None:
+    page = _text(f"components/{kind}.md")
+    described = [row[0].strip("`") for row in _rows(page) if row[0].startswith("`") and len(row) == 3]
+    assert sorted(described) == _members(kind)
+    assert f"](../pictures/{kind}.svg)" in page
+
+
+def test_every_kind_is_on_the_page_of_all_kinds() -> None:
+    assert [kind for kind in KINDS if f"]({kind}.md)" not in _text("components/index.md")] == []
+
+
+def test_what_each_attention_can_be_told_is_on_its_page() -> None:
+    rows = {row[0].strip("`"): row[1:] for row in _rows(filled(_text("components/attention.md"))) if len(row) == 8}
+    headings = [heading.strip("`") for heading in rows.pop("name")]
+    assert sorted(rows) == sorted({*_members("attention"), "---"})
+    assert headings == list(ABILITIES)
+    for name in _members("attention"):
+        assert [cell == "yes" for cell in rows[name]] == [is_able(name, ability) for ability in ABILITIES]
+
+
+def test_every_family_and_key_is_on_the_page_on_hugging_face() -> None:
+    made = filled(_text("hugging_face.md"))
+    for family in FAMILIES.values():
+        for key in family.keys:
+            shown = f"| `{key.theirs}` | `{key.ours}`{', transposed' if key.transposed else ''} |"
+            assert made.count(shown) >= 1, shown
+
+
+def test_every_published_model_has_its_family_on_the_page_on_hugging_face() -> None:
+    page = _text("hugging_face.md")
+    published = [name for name in choices("model") if not name.endswith(("_tiny", "_nano"))]
+    assert [name for name in published if f"`{name}`" not in page] == []
+
+
+def test_every_shipped_model_is_on_the_page_on_configs() -> None:
+    shown = {row[0]: row[1] for row in _rows(filled(_text("build_from_config.md")))}
+    for name in choices("model"):
+        assert len(shown[f"`{name}`"]) > 10, name
+
+
+def test_no_backslash_shows_within_code() -> None:
+    assert "| `num_kv_heads` | `int | None` | at least 1 | `None` |" in filled("<!-- options: attention -->")
+    assert "| `(encoder|decoder).embed_tokens.weight` | left out |" in filled("<!-- keys: t5 -->")
+
+
+def test_a_marker_is_a_line_by_itself() -> None:
+    page = "before\n\n<!-- options: norm -->\n\nafter `<!-- options: norm -->`\n"
+    made = filled(page)
+    assert made.startswith("before\n\n| name | option |")
+    assert "| `layer_norm` | `eps` | `float` | at least 0 | `1e-05` | added to the variance. |\n" in made
+    assert made.endswith("\n\nafter `<!-- options: norm -->`\n")
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("<!-- option: norm -->", "no table 'option'; did you mean 'options'?"),
+        ("<!-- options: nrom -->", "no kind 'nrom'; did you mean 'norm'?"),
+        ("<!-- options -->", "no kind ''"),
+        ("<!-- keys: gpt3 -->", "no family 'gpt3'; did you mean 'gpt2'?"),
+    ],
+)
+def test_a_wrong_marker_is_an_error(marker: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{marker}: {said}")):
+        filled(marker)
