@@ -143,7 +143,9 @@ def test_rotary_positions_with_every_option(fusion: str) -> None:
 
 
 def test_odd_heads_under_rotary_positions_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, two at least, got 5$"):
+    with pytest.raises(
+        ValueError, match=r"^position 'rotary' needs an even number of channels per head, two at least, got 5$"
+    ):
         on_meta("llama_tiny", ["attention.head_dim=5"])
 
 

@@ -338,14 +338,14 @@ class Costly(nn.Identity):
 def test_errors() -> None:
     text = (
         "a reversible block joins its sublayers to two streams in the manner of 'pre'; take residual='pre', got "
-        "PostResidual"
+        "residual 'post'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         blocks_of(1, residual="post")
     register("feedforward", "costly")(Costly)
     text = (
-        "a reversible block runs its sublayers without a graph, and the auxiliary loss of Costly would have no "
-        "gradient; take block='transformer'"
+        "a reversible block runs its sublayers without a graph, and the auxiliary loss of feedforward 'costly' would "
+        "have no gradient; take block='transformer'"
     )
     try:
         with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):

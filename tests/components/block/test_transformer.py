@@ -164,7 +164,7 @@ def test_errors(arguments: dict[str, object], text: str) -> None:
 def test_an_input_that_nobody_can_use() -> None:
     memory = torch.ones(1, 3, 8)
     block = TransformerBlock(8, attention="looking", causal=False)
-    with pytest.raises(ValueError, match=r"^Looking cannot use rotate; it takes key_padding_mask, memory$"):
+    with pytest.raises(ValueError, match=r"^attention 'looking' cannot use rotate; it takes key_padding_mask, memory$"):
         block(memory, rotate=lambda q, k: (q, k))
     with pytest.raises(ValueError, match=r"^this block has no cross_attention to look at a memory with; leave the me"):
         block(memory, memory_BSD=memory)
