@@ -90,7 +90,9 @@ def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str 
     torch.testing.assert_close(fused.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", [style if style in ("pre", "post") else pytest.param(style, marks=pytest.mark.slow) for style in STYLES]
+)
 def test_the_whole_block_can_be_fused(style: str) -> None:
     heads = Choice("multi_head", {"num_heads": 2, "dropout": 0.2})
     residual = Choice(style, {"layer_scale": 0.5, "stochastic_depth": 0.4})
