@@ -51,8 +51,18 @@ setup(
         "numpy>=1.26",
     ],
     extras_require={
-        # setuptools: the tests build a wheel and an sdist without a network.
-        "test": ["pytest>=8", "pytest-timeout", "ruff", "mypy", "setuptools>=77.0.3", "types-networkx", "types-PyYAML"],
+        # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
+        # compared with.
+        "test": [
+            "pytest>=8",
+            "pytest-timeout",
+            "ruff",
+            "mypy",
+            "setuptools>=77.0.3",
+            "transformers>=5.20",
+            "types-networkx",
+            "types-PyYAML",
+        ],
         "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
     },
     packages=find_packages(include=["fuselayers", "fuselayers.*"]),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
 from ..partition.torch_private import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from .build import build
@@ -27,7 +28,8 @@ class ModelCosts:
 
     FLOPs are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them: two for a
     multiplication and its addition. Attention counts as if every token looked at every other one, causal or not, and
-    its backward without the work that some kernels do twice.
+    its backward without the work that some kernels do twice. The experts of a mixture get as many tokens each, which is
+    what balancing them is for.
 
     Attributes:
         parameters: their number, tied ones once.
@@ -98,6 +100,10 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
             'example_inputs(batch_size=1, device="meta") and an attribute context_length'
         )
     parameters, embedding_parameters = parameter_counts(model)
+    # Which tokens an expert gets depends on their values; how many, where all get as many, does not.
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts) and module.capacity_factor is None:
+            module.capacity_factor = 1.0
     try:
         forward_flops, all_flops = _flops(model)
         float32_bytes, bfloat16_bytes = (_saved_bytes(model, dtype) for dtype in (torch.float32, torch.bfloat16))

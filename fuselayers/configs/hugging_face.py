@@ -3,13 +3,13 @@
 A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
 ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
 
-The names are those of `transformers` 5.23, whose models hold Mixtral's experts as two tensors per layer; of files on
-the hub, which are older, `transformers` makes these names when it loads them.
+The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer; of
+files on the hub, which are older, `transformers` makes these names when it loads them.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -47,7 +47,7 @@ class Family:
     """
 
     keys: tuple[Key, ...]
-    tied: Mapping[str, str]
+    tied: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     experts: bool = False
 
@@ -68,13 +68,14 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
     >>> load_hugging_face(model, {"transformer.wte.weight": torch.ones(256, 32)}, family="gpt2")
     Traceback (most recent call last):
-    ValueError: the state_dict is no gpt2 of this model's size: position.table.weight is not there; ...
+    ValueError: the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.weight is not there; ...
     """
     if family not in FAMILIES:
         raise ValueError(no_such("family", family, FAMILIES))
     chosen = FAMILIES[family]
     wanted = model.state_dict()
     found, strangers = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted))
+    found = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in found.items()}
     faults = [f"{name} is not there" for name in wanted if name not in found]
     faults += [
         f"{name} must be {list(wanted[name].shape)}, got {list(tensor.shape)}"
@@ -110,7 +111,14 @@ def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> 
             if ours not in wanted and repeated is not None and torch.equal(tensor, theirs.get(repeated, tensor)):
                 continue
             parts.setdefault(ours, {})[order] = tensor.T if key.transposed else tensor
-    return {ours: torch.cat([part[order] for order in sorted(part)]) for ours, part in parts.items()}, strangers
+    found = {ours: torch.cat([part[order] for order in sorted(part)]) for ours, part in parts.items()}
+    return found, strangers
+
+
+def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
+    """Return theirs without the leading dimensions of one that ours does not have, as a class token [1, 1, D] has."""
+    extra = tensor.dim() - ours.dim()
+    return tensor.flatten(0, extra) if extra > 0 and set(tensor.shape[:extra]) == {1} else tensor
 
 
 def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -227,6 +235,57 @@ _MIXTRAL: Final = Family(
     experts=True,
 )
 
+_VIT: Final = Family(
+    keys=(
+        Key("vit.embeddings.cls_token", "class_token"),
+        Key("vit.embeddings.position_embeddings", "position.table.weight"),
+        *_both("vit.embeddings.patch_embeddings.projection", "patch.projection"),
+        *_both("vit.layers.{}.attention.q_proj", "blocks.{}.attention.qkv"),
+        *_both("vit.layers.{}.attention.k_proj", "blocks.{}.attention.qkv"),
+        *_both("vit.layers.{}.attention.v_proj", "blocks.{}.attention.qkv"),
+        *_both("vit.layers.{}.attention.o_proj", "blocks.{}.attention.out"),
+        *_both("vit.layers.{}.layernorm_before", "blocks.{}.residual.norms.0"),
+        *_both("vit.layers.{}.layernorm_after", "blocks.{}.residual.norms.1"),
+        *_both("vit.layers.{}.mlp.fc1", "blocks.{}.feedforward.up"),
+        *_both("vit.layers.{}.mlp.fc2", "blocks.{}.feedforward.down"),
+        *_both("vit.layernorm", "norm"),
+        *_both("classifier", "head"),
+    ),
+)
+
+
+def _t5_stack(name: str, *, feedforward: int) -> tuple[Key, ...]:
+    theirs, ours = f"{name}.block.{{}}.layer", f"{name}.blocks.{{}}"
+    attentions = [("0.SelfAttention", "attention")] + [("1.EncDecAttention", "cross_attention")] * (feedforward == 2)
+    return (
+        *(Key(f"{theirs}.{a}.{part}.weight", f"{ours}.{b}.qkv.weight") for a, b in attentions for part in "qkv"),
+        *(Key(f"{theirs}.{a}.o.weight", f"{ours}.{b}.out.weight") for a, b in attentions),
+        *(Key(f"{theirs}.{n}.layer_norm.weight", f"{ours}.residual.norms.{n}.weight") for n in range(feedforward + 1)),
+        Key(f"{theirs}.{feedforward}.DenseReluDense.wi.weight", f"{ours}.feedforward.up.weight"),
+        # The gated form of version 1.1.
+        Key(f"{theirs}.{feedforward}.DenseReluDense.wi_0.weight", f"{ours}.feedforward.gate.weight"),
+        Key(f"{theirs}.{feedforward}.DenseReluDense.wi_1.weight", f"{ours}.feedforward.up.weight"),
+        Key(f"{theirs}.{feedforward}.DenseReluDense.wo.weight", f"{ours}.feedforward.down.weight"),
+        Key(
+            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            f"{name}.position.table.weight",
+        ),
+        Key(f"{name}.final_layer_norm.weight", f"{name}.norm.weight"),
+    )
+
+
+_T5: Final = Family(
+    keys=(
+        Key("shared.weight", "token.weight"),
+        *_t5_stack("encoder", feedforward=1),
+        *_t5_stack("decoder", feedforward=2),
+        Key("lm_head.weight", "head.weight"),
+    ),
+    tied={"lm_head.weight": "shared.weight"},
+    # Both repeat shared.weight.
+    skipped=(r"(encoder|decoder)\.embed_tokens\.weight",),
+)
+
 FAMILIES: Final[dict[str, Family]] = {
     "gpt2": _GPT2,
     "bert": _BERT,
@@ -234,4 +293,6 @@ FAMILIES: Final[dict[str, Family]] = {
     "qwen3": _QWEN3,
     "gemma2": _GEMMA2,
     "mixtral": _MIXTRAL,
+    "vit": _VIT,
+    "t5": _T5,
 }

@@ -11,11 +11,12 @@ def to_yaml(config: Config) -> str:
     """Return a config as YAML, every option of it; `compose` of a file with this text gives an equal config.
 
     >>> from fuselayers.configs import compose
-    >>> print(to_yaml(compose("llama_tiny")).partition("residual:")[0], end="")
+    >>> print(to_yaml(compose("gpt_nano")).partition("residual:")[0], end="")
     model:
     ...
     norm:
-      name: rms_norm
-      eps: 1.0e-06
+      name: layer_norm
+      eps: 1.0e-05
+      bias: true
     """
     return dump(plain_sections(config))

@@ -34,11 +34,12 @@ def changed(kind: str, section: dict[str, Any], changes: dict[str, Any], *, wher
             continue
         if key not in known:
             raise ValueError(no_such(f"{name} option", key, known))
-        inner = _kind_within(known[key])
+        inner = _kind_within(known[key], value)
         if inner is not None:
             path = f"{where}.{key}"
-            before = as_section(section.get(key, known[key].default), path)
-            value = changed(inner, before, as_section(value, path), where=path)
+            before = section.get(key, known[key].default)
+            # What is chosen in place of none begins at the new component's defaults.
+            value = changed(inner, as_section(before or {}, path), as_section(value, path), where=path)
         result[key] = value
     return result
 
@@ -59,7 +60,7 @@ def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, An
             meaning = f" ({option.doc})" if option.doc else ""
             raise ValueError(f"{kind} {section['name']!r} needs the option {name!r}{meaning}")
         path = f"{where}.{name}"
-        inner = _kind_within(option)
+        inner = _kind_within(option, value)
         result[name] = value if inner is None else completed(inner, as_section(value, path), where=path)
     return result
 
@@ -76,7 +77,7 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
     fitted: dict[str, Any] = {}
     for name, option in _options(kind, section["name"]).items():
         path = f"{where}.{name}"
-        inner = _kind_within(option)
+        inner = _kind_within(option, section[name])
         if inner is not None:
             fitted[name] = checked_choice(inner, section[name], where=path)
             continue
@@ -106,9 +107,12 @@ def _options(kind: str, name: str) -> dict[str, Option]:
     return {option.name: option for option in options(kind, name)}
 
 
-def _kind_within(option: Option) -> str | None:
-    """Return the kind of the component that an option holds with its options, and None for any other option."""
-    return option.kind if Choice in alternatives(option.annotation) else None
+def _kind_within(option: Option, value: Any) -> str | None:
+    """Return the kind of the component that an option's value is, with options of its own, or None where it is none."""
+    wanted = alternatives(option.annotation)
+    if value is None and type(None) in wanted:
+        return None
+    return option.kind if Choice in wanted else None
 
 
 def as_section(value: Any, where: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def option_table(kind: str) -> str:
     Raises:
         ValueError: as `option_rows`.
 
-    >>> print(option_table("norm").splitlines()[2])
+    >>> print(option_table("norm").splitlines()[4])
     | `layer_norm` | `eps` | `float` | at least 0 | `1e-05` | added to the variance. |
     """
     lines = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]

@@ -71,15 +71,34 @@ class RoundShape(Shape):
 
 def test_what_is_registered() -> None:
     assert {kind: names(kind) for kind in KINDS} == {
-        "activation": ("gelu", "gelu_tanh", "leaky_relu", "relu", "silu", "smelu", "squared_relu", "star_relu"),
-        "feedforward": ("fused_mlp", "gated_mlp", "mlp"),
-        "norm": ("layer_norm", "rms_norm"),
-        "attention": ("multi_head",),
-        "position": ("learned", "none", "rotary"),
-        "embedding": (),
+        "activation": (
+            "gelu",
+            "gelu_tanh",
+            "leaky_relu",
+            "relu",
+            "sigmoid",
+            "silu",
+            "smelu",
+            "squared_relu",
+            "star_relu",
+        ),
+        "feedforward": ("conv_mlp", "fused_mlp", "gated_mlp", "mixture_of_experts", "mlp"),
+        "norm": ("dyt", "layer_norm", "rms_norm", "skip"),
+        "attention": (
+            "favor",
+            "fourier_mix",
+            "linear",
+            "linformer",
+            "local",
+            "multi_head",
+            "nystrom",
+            "pooling",
+        ),
+        "position": ("alibi", "learned", "none", "relative", "rotary", "sinusoidal"),
+        "embedding": ("patch", "token"),
         "residual": ("deepnorm", "parallel", "post", "pre", "sandwich"),
-        "block": ("transformer",),
-        "model": ("decoder", "encoder"),
+        "block": ("reversible", "transformer"),
+        "model": ("decoder", "encoder", "encoder_decoder", "vision_transformer"),
         "fused": ("bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"),
     }
 
@@ -184,7 +203,8 @@ def test_an_unknown_kind(use: object) -> None:
 
 @pytest.mark.parametrize("use", [get, create, options, accepted])
 def test_an_unknown_name(use: object) -> None:
-    text = r"^no feedforward 'mpl'; did you mean 'mlp'\? there are: fused_mlp, gated_mlp, mlp$"
+    every = "conv_mlp, fused_mlp, gated_mlp, mixture_of_experts, mlp"
+    text = rf"^no feedforward 'mpl'; did you mean 'mlp'\? there are: {every}$"
     with pytest.raises(ValueError, match=text):
         use("feedforward", "mpl")  # type: ignore[operator]
 
@@ -196,13 +216,15 @@ def test_an_unknown_name(use: object) -> None:
             "feedforward",
             Choice("mlp", {"expantion": 2.0}),
             {},
-            "no mlp option 'expantion'; did you mean 'expansion'? there are: activation, bias, dropout, expansion",
+            "no mlp option 'expantion'; did you mean 'expansion'? there are: activation, bias, dropout, expansion, "
+            "width",
         ),
         (
             "attention",
             Choice("multi_head", {"num_heads": 2, "causal": False}),
             {},
-            "no multi_head option 'causal'; there are: bias, dropout, head_dim, num_heads, num_kv_heads",
+            "no multi_head option 'causal'; there are: bias, dropout, head_dim, kernel, num_heads, num_kv_heads, "
+            "out_bias, qk_norm, qk_norm_eps, scale, sinks, soft_cap, window",
         ),
         (
             "norm",

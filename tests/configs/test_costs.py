@@ -50,6 +50,17 @@ def test_grouped_heads_a_gated_mlp_and_an_untied_head_are_counted_as_they_are() 
     assert costs.embedding_parameters == vocabulary * width
 
 
+def test_a_mixture_counts_the_experts_that_a_token_passes() -> None:
+    width, layers, tokens, vocabulary, hidden, experts = 32, 2, 64, 256, 64, 4
+    costs = model_costs("mixtral_tiny")
+    attention_weights = 2 * width * width + 2 * width * width // 2
+    a_token_passes = 2 * 3 * width * hidden + width * experts
+    weights = layers * (attention_weights + a_token_passes) + vocabulary * width
+    assert costs.forward_flops_per_token == 2 * weights + layers * 4 * tokens * width
+    # Built as it is trained, without a capacity.
+    assert build("mixtral_tiny", ["fusion=off"]).blocks[0].feedforward.capacity_factor is None  # type: ignore[index, union-attr]
+
+
 @pytest.mark.parametrize("model", TOKEN_MODELS)
 def test_the_bytes_are_those_that_a_real_model_keeps(model: str) -> None:
     costs = model_costs(overrides=small(model))

@@ -89,7 +89,7 @@ def test_files_of_every_group_are_choices(write: Write) -> None:
     assert (config.train.steps, config.fusion.scope) == (9000, "block")
     assert choices("model", [str(folder)]) == tuple(sorted({*choices("model"), "mine", "ours", "narrow"}))
     assert choices("feedforward", [str(folder)]) == tuple(sorted({*choices("feedforward"), "wide"}))
-    with pytest.raises(ValueError, match=r"^no model 'mien'; did you mean 'mine'\? .* narrow, ours$"):
+    with pytest.raises(ValueError, match=r"^no model 'mien'; did you mean 'mine'\? .* mine, .*narrow, .*ours"):
         compose("mien", [found])
     with pytest.raises(ValueError, match=r"^no feedforward 'wied'; did you mean 'wide'\? there are: .*, wide$"):
         compose(overrides=[found, "feedforward=wied"])
@@ -222,7 +222,11 @@ REFUSED = [
         "model=x",
         "model/x builds on itself: model/x -> ",
     ),
-    ({"norm/x.yaml": "eps: 1"}, "norm=x", "norm must name a norm, got None; there are: layer_norm, rms_norm"),
+    (
+        {"norm/x.yaml": "eps: 1"},
+        "norm=x",
+        "norm must name a norm, got None; there are: dyt, layer_norm, rms_norm, skip",
+    ),
     ({"norm/x.yaml": "name: rms_norm\nepps: 1"}, "norm=x", "no rms_norm option 'epps'; did you mean 'eps'?"),
     ({"norm/x.yaml": "name: rms_norm\neps: -1"}, "norm=x", "norm.eps must be at least 0, got -1.0"),
     ({"norm/x.yaml": "name: torch.nn.LayerNorm"}, "norm=x", "no norm 'torch.nn.LayerNorm'"),

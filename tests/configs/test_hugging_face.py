@@ -1,35 +1,321 @@
-"""The shipped architectures against `transformers`: the same outputs for the same weights, the same number of them."""
+"""The shipped architectures against `transformers`: the same outputs for the same weights."""
 
+import importlib
 import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from fuselayers.configs import build, choices
+from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-transformers = pytest.importorskip("transformers")
+
+# Published counts, and those of `transformers` with the published sizes.
+PARAMETERS = {
+    "bert_base": 109_514_298,
+    "bert_large": 335_174_458,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gpt2_large": 774_030_080,
+    "gpt2_medium": 354_823_168,
+    "gpt2_small": 124_439_808,
+    "gpt2_xl": 1_557_611_200,
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_8b": 8_030_261_248,
+    "mistral_7b": 7_241_732_096,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_8b": 8_190_735_360,
+    "t5_base": 222_903_552,
+    "t5_small": 60_506_624,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+}
+# Sizes of our own: nothing is published to compare them with.
+OWN = {"gpt_nano", "llama_tiny"}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A tiny model of ours and the one of `transformers` with its sizes."""
+
+    family: str
+    module: str
+    model: str
+    config: dict[str, Any]
+    overrides: list[str] = field(default_factory=list)
+
 
 SIZES = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-LLAMA = {
-    **SIZES,
-    "intermediate_size": 64,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "attn_implementation": "eager",
+T5 = {"vocab_size": 256, "d_model": 32, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4}
+LLAMA = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
+
+
+def rope(base: float, **scaling: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": base, **scaling}}
+
+
+LLAMA3_2 = rope(
+    500000.0,
+    rope_type="llama3",
+    factor=32.0,
+    original_max_position_embeddings=16,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
+
+LLAMA_TINY = [
+    "model.vocab_size=256",
+    "model.hidden_dim=32",
+    "model.num_layers=2",
+    "attention.num_heads=4",
+    "attention.num_kv_heads=2",
+    "feedforward.width=64",
+]
+T5_1_1_TINY = [
+    "model.vocab_size=256",
+    "model.hidden_dim=32",
+    "model.num_layers=2",
+    "model.logit_scale=1",
+    "attention.num_heads=4",
+    "attention.head_dim=16",
+    "feedforward=gated_mlp",
+    "feedforward.width=128",
+    "feedforward.activation=gelu_tanh",
+]
+
+TWINS = {
+    "gpt2_tiny": Twin(
+        "gpt2",
+        "gpt2",
+        "GPT2LMHeadModel",
+        {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    ),
+    "bert_tiny": Twin(
+        "bert", "bert", "BertForMaskedLM", {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
+    ),
+    "llama3_8b": Twin(
+        "llama",
+        "llama",
+        "LlamaForCausalLM",
+        {**LLAMA, "rms_norm_eps": 1e-5, **rope(500000.0)},
+        [
+            "model.vocab_size=256",
+            "model.hidden_dim=32",
+            "model.num_layers=2",
+            "attention.num_heads=4",
+            "attention.num_kv_heads=2",
+            "feedforward.width=64",
+        ],
+    ),
+    "llama3_2_1b": Twin(
+        "llama",
+        "llama",
+        "LlamaForCausalLM",
+        {**LLAMA, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **LLAMA3_2},
+        [
+            "model.vocab_size=256",
+            "model.hidden_dim=32",
+            "model.num_layers=2",
+            "attention.num_heads=4",
+            "attention.num_kv_heads=2",
+            "feedforward.width=64",
+            "position.original_length=16",
+        ],
+    ),
+    "mistral_tiny": Twin(
+        "llama", "mistral", "MistralForCausalLM", {**LLAMA, "rms_norm_eps": 1e-5, "sliding_window": 8, **rope(10000.0)}
+    ),
+    "qwen3_tiny": Twin(
+        "qwen3",
+        "qwen3",
+        "Qwen3ForCausalLM",
+        {**LLAMA, "head_dim": 16, "tie_word_embeddings": True, **rope(1000000.0)},
+    ),
+    "gemma2_tiny": Twin(
+        "gemma2",
+        "gemma2",
+        "Gemma2ForCausalLM",
+        {**LLAMA, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_implementation": "eager"},
+    ),
+    "mixtral_tiny": Twin(
+        "mixtral",
+        "mixtral",
+        "MixtralForCausalLM",
+        {**LLAMA, "num_local_experts": 4, "rms_norm_eps": 1e-5, **rope(1000000.0)},
+    ),
+    "vit_tiny": Twin(
+        "vit",
+        "vit",
+        "ViTForImageClassification",
+        {**SIZES, "intermediate_size": 128, "image_size": 12, "patch_size": 4, "num_labels": 10},
+    ),
+    "t5_tiny": Twin("t5", "t5", "T5ForConditionalGeneration", T5),
+    "t5_small": Twin(
+        "t5",
+        "t5",
+        "T5ForConditionalGeneration",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},  # which ties, and leaves the scale out
+        [
+            "model.vocab_size=256",
+            "model.hidden_dim=32",
+            "model.num_layers=2",
+            "attention.num_heads=4",
+            "attention.head_dim=16",
+            "model.logit_scale=1",
+            "feedforward=gated_mlp",
+            "feedforward.width=128",
+            "feedforward.activation=gelu_tanh",
+        ],
+    ),
 }
 
 
-def gpt2(**sizes: Any) -> nn.Module:
-    config = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **sizes}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
+def theirs(twin: Twin) -> nn.Module:
+    """A model of `transformers`, each weight drawn wide enough for every part to count."""
+    pytest.importorskip("transformers")
+    module = importlib.import_module(f"transformers.models.{twin.module}")
+    config = getattr(module, twin.model.split("For")[0].replace("LMHeadModel", "") + "Config")(
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **twin.config}
+    )
+    model: nn.Module = getattr(module, twin.model)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    return model
 
 
-def bert(**sizes: Any) -> nn.Module:
-    config = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64, **sizes}
-    return transformers.BertForMaskedLM(transformers.BertConfig(**config))
+def inputs(twin: Twin) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """What our model and theirs are called with."""
+    if twin.family == "vit":
+        images = torch.randn(2, 3, 12, 12)
+        return (images,), {"pixel_values": images}
+    tokens_BT = torch.randint(256, (2, 40))
+    if twin.family == "t5":
+        targets_BT = torch.randint(256, (2, 23))
+        return (tokens_BT, targets_BT), {"input_ids": tokens_BT, "decoder_input_ids": targets_BT}
+    return (tokens_BT,), {"input_ids": tokens_BT}
 
 
-def llama3(**sizes: Any) -> nn.Module:
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "rms_norm_eps": 1e-5, **rope, **sizes}))
+def test_every_shipped_model_is_compared_or_counted() -> None:
+    assert {name for name in choices("model") if name.endswith("_tiny")} <= TWINS.keys() | OWN
+    assert set(choices("model")) == TWINS.keys() | PARAMETERS.keys() | OWN
+    assert {twin.family for twin in TWINS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_number_of_parameters(name: str) -> None:
+    with torch.device("meta"):
+        assert build(name, ["fusion=off"]).num_parameters() == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_the_same_outputs_for_the_same_weights(name: str) -> None:
+    twin = TWINS[name]
+    other = theirs(twin)
+    model = build(name, ["fusion=off", *twin.overrides]).eval()
+    load_hugging_face(model, other.state_dict(), family=twin.family)
+    assert model.num_parameters() == sum(parameter.numel() for parameter in other.parameters())
+    for_us, for_them = inputs(twin)
+    with torch.no_grad():
+        expected = other(**for_them).logits
+        got = model(for_us[0], inputs_BT=for_us[1]) if twin.family == "t5" else model(*for_us)
+    # Logits that all but vanish, or are all alike, would agree without proving anything.
+    assert expected.std() > 0.03
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mistral_tiny", "gemma2_tiny", "mixtral_tiny", "t5_tiny"])
+def test_fused_models_take_the_same_weights(name: str) -> None:
+    twin = TWINS[name]
+    state = theirs(twin).state_dict()
+    plain, fused = (build(name, [f"fusion={fusion}"]).eval() for fusion in ("off", "eager"))
+    for model in (plain, fused):
+        load_hugging_face(model, state, family=twin.family)
+    for key, tensor in plain.state_dict().items():
+        assert torch.equal(fused.state_dict()[key], tensor), key
+
+
+def small_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a GPT-2 of ours under their names, without `transformers`."""
+    names = {key.ours: key for key in FAMILIES["gpt2"].keys}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        number = re.search(r"\.(\d+)\.", name)
+        layer = number[1] if number and name.startswith("blocks") else ""
+        key = names[re.sub(r"^blocks\.\d+", "blocks.{}", name)]
+        state[key.theirs.format(layer)] = tensor.T if key.transposed else tensor
+    return state
+
+
+@pytest.fixture
+def gpt2() -> nn.Module:
+    return build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
+
+
+def test_the_callers_weights_stay_as_they_are(gpt2: nn.Module) -> None:
+    state = {name: tensor.clone() for name, tensor in small_state(gpt2).items()}
+    other = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
+    load_hugging_face(other, {**state, "lm_head.weight": state["transformer.wte.weight"]}, family="gpt2")
+    for name, tensor in gpt2.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensor, small_state(gpt2)[name]) for name, tensor in state.items())
+
+
+def without(state: dict[str, Tensor]) -> None:
+    del state["transformer.ln_f.bias"]
+
+
+def with_another_shape(state: dict[str, Tensor]) -> None:
+    state["transformer.wpe.weight"] = torch.zeros(8, 32)
+
+
+def with_a_stranger(state: dict[str, Tensor]) -> None:
+    state["transformer.h.0.attn.rotary"] = torch.zeros(3)
+
+
+def with_a_head_of_its_own(state: dict[str, Tensor]) -> None:
+    state["lm_head.weight"] = torch.ones(256, 32)
+
+
+def with_a_layer_too_many(state: dict[str, Tensor]) -> None:
+    state["transformer.h.7.ln_1.bias"] = torch.zeros(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without, "norm.bias is not there"),
+        (with_another_shape, "position.table.weight must be [64, 32], got [8, 32]"),
+        (with_a_stranger, "transformer.h.0.attn.rotary has no place in it"),
+        (with_a_head_of_its_own, "head.weight has no place in it"),
+        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias has no place in it"),
+    ],
+)
+def test_nothing_is_copied_where_something_does_not_fit(
+    gpt2: nn.Module, change: Callable[[dict[str, Tensor]], None], said: str
+) -> None:
+    state = small_state(build("gpt2_tiny", ["fusion=off", "model.num_layers=1"]))
+    change(state)
+    before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
+    text = f"^the state_dict is no gpt2 of this model's size: {re.escape(said)}$"
+    with pytest.raises(ValueError, match=text):
+        load_hugging_face(gpt2, state, family="gpt2")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())
+
+
+def test_another_family() -> None:
+    with pytest.raises(
+        ValueError, match=r"^no family 'gpt3'; did you mean 'gpt2'\? there are: bert, gemma2, gpt2, llama"
+    ):
+        load_hugging_face(nn.Linear(1, 1), {}, family="gpt3")

@@ -55,7 +55,7 @@ def test_a_marked_option_is_a_section_of_its_kind() -> None:
     section = changed("feedforward", {"name": "wrapper"}, {"inner": {"name": "rms_norm", "eps": 1}}, where="ff")
     assert section == {"name": "wrapper", "inner": {"name": "rms_norm", "eps": 1}}
     assert changed("feedforward", section, {"inner": {"eps": 2}}, where="ff")["inner"] == {"name": "rms_norm", "eps": 2}
-    assert checked(section).options["inner"] == Choice("rms_norm", {"eps": 1.0})
+    assert checked(section).options["inner"] == Choice("rms_norm", {"eps": 1.0, "unit_offset": False})
     assert checked({"name": "wrapper"}).options["block"] == Choice("transformer")
 
 

@@ -78,7 +78,7 @@ def test_an_option_out_of_its_range(kind: str, section: dict[str, Any], text: st
 
 
 def test_no_name() -> None:
-    with pytest.raises(ValueError, match="norm must name a norm, got None; there are: layer_norm, rms_norm"):
+    with pytest.raises(ValueError, match="norm must name a norm, got None; there are: dyt, layer_norm, rms_norm, skip"):
         changed("norm", {}, {}, where="norm")
 
 
@@ -99,5 +99,7 @@ def test_a_component_that_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(Strict.__init__.__globals__, "Choice", Choice)
     with pytest.raises(ValueError, match="model 'strict' needs the option 'block'"):
         completed("model", {"name": "strict"}, where="model")
-    with pytest.raises(ValueError, match=r"model.block must name a block, got None; there are: other, transformer"):
+    with pytest.raises(
+        ValueError, match=r"model.block must name a block, got None; there are: other, reversible, transformer"
+    ):
         changed("model", {"name": "strict"}, {"block": {"base": 1.0}}, where="model")
