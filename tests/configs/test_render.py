@@ -47,7 +47,6 @@ def test_every_option_is_written_out() -> None:
         "activation": "gelu",
         "bias": True,
         "dropout": 0.0,
-        "width": None,
     }
     assert written["model"]["block"] == {"name": "transformer"}
     assert written["residual"] == {"name": "post", "layer_scale": None, "stochastic_depth": 0.0}
