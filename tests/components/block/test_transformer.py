@@ -14,11 +14,10 @@ from fuselayers.components import (
     RMSNorm,
     TransformerBlock,
     names,
-    register,
-    registry,
 )
 from fuselayers.partition import fuse
 from tests.components.compare import assert_same_step, randomise
+from tests.components.registered import registered
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 STYLES = names("residual")
@@ -40,9 +39,8 @@ class Looking(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _looking() -> object:
-    register("attention", "looking")(Looking)
-    yield
-    del registry._OWNERS["attention"]["looking"]
+    with registered("attention", looking=Looking):
+        yield
 
 
 def test_parts_are_built_from_their_choices() -> None:
