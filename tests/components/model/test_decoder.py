@@ -165,7 +165,7 @@ def test_a_few_steps_learn_a_pattern() -> None:
     model = made(init_std=0.02, dropout=0.1, feedforward="fused_mlp")
     pattern = torch.arange(60).view(10, 6) % 4
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    for _ in range(60):
+    for _ in range(100):
         optimizer.zero_grad()
         model(pattern[:, :-1], pattern[:, 1:]).backward()
         optimizer.step()
