@@ -21,7 +21,6 @@ from fuselayers.names import no_such
 __all__ = ["filled", "on_page_markdown"]
 
 _MARKER: Final = re.compile(r"^<!-- (?P<table>\w+)(?:: (?P<of>\w+))? -->$", flags=re.MULTILINE)
-_CODE: Final = re.compile("`[^`]*`")
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
@@ -43,11 +42,9 @@ def _table(marker: re.Match[str]) -> str:
     if table not in _TABLES:
         raise ValueError(f"{marker[0]}: {no_such('table', table, _TABLES)}")
     try:
-        made = _TABLES[table](of).rstrip()
+        return _TABLES[table](of).rstrip()
     except ValueError as error:
         raise ValueError(f"{marker[0]}: {error}") from error
-    # The Markdown of mkdocs takes a bar within code for what it is, and would show the backslash that others need.
-    return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), made)
 
 
 def _keys(name: str) -> str:

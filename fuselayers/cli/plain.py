@@ -5,6 +5,7 @@ from typing import Final
 
 from ..components import Choice, LayerChange, as_choice
 from ..configs import Config
+from ..configs.layers import LAYER_OPTIONS
 
 __all__ = ["plain_config", "same_layer"]
 
@@ -28,20 +29,25 @@ def plain_config(config: Config) -> Config:
     >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
     'mlp'
     """
-    model = config.model
-    if "layers" in model.options:
-        layers = tuple(_plain_change(change) for change in model.options["layers"])
-        model = Choice(model.name, {**model.options, "layers": layers})
+    layers = {
+        option: tuple(_plain_change(change) for change in config.model.options[option])
+        for option in LAYER_OPTIONS
+        if option in config.model.options
+    }
     return replace(
         config,
-        model=model,
+        model=Choice(config.model.name, {**config.model.options, **layers}),
         feedforward=_plain_layer(config.feedforward),
         fusion=replace(config.fusion, scope="none"),
     )
 
 
 def _plain_layer(choice: Choice) -> Choice:
-    return Choice(same_layer(choice.name), choice.options)
+    """The same of the layers within it, such as experts."""
+    options = {
+        name: _plain_layer(value) if isinstance(value, Choice) else value for name, value in choice.options.items()
+    }
+    return Choice(same_layer(choice.name), options)
 
 
 def _plain_change(change: LayerChange) -> LayerChange:

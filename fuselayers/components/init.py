@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from ..names import no_such
-from .ranges import NotNegative, Range, Size, in_range
+from .ranges import NotNegative, Positive, Size, in_range
 
-__all__ = ["SCHEMES", "Scheme", "check_scheme", "initialise", "parameter_groups"]
+__all__ = ["SCHEMES", "Scheme", "check_scheme", "initialise", "logit_factor", "parameter_groups"]
 
 Scheme = Literal["gpt2", "bert", "small", "deepnorm", "vit", "mup"]
 
@@ -45,7 +45,7 @@ _PACKED: Final[dict[str, tuple[str, ...]]] = {
     "v": ("value",),
 }
 _INTO_STREAM: Final = ("out", "down")
-_OUTSIDE: Final = ("embedding", "token", "head", "patch")
+_OUTSIDE: Final = ("embedding", "head", "patch")
 _VIT_TOKEN_STD: Final = 1e-6
 
 
@@ -126,7 +126,19 @@ def check_scheme(scheme: str, *, base_width: int | None) -> None:
         raise ValueError(f"base_width is for init 'mup', got {base_width} with init {scheme!r}; leave it out")
 
 
-def parameter_groups(model: nn.Module, learning_rate: float, base_width: int) -> list[dict[str, Any]]:
+def logit_factor(hidden_dim: int, base_width: int | None) -> float:
+    """Return what a model of that width multiplies its logits by: B / D with mup, else 1. Used by every model.
+
+    Yang et al. 2022, table 8.
+
+    >>> logit_factor(256, base_width=64), logit_factor(256, base_width=None)
+    (0.25, 1.0)
+    """
+    return 1.0 if base_width is None else base_width / hidden_dim
+
+
+@in_range
+def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size) -> list[dict[str, Any]]:
     """Return groups for Adam that train a model of init mup: matrices learn slower by B / D, the rest as it is.
 
     Yang et al. 2022, table 8. Embeddings, heads, patch projections, biases and norms are the rest. A parameter that is
@@ -146,8 +158,6 @@ def parameter_groups(model: nn.Module, learning_rate: float, base_width: int) ->
     >>> [group["lr"] for group in parameter_groups(model, 0.01, base_width=4)]
     [0.005, 0.01]
     """
-    Range(above=0).check("learning_rate", learning_rate)
-    Range(minimum=1).check("base_width", base_width)
     ratio = base_width / _width(model)
     scaled = {
         id(module.weight)
@@ -212,8 +222,8 @@ def _deepnorm(weight: Tensor, role: str, stack: _Stack) -> None:
 def _vit(weight: Tensor, role: str, stack: _Stack) -> None:
     if role == "head":
         nn.init.zeros_(weight)
-    elif role in ("embedding", "token"):
-        nn.init.normal_(weight, std=_VIT_TOKEN_STD if role == "token" else stack.std)
+    elif role == "embedding":
+        nn.init.normal_(weight, std=stack.std)
     else:
         bound = math.sqrt(6 / (weight.shape[0] + weight[0].numel()))
         nn.init.uniform_(weight, -bound, bound)

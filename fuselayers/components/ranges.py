@@ -8,11 +8,12 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ParamSpec, get_args, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 __all__ = ["Count", "NotNegative", "Positive", "Probability", "Range", "Share", "Size", "in_range", "range_of"]
 
 Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ def range_of(annotation: Any) -> Range | None:
     return None
 
 
-def in_range(initialise: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Decorate an `__init__`: each argument is checked against its annotated range before anything is built.
+def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Decorate a function, above all an `__init__`: each argument is checked against its annotated range beforehand.
 
     An argument that is None is not checked. Used by every component with a number among its options.
 
@@ -86,19 +87,19 @@ def in_range(initialise: Callable[Arguments, None]) -> Callable[Arguments, None]
     Traceback (most recent call last):
     ValueError: num_heads must be at least 1, got 0
     """
-    signature = inspect.signature(initialise)
+    signature = inspect.signature(function)
 
     @functools.cache
     def ranges() -> dict[str, Range]:
         # Not while the module is imported: an annotation may name what is defined further down.
-        found = {name: range_of(hint) for name, hint in get_type_hints(initialise, include_extras=True).items()}
+        found = {name: range_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
         return {name: bounds for name, bounds in found.items() if bounds is not None}
 
-    @functools.wraps(initialise)
-    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             if name in ranges() and value is not None:
                 ranges()[name].check(name, value)
-        initialise(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return checked

@@ -26,8 +26,10 @@ __all__ = [
     "create",
     "get",
     "names",
+    "of_another_kind",
     "options",
     "register",
+    "title",
 ]
 
 KINDS: Final = (
@@ -170,6 +172,19 @@ def of_another_kind(kind: str, name: object) -> str:
     """
     found = [other for other, owners in _OWNERS.items() if name in owners and other != kind]
     return f"; {name!r} is of the kind {found[0]}" if found else ""
+
+
+def title(component: object) -> str:
+    """Return how an error text calls a component that is built: by kind and name, else by its class.
+
+    >>> title(create("norm", "layer_norm", 4)), title(object())
+    ("norm 'layer_norm'", 'object')
+    """
+    for kind, owners in _OWNERS.items():
+        for name, owner in owners.items():
+            if type(component) is owner:
+                return f"{kind} {name!r}"
+    return type(component).__name__
 
 
 def options(kind: str, name: str) -> tuple[Option, ...]:

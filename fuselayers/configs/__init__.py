@@ -7,6 +7,7 @@ from .costs import model_costs as model_costs
 from .files import choices as choices
 from .folders import COMPONENT_GROUPS as COMPONENT_GROUPS
 from .folders import GROUPS as GROUPS
+from .hugging_face import load_hugging_face as load_hugging_face
 from .rebuild import RebuildError as RebuildError
 from .rebuild import RebuildWarning as RebuildWarning
 from .rebuild import rebuild as rebuild

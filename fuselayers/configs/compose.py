@@ -9,7 +9,7 @@ from ..components import Choice
 from ..components.model.layers import matching_layers
 from ..names import no_such
 from .files import chosen_component, composed
-from .folders import COMPONENT_GROUPS, GROUPS, names_in, open_folders
+from .folders import COMPONENT_GROUPS, COMPONENT_SECTIONS, GROUPS, names_in, open_folders
 from .layers import LAYER_OPTIONS, checked_layers, completed_layers
 from .overrides import Layer, parse_overrides
 from .references import resolved
@@ -20,7 +20,6 @@ from .source import Source, read_source
 
 __all__ = ["compose"]
 
-_COMPONENTS = ("model", *COMPONENT_GROUPS)
 _MISSING = "???"
 
 
@@ -89,7 +88,7 @@ def _apply(sections: dict[str, dict[str, Any]], layer: Layer, folders: Sequence[
                 f"model.name is a registered model, such as decoder, and {settings['name']!r} is a file; "
                 f"choose it with model={settings['name']}"
             )
-        if group in _COMPONENTS:
+        if group in COMPONENT_SECTIONS:
             sections[group] = changed(group, sections[group], settings, where=group)
         else:
             sections[group] = {**sections[group], **settings}
@@ -97,14 +96,14 @@ def _apply(sections: dict[str, dict[str, Any]], layer: Layer, folders: Sequence[
 
 def _checked(sections: dict[str, dict[str, Any]]) -> Config:
     complete = {
-        group: completed(group, sections[group], where=group) if group in _COMPONENTS else sections[group]
+        group: completed(group, sections[group], where=group) if group in COMPONENT_SECTIONS else sections[group]
         for group in GROUPS
     }
     for option in LAYER_OPTIONS:
         if complete["model"].get(option):
             complete["model"][option] = completed_layers(complete["model"][option], complete, option=option)
     plain = resolved(complete)
-    components = {kind: checked_choice(kind, plain[kind], where=kind) for kind in _COMPONENTS}
+    components = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
     model = components["model"]
     layers = {
         option: checked_layers(model.options[option], option=option)

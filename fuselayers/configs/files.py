@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .folders import COMPONENT_GROUPS, PRIMARY, SHIPPED, load, names_in, open_folders
+from .folders import COMPONENT_SECTIONS, PRIMARY, SHIPPED, load, names_in, open_folders
 from .hydra_private import compose_files
 from .overrides import Layer, check_group
 from .renamed import check_renamed
@@ -84,7 +84,7 @@ def _check(folders: Sequence[Path], group: str, choice: str, *, above: tuple[str
 def _check_options(folders: Sequence[Path], group: str, choice: str, content: Mapping[str, Any]) -> None:
     for other, section in content.items():
         check_group(other)
-        if group == "model" and other not in (group, *COMPONENT_GROUPS):
+        if group == "model" and other not in COMPONENT_SECTIONS:
             # The file of that group is merged later, and would win without a word.
             raise ValueError(
                 f"a file of model sets the model and its parts, not {other}: write a file {other}/mine.yaml, and "
@@ -99,5 +99,5 @@ def _check_options(folders: Sequence[Path], group: str, choice: str, content: Ma
     result = compose_files(folders, primary, presets)
     check_renamed([Layer(settings=dict(content))], model=str(result.get("model", {}).get("name")))
     for other, section in content.items():
-        if other in ("model", *COMPONENT_GROUPS):
+        if other in COMPONENT_SECTIONS:
             changed(other, {}, {**section, "name": result[other].get("name")}, where=other)

@@ -28,11 +28,23 @@ from ..names import no_such
 from .values import plain_copy
 from .yaml_text import read
 
-__all__ = ["COMPONENT_GROUPS", "GROUPS", "PRIMARY", "SHIPPED", "GroupFile", "load", "names_in", "open_folders"]
+__all__ = [
+    "COMPONENT_GROUPS",
+    "COMPONENT_SECTIONS",
+    "GROUPS",
+    "PRIMARY",
+    "SHIPPED",
+    "GroupFile",
+    "load",
+    "names_in",
+    "open_folders",
+]
 
 GROUPS: Final = ("model", "feedforward", "attention", "norm", "residual", "position", "fusion", "train", "data")
 # A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
+# The sections that name a component.
+COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 # The file that chooses one of each group; it is in none.
 PRIMARY: Final = "config"

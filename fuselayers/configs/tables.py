@@ -57,7 +57,7 @@ def option_rows(kind: str) -> list[OptionRow]:
 
 
 def option_table(kind: str) -> str:
-    """Return the same as a table in Markdown.
+    """Return the same as a table in the Markdown of mkdocs, which takes a bar within code for what it is.
 
     Raises:
         ValueError: as `option_rows`.
@@ -67,8 +67,15 @@ def option_table(kind: str) -> str:
     """
     lines = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
     for row in option_rows(kind):
-        cells = (_code(row.name), _code(row.option), _code(row.type), row.range, _code(row.default), row.meaning)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        cells = (
+            _code(row.name),
+            _code(row.option),
+            _code(row.type),
+            row.range,
+            _code(row.default),
+            row.meaning.replace("|", r"\|"),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -63,6 +63,16 @@ def test_the_range_of_an_annotation() -> None:
     assert range_of(int) is None
 
 
+def test_a_function_keeps_its_value() -> None:
+    @in_range
+    def half(width: Size) -> float:
+        return width / 2
+
+    assert half(3) == 1.5
+    with pytest.raises(ValueError, match=r"^width must be at least 1, got 0$"):
+        half(0)
+
+
 def test_arguments_are_checked_before_the_constructor_runs() -> None:
     built = []
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
-from fuselayers.configs import build, choices, compose, to_yaml
+from fuselayers.configs import choices, compose, to_yaml
 
 CASES = [
     *([f"model={model}"] for model in choices("model")),
@@ -26,11 +25,6 @@ def test_a_config_comes_back_from_its_text(overrides: list[str], tmp_path: Path)
     assert again == config
     assert to_yaml(again) == to_yaml(config)
     assert compose(yaml.safe_load(to_yaml(config))) == config
-    with torch.device("meta"):
-        shapes, shapes_again = (
-            {name: tensor.shape for name, tensor in build(each).state_dict().items()} for each in (config, again)
-        )
-    assert shapes == shapes_again
 
 
 def test_every_option_is_written_out() -> None:
@@ -49,10 +43,10 @@ def test_every_option_is_written_out() -> None:
     assert written["feedforward"] == {
         "name": "mlp",
         "expansion": 4.0,
+        "width": None,
         "activation": "gelu",
         "bias": True,
         "dropout": 0.0,
-        "width": None,
     }
     assert written["model"]["block"] == {"name": "transformer"}
     assert written["residual"] == {"name": "post", "layer_scale": None, "stochastic_depth": 0.0}

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ...components import Choice, LayerChange
-from ...configs import COMPONENT_GROUPS, Config
+from ...configs import Config
+from ...configs.folders import COMPONENT_SECTIONS
 from ..plain import same_layer
 
 __all__ = ["check_same_architecture", "sequence_length"]
@@ -68,7 +69,7 @@ def check_same_architecture(saved: Config, config: Config, *, path: Path) -> Non
 
 def _architecture(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for section in ("model", *COMPONENT_GROUPS):
+    for section in COMPONENT_SECTIONS:
         found |= _flat(section, getattr(config, section))
     return found
 

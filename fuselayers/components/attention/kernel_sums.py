@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..autocast import without_autocast
 from .inputs import Rotate
 from .padding import zero_padding
 
@@ -65,7 +66,7 @@ def kernel_attention(
               [2.]]]])
     """
     wide = torch.promote_types(q_BHTC.dtype, torch.float32)
-    with torch.autocast("cpu" if q_BHTC.is_meta else q_BHTC.device.type, enabled=False):
+    with without_autocast(q_BHTC):
         q_BHTF, k_BGTF = features(q_BHTC.to(wide), k_BGTC.to(wide))
         k_BGTF = zero_padding(k_BGTF, key_padding_mask)
         values, ones = v_BGTC.to(wide), torch.ones_like(v_BGTC[..., :1], dtype=wide)

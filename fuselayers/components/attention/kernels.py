@@ -11,7 +11,7 @@ A query without any allowed key gathers zeros, and has zero gradients.
 Soft cap: Gemma Team 2024, section 2; sinks: OpenAI, "gpt-oss model card", 2025, section 2.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +24,18 @@ from .masks import Rules, allowed_keys
 __all__ = ["KERNELS", "Kernel", "attend"]
 
 Kernel = Literal["auto", "sdpa", "flex", "plain"]
-KERNELS: Final = ("auto", "sdpa", "flex", "plain")
+KERNELS: Final[tuple[Kernel, ...]] = get_args(Kernel)
 
 # How many channels a sink adds to queries and keys: one is used, eight keep rows aligned to 16 bytes in 16 bits.
 _SINK_CHANNELS: Final = 8
 
 
-def attend(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kernel: Kernel, p: float) -> Tensor:
+def attend(
+    q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kernel: Kernel = "auto", p: float
+) -> Tensor:
     """Return what every query gathers: [B, H, T, C].
+
+    Used by every attention with a softmax.
 
     Args:
         q_BHTC: the queries.
@@ -41,6 +45,10 @@ def attend(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kern
         kernel: how it is computed; "auto" chooses.
         p: probability of dropping an attention probability; above 0 the formula is written out, since the mask must be
             the library's own, the same on every backend.
+
+    >>> q, k, v = torch.ones(1, 1, 1, 2), torch.ones(1, 1, 3, 2), torch.arange(6.0).view(1, 1, 3, 2)
+    >>> attend(q, k, v, Rules(scale=1.0, window=2), p=0.0)
+    tensor([[[[1., 2.]]]])
     """
     if kernel == "auto":
         kernel = _chosen(q_BHTC, k_BGSC, rules)

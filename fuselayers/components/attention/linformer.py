@@ -10,16 +10,19 @@
 Wang et al., "Linformer: self-attention with linear complexity", 2020, section 4.
 """
 
+import math
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ..checks import check_length
 from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .inputs import Rotate
+from .kernels import attend
+from .masks import Rules
 from .packed_heads import PackedHeads
 from .padding import zero_padding
-from .softmax import softmax_attention
 
 __all__ = ["LinformerAttention"]
 
@@ -81,13 +84,10 @@ class LinformerAttention(PackedHeads):
             ValueError: x or the mask has another shape, the mask is not bool, or x is longer than the context.
         """
         q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
-        tokens, context_length = x_BTD.shape[1], self.key_projection.in_features
-        if tokens > context_length:
-            raise ValueError(
-                f"a sequence of {tokens} tokens does not fit the context_length {context_length}; "
-                "shorten it, or build the attention with a longer context"
-            )
+        tokens = x_BTD.shape[1]
+        check_length(tokens, self.key_projection.in_features, built="attention")
         of_values = self.key_projection if self.value_projection is None else self.value_projection
         k_BGPC = self.key_projection.weight[:, :tokens] @ zero_padding(k_BGTC, key_padding_mask)
         v_BGPC = of_values.weight[:, :tokens] @ zero_padding(v_BGTC, key_padding_mask)
-        return self.join(softmax_attention(q_BHTC, k_BGPC, v_BGPC, p=self.dropout if self.training else 0.0))
+        rules = Rules(scale=1 / math.sqrt(self.head_dim))
+        return self.join(attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0))

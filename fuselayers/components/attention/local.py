@@ -16,6 +16,7 @@ of the one after it unless it is causal.
 Beltagy et al., "Longformer", 2020, section 3.1; causal: Jiang et al., "Mistral 7B", 2023, section 2.
 """
 
+import math
 from typing import ClassVar
 
 import torch
@@ -25,8 +26,9 @@ from torch import Tensor
 from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .inputs import Rotate
+from .kernels import attend
+from .masks import Rules
 from .packed_heads import PackedHeads
-from .softmax import softmax_attention
 
 __all__ = ["LocalAttention"]
 
@@ -96,13 +98,8 @@ class LocalAttention(PackedHeads):
         if key_padding_mask is not None:
             real_BNS = F.pad(key_padding_mask, around).unfold(1, span, size)
             mask_BNWS = mask_BNWS & real_BNS[:, :, None]
-        mixed_XHWC = softmax_attention(
-            q_XHWC,
-            k_XGSC,
-            v_XGSC,
-            mask=mask_BNWS.flatten(0, 1)[:, None],
-            p=self.dropout if self.training else 0.0,
-        )
+        rules = Rules(scale=1 / math.sqrt(self.head_dim), mask=mask_BNWS.flatten(0, 1)[:, None])
+        mixed_XHWC = attend(q_XHWC, k_XGSC, v_XGSC, rules, p=self.dropout if self.training else 0.0)
         mixed_BHNWC = torch.unflatten(mixed_XHWC, 0, (batch, blocks)).movedim(1, 2)
         return self.join(mixed_BHNWC.flatten(2, 3)[:, :, :tokens])
 

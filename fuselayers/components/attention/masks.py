@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ..ranges import Range
 
-__all__ = ["Rules", "allowed_keys", "block_diagonal_mask", "block_mask", "check_bias", "check_mask", "check_padding"]
+__all__ = ["Rules", "allowed_keys", "block_diagonal_mask", "block_mask", "check_bias", "check_mask"]
 
 
 class Rules(NamedTuple):
@@ -132,15 +132,6 @@ def block_mask(layout_NN: Tensor, block_size: int) -> Tensor:
     if layout_NN.dtype != torch.bool or layout_NN.dim() not in (2, 3) or shape[-1] != shape[-2]:
         raise ValueError(f"layout must be torch.bool [N, N] or [H, N, N], got {layout_NN.dtype} {list(shape)}")
     return layout_NN.repeat_interleave(block_size, -2).repeat_interleave(block_size, -1)
-
-
-def check_padding(mask: Tensor, shape: tuple[int, int], fitting: str) -> None:
-    """Raise ValueError unless a key_padding_mask is bool [B, S]; `fitting` says what it must fit."""
-    if mask.dtype != torch.bool or mask.shape != shape:
-        raise ValueError(
-            f"key_padding_mask must be torch.bool {list(shape)} to fit {fitting}, True for a "
-            f"real token, got {mask.dtype} {list(mask.shape)}"
-        )
 
 
 def check_mask(mask: Tensor | BlockMask, shape: tuple[int, int, int, int], *, kernel: str) -> None:

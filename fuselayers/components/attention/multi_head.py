@@ -24,19 +24,22 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
+from ..checks import check_sequence
 from ..plain_linear import is_plain_linear
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, options, register
 from .cache import KeyValueCache
 from .inputs import Rotate
 from .kernels import KERNELS, Kernel, attend
-from .masks import Rules, check_bias, check_mask, check_padding
+from .masks import Rules, check_bias, check_mask
+from .packed_heads import PackedHeads
+from .padding import check_padding
 
 __all__ = ["MultiHeadAttention"]
 
 
 @register("attention", "multi_head")
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(PackedHeads):
     """Attention with one packed projection for queries, keys and values.
 
     It runs on torch's `scaled_dot_product_attention` wherever that can express what is asked for. With dropout in
@@ -44,10 +47,6 @@ class MultiHeadAttention(nn.Module):
     keeps B x H x T x S probabilities for backward.
 
     Args:
-        hidden_dim: D, the width of the model.
-        num_heads: number of query heads.
-        num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
-        head_dim: channels of a head; None for hidden_dim / num_heads.
         bias: whether the projection of queries, keys and values has a bias.
         out_bias: whether the output projection has one; None as `bias` says.
         dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
@@ -74,6 +73,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
+    shown: ClassVar[tuple[str, ...]] = ("dropout", "causal")
 
     @in_range
     def __init__(
@@ -95,29 +95,22 @@ class MultiHeadAttention(nn.Module):
         kernel: Kernel = "auto",
         causal: bool = True,
     ) -> None:
-        super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {num_kv_heads}")
-        if head_dim is None:
-            if hidden_dim % num_heads:
-                raise ValueError(
-                    f"hidden_dim must be a multiple of num_heads, got {hidden_dim} and {num_heads}; or give head_dim"
-                )
-            head_dim = hidden_dim // num_heads
         _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
-        self.num_heads = num_heads
-        self.num_kv_heads = num_kv_heads
-        self.head_dim = head_dim
+        super().__init__(
+            hidden_dim,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            bias=bias,
+            out_bias=out_bias,
+        )
         self.dropout = dropout
         self.window = window
         self.soft_cap = soft_cap
-        self.scale = 1 / math.sqrt(head_dim) if scale is None else scale
+        self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
         self.kernel: Kernel = kernel
         self.causal = causal
-        self.qkv = nn.Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
-        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias if out_bias is None else out_bias)
-        self.q_norm, self.k_norm = (_head_norm(qk_norm, head_dim, qk_norm_eps) for _ in range(2))
+        self.q_norm, self.k_norm = (_head_norm(qk_norm, self.head_dim, qk_norm_eps) for _ in range(2))
         self.sinks = nn.Parameter(torch.empty(num_heads)) if sinks else None
         self.reset_parameters()
 
@@ -157,12 +150,14 @@ class MultiHeadAttention(nn.Module):
             ValueError: an input has another shape or dtype, or the inputs and options do not go together.
             RuntimeError: there is a cache, and a gradient is wanted.
         """
-        if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.qkv.in_features:
-            raise ValueError(f"x must be [B, T, {self.qkv.in_features}], got {list(x_BTD.shape)}")
+        check_sequence(x_BTD, self.qkv.in_features)
         first, keys = self._places(x_BTD, rotate, cache, memory)
         batch, tokens, _ = x_BTD.shape
         if key_padding_mask is not None:
-            check_padding(key_padding_mask, (batch, keys), _fitting(x_BTD, first, memory))
+            if memory is None:
+                check_padding(key_padding_mask, x_BTD, before=first)
+            else:
+                check_padding(key_padding_mask, memory, called="the memory")
         if mask is not None:
             check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
         if bias is not None:
@@ -183,9 +178,7 @@ class MultiHeadAttention(nn.Module):
             mask=mask,
         )
         p = self.dropout if self.training else 0.0
-        mixed_BHTC = attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p)
-        y_BTD: Tensor = self.out(mixed_BHTC.transpose(1, 2).flatten(2))
-        return y_BTD
+        return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p))
 
     def _places(
         self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
@@ -236,11 +229,7 @@ class MultiHeadAttention(nn.Module):
         self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of x, and the keys and values up to its last token: [B, H, T, C], [B, G, S, C] twice."""
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q_BTHC, k_BTGC, v_BTGC = (
-            part.unflatten(-1, (-1, self.head_dim))
-            for part in self.qkv(x_BTD).split([n * self.head_dim for n in heads], dim=-1)
-        )
+        q_BTHC, k_BTGC, v_BTGC = self.split(x_BTD)
         q_BHTC = self._normed(self.q_norm, q_BTHC).transpose(1, 2)
         k_BGSC, v_BGSC = self._normed(self.k_norm, k_BTGC).transpose(1, 2), v_BTGC.transpose(1, 2)
         if rotate is not None:
@@ -253,17 +242,9 @@ class MultiHeadAttention(nn.Module):
         return normed
 
     def extra_repr(self) -> str:
-        shown = ["num_heads", "num_kv_heads", "head_dim", "dropout", "causal"]
-        shown += [name for name in ("window", "soft_cap") if getattr(self, name) is not None]
-        shown += ["kernel"] if self.kernel != "auto" else []
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
-
-
-def _fitting(x_BTD: Tensor, first: int, memory: Tensor | None) -> str:
-    """Return what the keys belong to, for an error text."""
-    if memory is not None:
-        return f"the memory {list(memory.shape)}"
-    return f"x {list(x_BTD.shape)}" + (f" after {first} tokens in the cache" if first else "")
+        said = [name for name in ("window", "soft_cap") if getattr(self, name) is not None]
+        said += ["kernel"] if self.kernel != "auto" else []
+        return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in said)])
 
 
 def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> None:

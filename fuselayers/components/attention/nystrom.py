@@ -16,12 +16,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..autocast import without_autocast
+from ..checks import check_odd
 from ..ranges import Size, in_range
 from ..registry import register
 from .inputs import Rotate
+from .kernels import attend
+from .masks import Rules
 from .packed_heads import PackedHeads
 from .padding import zero_padding
-from .softmax import softmax_attention
 
 __all__ = ["NystromAttention"]
 
@@ -69,10 +72,7 @@ class NystromAttention(PackedHeads):
         self.inverse_iterations = inverse_iterations
         self.value_conv: nn.Conv2d | None = None
         if conv_kernel_size is not None:
-            if conv_kernel_size % 2 == 0:
-                raise ValueError(
-                    f"conv_kernel_size must be odd, so that a token stands in the middle, got {conv_kernel_size}"
-                )
+            check_odd("conv_kernel_size", conv_kernel_size)
             self.value_conv = nn.Conv2d(
                 num_heads,
                 num_heads,
@@ -99,14 +99,14 @@ class NystromAttention(PackedHeads):
         group = self.num_heads // self.num_kv_heads
         q_means_BHMC = _means(q_BHTC, member_BMT)
         k_means_BHMC = _means(k_BGTC, member_BMT).repeat_interleave(group, dim=1)
-        mask_B11M = keys_B11T = None
-        if key_padding_mask is not None:
-            mask_B11M, keys_B11T = member_BMT.any(-1)[:, None, None], key_padding_mask[:, None, None]
-        gathered_BHMC = softmax_attention(q_means_BHMC, k_BGTC, v_BGTC, mask=keys_B11T)
+        mask_B11M = None if key_padding_mask is None else member_BMT.any(-1)[:, None, None]
+        rules = Rules(scale=1 / math.sqrt(self.head_dim))
+        of_tokens, of_means = rules._replace(key_padding_mask=key_padding_mask), rules._replace(mask=mask_B11M)
+        gathered_BHMC = attend(q_means_BHMC, k_BGTC, v_BGTC, of_tokens, p=0.0)
         passed_on_BHMC = _through_inverse(
             q_means_BHMC, k_means_BHMC, gathered_BHMC, mask_B11M, iterations=self.inverse_iterations
         )
-        mixed_BHTC = softmax_attention(q_BHTC, k_means_BHMC, passed_on_BHMC, mask=mask_B11M)
+        mixed_BHTC = attend(q_BHTC, k_means_BHMC, passed_on_BHMC, of_means, p=0.0)
         if self.value_conv is not None:
             mixed_BHTC = mixed_BHTC + self.value_conv(
                 zero_padding(v_BGTC, key_padding_mask).repeat_interleave(group, dim=1)
@@ -141,7 +141,7 @@ def _through_inverse(
     In float32 at least, under autocast too: an inverse of weights has large values of both signs.
     """
     wide = torch.promote_types(q_BHMC.dtype, torch.float32)
-    with torch.autocast("cpu" if q_BHMC.is_meta else q_BHMC.device.type, enabled=False):
+    with without_autocast(q_BHMC):
         scores_BHMM = q_BHMC.to(wide) @ k_BHMC.to(wide).transpose(-2, -1) / math.sqrt(q_BHMC.shape[-1])
         if mask_B11M is not None:
             # A landmark without tokens looks at itself and is looked at by no other: a block of its own, which the

@@ -24,15 +24,24 @@ class PackedHeads(nn.Module):
         num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
         head_dim: channels of a head; None for hidden_dim / num_heads.
         bias: whether both projections have a bias.
+        out_bias: whether the second one has; None as `bias` says.
 
     Raises:
         ValueError: heads that do not divide.
     """
 
+    # What extra_repr shows beside the heads.
     shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self, hidden_dim: int, *, num_heads: int, num_kv_heads: int | None, head_dim: int | None, bias: bool
+        self,
+        hidden_dim: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int | None,
+        head_dim: int | None,
+        bias: bool,
+        out_bias: bool | None = None,
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -48,24 +57,29 @@ class PackedHeads(nn.Module):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.qkv = nn.Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
-        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias)
+        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias if out_bias is None else out_bias)
 
     def project(
         self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of every token, after a check of x and the mask.
+        """Return queries, keys and values of every token, after a check of x and the mask: [B, H, T, C], [B, G, T, C].
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
         """
         check_input(x_BTD, self.qkv.in_features, key_padding_mask)
-        sizes = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
-        q_BHTC, k_BGTC, v_BGTC = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.qkv(x_BTD).split(sizes, dim=-1)
-        )
+        q_BHTC, k_BGTC, v_BGTC = (part.transpose(1, 2) for part in self.split(x_BTD))
         if rotate is not None:
             q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)
         return q_BHTC, k_BGTC, v_BGTC
+
+    def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values as the projection gives them: [B, T, H, C], [B, T, G, C] twice."""
+        sizes = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        q_BTHC, k_BTGC, v_BTGC = (
+            part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x_BTD).split(sizes, dim=-1)
+        )
+        return q_BTHC, k_BTGC, v_BTGC
 
     def join(self, mixed_BHTC: Tensor) -> Tensor:
         """Return what the heads gathered, projected into the stream: [B, H, T, C] -> [B, T, D]."""
@@ -74,4 +88,4 @@ class PackedHeads(nn.Module):
 
     def extra_repr(self) -> str:
         shown = ("num_heads", "num_kv_heads", "head_dim", *self.shown)
-        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)

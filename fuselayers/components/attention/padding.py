@@ -1,14 +1,17 @@
 """What attentions check of their input, and how they leave padding out.
 
 x                  [B, T, D]        B batch, T tokens, D model
-key_padding_mask   [B, T]           True for a real token
+memory             [B, S, D]        S tokens, in cross-attention
+key_padding_mask   [B, T]           True for a real token; [B, S] for keys that are not those of x alone
 of heads           [B, H, T, C]     H heads, C channels of a head
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_input", "zero_padding"]
+from ..checks import check_sequence
+
+__all__ = ["check_input", "check_padding", "zero_padding"]
 
 
 def check_input(x_BTD: Tensor, hidden_dim: int, key_padding_mask: Tensor | None) -> None:
@@ -16,13 +19,27 @@ def check_input(x_BTD: Tensor, hidden_dim: int, key_padding_mask: Tensor | None)
 
     Used by every attention that looks only at its own sequence.
     """
-    if x_BTD.dim() != 3 or x_BTD.shape[-1] != hidden_dim:
-        raise ValueError(f"x must be [B, T, {hidden_dim}], got {list(x_BTD.shape)}")
-    mask = key_padding_mask
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != x_BTD.shape[:2]):
+    check_sequence(x_BTD, hidden_dim)
+    if key_padding_mask is not None:
+        check_padding(key_padding_mask, x_BTD)
+
+
+def check_padding(mask: Tensor, x_BTD: Tensor, *, called: str = "x", before: int = 0) -> None:
+    """Raise ValueError unless a key_padding_mask is bool and has a value for each token of x, and for those before.
+
+    Used by `check_input`, and by attention with a memory or a cache.
+
+    Args:
+        mask: the key_padding_mask.
+        x_BTD: what the keys are made of.
+        called: what the error text calls it.
+        before: how many tokens there are in the cache.
+    """
+    if mask.dtype != torch.bool or mask.shape != (x_BTD.shape[0], before + x_BTD.shape[1]):
+        cached = f" after {before} tokens in the cache" if before else ""
         raise ValueError(
-            f"key_padding_mask must be torch.bool {list(x_BTD.shape[:2])} to fit x {list(x_BTD.shape)}, True for a "
-            f"real token, got {mask.dtype} {list(mask.shape)}"
+            f"key_padding_mask must be torch.bool [{x_BTD.shape[0]}, {before + x_BTD.shape[1]}] to fit {called} "
+            f"{list(x_BTD.shape)}{cached}, True for a real token, got {mask.dtype} {list(mask.shape)}"
         )
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...ops import dropout
-from ..registry import register
+from ..registry import register, title
 from ..residual import PreResidual
 from .transformer import TransformerBlock
 
@@ -65,12 +65,12 @@ class ReversibleBlock(TransformerBlock):
         if type(self.residual) is not PreResidual:
             raise ValueError(
                 "a reversible block joins its sublayers to two streams in the manner of 'pre'; "
-                f"take residual='pre', got {type(self.residual).__name__}"
+                f"take residual='pre', got {title(self.residual)}"
             )
         if any(hasattr(module, "auxiliary_loss") for module in self.modules()):
             raise ValueError(
                 f"a reversible block runs its sublayers without a graph, and the auxiliary loss of "
-                f"{type(self.feedforward).__name__} would have no gradient; take block='transformer'"
+                f"{title(self.feedforward)} would have no gradient; take block='transformer'"
             )
 
     def forward(self, x_BTD: Tensor, **inputs: Any) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention.inputs import check_able, takes
 from ..ranges import Count, Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, create, register
+from ..registry import Choice, accepted, as_choice, create, register, title
 from ..residual import Residual, Sublayer
 
 __all__ = ["TransformerBlock"]
@@ -107,11 +107,8 @@ class TransformerBlock(nn.Module):
         self.cross_attention: nn.Module | None = None
         if cross_attention is not None:
             check_able(cross_attention, "memory", wanted_by="a block with cross_attention")
-            offered["causal"] = False
-            self.cross_attention = create(
-                "attention", cross_attention, hidden_dim, **accepted("attention", cross_attention, **offered)
-            )
-            offered["causal"] = causal
+            of_memory = accepted("attention", cross_attention, **{**offered, "causal": False})
+            self.cross_attention = create("attention", cross_attention, hidden_dim, **of_memory)
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
         )
@@ -171,8 +168,7 @@ class TransformerBlock(nn.Module):
         if not self.takes.issuperset(given):
             unusable = sorted(given.keys() - self.takes)
             raise ValueError(
-                f"{type(self.attention).__name__} cannot use {', '.join(unusable)}; "
-                f"it takes {', '.join(sorted(self.takes))}"
+                f"{title(self.attention)} cannot use {', '.join(unusable)}; it takes {', '.join(sorted(self.takes))}"
             )
         sublayers: list[Sublayer] = [functools.partial(self.attention, **given), self.feedforward]
         if (memory_BSD is None) != (self.cross_attention is None):

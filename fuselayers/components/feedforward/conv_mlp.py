@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import dropout
+from ..checks import check_odd, check_sequence
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
@@ -68,11 +69,8 @@ class ConvMLP(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        if not causal and kernel_size % 2 == 0:
-            raise ValueError(
-                f"kernel_size must be odd for a convolution that sees as far back as forward, got {kernel_size}; "
-                f"take {kernel_size + 1}"
-            )
+        if not causal:
+            check_odd("kernel_size", kernel_size)
         width = hidden_width(hidden_dim, expansion=expansion, width=width)
         self.activation = activation
         self.dropout = dropout
@@ -85,8 +83,7 @@ class ConvMLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        if x_BTD.dim() != 3 or x_BTD.shape[-1] != self.hidden_dim:
-            raise ValueError(f"x must be [B, T, {self.hidden_dim}], got {list(x_BTD.shape)}")
+        check_sequence(x_BTD, self.hidden_dim)
         (kernel_size,) = self.conv.kernel_size
         before = kernel_size - 1 if self.causal else kernel_size // 2
         hidden_BFT = F.pad(self.up(x_BTD).transpose(1, 2), (before, kernel_size - 1 - before))

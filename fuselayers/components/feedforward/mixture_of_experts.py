@@ -18,21 +18,22 @@ their place only for dropout's masks.
 """
 
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...names import no_such
+from ..autocast import without_autocast
 from ..checks import check_last_dim
 from ..plain_linear import is_plain_linear
 from ..ranges import Count, NotNegative, Positive, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
 
-__all__ = ["MixtureOfExperts"]
+__all__ = ["Gating", "MixtureOfExperts"]
 
-_GATINGS: Final = ("top_k", "expert_choice")
+Gating = Literal["top_k", "expert_choice"]
 
 
 @register("feedforward", "mixture_of_experts")
@@ -91,7 +92,7 @@ class MixtureOfExperts(nn.Module):
         *,
         num_experts: Size = 8,
         top_k: Size = 2,
-        gating: Literal["top_k", "expert_choice"] = "top_k",
+        gating: Gating = "top_k",
         expert: Annotated[Choice | str, Component("feedforward")] = "mlp",
         capacity_factor: Positive | None = None,
         normalise_weights: bool = True,
@@ -105,8 +106,8 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         if top_k > num_experts:
             raise ValueError(f"top_k must be at most num_experts, {num_experts}, got {top_k}")
-        if gating not in _GATINGS:
-            raise ValueError(no_such("gating", gating, _GATINGS))
+        if gating not in get_args(Gating):
+            raise ValueError(no_such("gating", gating, get_args(Gating)))
         if gating == "expert_choice" and causal:
             raise ValueError(
                 "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
@@ -114,7 +115,7 @@ class MixtureOfExperts(nn.Module):
             )
         self.hidden_dim = hidden_dim
         self.top_k = top_k
-        self.gating = gating
+        self.gating: Gating = gating
         self.capacity_factor = capacity_factor
         # Places of an expert per token, as a fraction of the factor's decimal digits: 1.1 * 2 * 50 / 2 is 55, and in
         # binary a little more, which would be 56 places.
@@ -168,8 +169,8 @@ class MixtureOfExperts(nn.Module):
         if not is_plain_linear(self.router):  # an adapter has dtypes of its own
             logits_NE: Tensor = self.router(x_ND)
             return logits_NE.to(wide)
-        # Under autocast too: a logit in bfloat16 chooses other experts. Meta has no autocast.
-        with torch.autocast("cpu" if x_ND.is_meta else x_ND.device.type, enabled=False):
+        # A logit in bfloat16 chooses other experts.
+        with without_autocast(x_ND):
             return F.linear(x_ND.to(wide), self.router.weight.to(wide))
 
     def _loss(self, logits_NE: Tensor, chosen_NK: Tensor | None) -> Tensor | None:
@@ -193,8 +194,7 @@ class MixtureOfExperts(nn.Module):
         order_A, sizes_E = _sorted_by_expert(chosen_NK, len(self.experts))
         y_AD = _run_sorted(self.experts, x_ND[order_A // self.top_k], sizes_E)
         # Back by the inverse of the order, not by a sum at each token's place, whose order of summands a GPU picks.
-        place_A = torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
-        return _weighted_sum(y_AD[place_A].unflatten(0, chosen_NK.shape), weights_NK)
+        return _weighted_sum(y_AD[_inverse(order_A)].unflatten(0, chosen_NK.shape), weights_NK)
 
     def _in_slots(self, x_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
         num_experts, capacity = len(self.experts), self._capacity(len(x_ND))
@@ -204,8 +204,7 @@ class MixtureOfExperts(nn.Module):
         slots_EC = first_E[:, None] + torch.arange(capacity, device=order_A.device)
         slots_EC = order_A[slots_EC.clamp(max=chosen_NK.numel() - 1)]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC // self.top_k])
-        rank_A = torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
-        rank_NK = rank_A.view_as(chosen_NK) - first_E[chosen_NK]
+        rank_NK = _inverse(order_A).view_as(chosen_NK) - first_E[chosen_NK]
         y_NKD = y_ECD[chosen_NK, rank_NK.clamp(max=capacity - 1)]
         # Filled, not only weighted with zero, which would make NaN of an infinite result that is not the token's.
         return _weighted_sum(y_NKD.masked_fill((rank_NK >= capacity)[..., None], 0.0), weights_NK)
@@ -236,6 +235,11 @@ def _sorted_by_expert(chosen_NK: Tensor, num_experts: int) -> tuple[Tensor, Tens
     """Return the assignments, token after token, sorted by expert, and how many each has: [N * K], [E]."""
     chosen_A = chosen_NK.flatten()
     return chosen_A.argsort(stable=True), F.one_hot(chosen_A, num_experts).sum(0)
+
+
+def _inverse(order_A: Tensor) -> Tensor:
+    """Return the place of each number in an order of them."""
+    return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
 
 
 @torch.compiler.disable(  # type: ignore[no-untyped-call,untyped-decorator]

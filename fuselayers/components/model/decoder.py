@@ -8,20 +8,27 @@ GPT-2 with learned positions, layer norms and an mlp; Llama with rotary position
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
-from ..init import Scheme, check_scheme, initialise
+from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
-from .sampling import check_sampling, generating, next_token
+from .sampling import check_sampling, continued, generating
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
+from .tokens import (
+    build_token_embedding,
+    check_like_tokens,
+    check_tokens,
+    example_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
 
 __all__ = ["Decoder"]
 
@@ -63,10 +70,6 @@ class Decoder(Stack):
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 10])
     """
-
-    built_in: ClassVar[frozenset[str]] = frozenset(
-        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
-    )
 
     @in_range
     def __init__(
@@ -116,7 +119,7 @@ class Decoder(Stack):
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
-        self.logit_scale = logit_scale if base_width is None else logit_scale * base_width / hidden_dim
+        self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
@@ -163,8 +166,7 @@ class Decoder(Stack):
         >>> loss.shape
         torch.Size([])
         """
-        tokens_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
-        return tokens_BT, tokens_BT.clone()
+        return example_tokens(batch_size, self.context_length, device)
 
     @torch.no_grad()
     def generate(
@@ -198,17 +200,21 @@ class Decoder(Stack):
         """
         check_tokens(tokens_BT)
         check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
-        caches = self.new_caches(min(self.context_length, tokens_BT.shape[1] + num_tokens))
+
+        def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None) -> Tensor:
+            return self._logits(self.features(newest_BT, caches=caches)[:, -1])
+
         with generating(self):
-            for _ in range(num_tokens):
-                if tokens_BT.shape[1] > self.context_length:
-                    caches = None
-                start = -self.context_length if caches is None else caches[0].length
-                last_BD = self.features(tokens_BT[:, start:], caches=caches)[:, -1]
-                logits_BV = self._logits(last_BD)
-                token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
-                tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
-        return tokens_BT
+            return continued(
+                tokens_BT,
+                num_tokens,
+                logits_of,
+                context_length=self.context_length,
+                caches=self.new_caches(min(self.context_length, tokens_BT.shape[1] + num_tokens)),
+                temperature=temperature,
+                top_k=top_k,
+                generator=generator,
+            )
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""

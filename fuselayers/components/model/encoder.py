@@ -4,24 +4,31 @@
     x                           [B, T, D]   D model
     logits                      [B, T, V]   V vocabulary
 
-BERT (Devlin et al. 2018) with learned positions and post_norm blocks.
+BERT (Devlin et al. 2018) with learned positions and the residual style post.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...ops import activate
 from ...ops import dropout as dropout_op
-from ..init import Scheme, check_scheme, initialise
+from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..norm import Norm
 from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
+from .tokens import (
+    build_token_embedding,
+    check_like_tokens,
+    check_tokens,
+    example_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
 
 __all__ = ["Encoder"]
 
@@ -61,10 +68,6 @@ class Encoder(Stack):
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 10])
     """
-
-    built_in: ClassVar[frozenset[str]] = frozenset(
-        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
-    )
 
     @in_range
     def __init__(
@@ -116,7 +119,7 @@ class Encoder(Stack):
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
-        self.logit_scale = 1.0 if base_width is None else base_width / hidden_dim
+        self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(
@@ -178,8 +181,7 @@ class Encoder(Stack):
         >>> loss.shape
         torch.Size([])
         """
-        tokens_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
-        return tokens_BT, tokens_BT.clone()
+        return example_tokens(batch_size, self.context_length, device)
 
     def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
         if segments_BT is None:

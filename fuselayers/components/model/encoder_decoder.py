@@ -10,25 +10,26 @@ Vaswani et al. 2017; BART (Lewis et al. 2019) with learned positions, T5 (Raffel
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
-from ..init import Scheme, check_scheme, initialise
+from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
 from .model import Model
-from .sampling import check_sampling, generating, next_token
+from .sampling import check_sampling, continued, generating
 from .stack import Stack
 from .tokens import (
     IGNORED,
     build_token_embedding,
     check_like_tokens,
     check_tokens,
+    example_tokens,
     look_up,
     to_logits,
     token_loss,
@@ -80,10 +81,6 @@ class EncoderDecoder(Model):
     >>> model(torch.tensor([[1, 2, 3]]), inputs_BT=torch.tensor([[0, 4]])).shape
     torch.Size([1, 2, 10])
     """
-
-    built_in: ClassVar[frozenset[str]] = frozenset(
-        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
-    )
 
     @in_range
     def __init__(
@@ -156,7 +153,7 @@ class EncoderDecoder(Model):
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
-        self.logit_scale = logit_scale if base_width is None else logit_scale * base_width / hidden_dim
+        self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)
         initialise(
             self,
             init,
@@ -250,8 +247,7 @@ class EncoderDecoder(Model):
         >>> loss.shape
         torch.Size([])
         """
-        source_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
-        return source_BT, source_BT.clone()
+        return example_tokens(batch_size, self.context_length, device)
 
     @torch.no_grad()
     def generate(
@@ -288,18 +284,23 @@ class EncoderDecoder(Model):
         check_like_tokens("source_padding_mask", source_padding_mask, source_BS, dtype=torch.bool, like="source")
         check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
         tokens_BT = source_BS.new_full((len(source_BS), 1), self.start_token)
-        caches = self.decoder.new_caches(min(self.context_length, 1 + num_tokens))
         with generating(self):
             memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
-            for _ in range(num_tokens):
-                if tokens_BT.shape[1] > self.context_length:
-                    caches = None
-                newest_BT = tokens_BT[:, -self.context_length if caches is None else caches[0].length :]
+
+            def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None) -> Tensor:
                 x_BTD = self.decode(newest_BT, memory_BSD, source_padding_mask=source_padding_mask, caches=caches)
-                logits_BV = self._logits(x_BTD[:, -1])
-                token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
-                tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
-        return tokens_BT[:, 1:]
+                return self._logits(x_BTD[:, -1])
+
+            return continued(
+                tokens_BT,
+                num_tokens,
+                logits_of,
+                context_length=self.context_length,
+                caches=self.decoder.new_caches(min(self.context_length, 1 + num_tokens)),
+                temperature=temperature,
+                top_k=top_k,
+                generator=generator,
+            )[:, 1:]
 
     def _shifted(self, targets_BT: Tensor) -> Tensor:
         start_B1 = torch.full_like(targets_BT[:, :1], self.start_token)

@@ -1,5 +1,7 @@
 """What every model offers beside its forward."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,11 @@ class Model(nn.Module):
     >>> model.num_parameters()
     9
     """
+
+    # What `fuselayers.build` fills in.
+    built_in: ClassVar[frozenset[str]] = frozenset(
+        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
+    )
 
     def num_parameters(self) -> int:
         """Return how many numbers the model learns or could learn, frozen ones too; what is tied counts once."""

@@ -1,18 +1,20 @@
-"""Drawing the next token from a model's logits.
+"""Writing tokens, one after the other, each drawn from a model's logits.
 
-logits   [B, V]   B batch, V vocabulary
+tokens   [B, T]   B batch, T tokens so far
+logits   [B, V]   V vocabulary
 token    [B]
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ...partition import unfused
+from ..attention import KeyValueCache
 
-__all__ = ["check_sampling", "generating", "next_token"]
+__all__ = ["check_sampling", "continued", "generating", "next_token"]
 
 
 @contextlib.contextmanager
@@ -59,3 +61,38 @@ def next_token(
         values_BK, index_BK = scaled_BV.topk(top_k, dim=-1)
         scaled_BV = torch.full_like(scaled_BV, -torch.inf).scatter(-1, index_BK, values_BK)
     return torch.multinomial(scaled_BV.softmax(-1), 1, generator=generator)[:, 0]
+
+
+def continued(
+    tokens_BT: Tensor,
+    num_tokens: int,
+    logits_of: Callable[[Tensor, Sequence[KeyValueCache] | None], Tensor],
+    *,
+    context_length: int,
+    caches: Sequence[KeyValueCache] | None,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Return the tokens with so many more behind them: [B, T + num_tokens]. Used by every `generate`.
+
+    Args:
+        tokens_BT: what there is.
+        num_tokens: how many to add.
+        logits_of: tokens and caches -> the logits of the token that follows. With caches it gets the tokens that these
+            do not hold yet, else the last `context_length`.
+        context_length: how many tokens are looked at.
+        caches: empty ones, or None. They are left once the context is full: from then on each new token moves all
+            others to another place, and everything is computed again.
+        temperature: as for `next_token`.
+        top_k: as for `next_token`.
+        generator: as for `next_token`.
+    """
+    for _ in range(num_tokens):
+        if tokens_BT.shape[1] > context_length:
+            caches = None
+        newest_BT = tokens_BT[:, -context_length if caches is None else caches[0].length :]
+        logits_BV = logits_of(newest_BT, caches)
+        token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
+        tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
+    return tokens_BT

@@ -16,7 +16,7 @@ from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..position import Position
 from ..ranges import Probability, Size, in_range
-from ..registry import Choice, accepted, create
+from ..registry import Choice, accepted, as_choice, create
 from .layers import LayerChange, changed_parts
 from .model import Model
 
@@ -94,16 +94,16 @@ class Stack(Model):
             for layer, chosen in enumerate(dict(of_layer) for of_layer in of_layers)
         )
         num_heads = getattr(self.blocks[0].attention, "num_heads", None)
-        self.position = _build_position(
-            position,
-            context_length=context_length,
-            hidden_dim=hidden_dim,
-            num_heads=num_heads,
-            causal=causal,
-        )
+        sizes = {
+            "context_length": context_length,
+            "hidden_dim": hidden_dim,
+            "num_heads": num_heads,
+            "causal": causal,
+        }
+        self.position: Position = create("position", position, **accepted("position", position, **sizes))
+        wanted_by = f"position {as_choice(position).name!r}"
         for built, of_layer in zip(self.blocks, of_layers, strict=True):
             for ability in sorted(self.position.needs):
-                wanted_by = f"position {_name(position)!r}"
                 check_able(of_layer["attention"], ability, wanted_by=wanted_by)
             head_dim = getattr(built.attention, "head_dim", None)
             if head_dim is not None:
@@ -113,7 +113,7 @@ class Stack(Model):
                 heads = getattr(built.attention, "num_heads", None)
                 if heads != num_heads:
                     raise ValueError(
-                        f"position {_name(position)!r} has one bias for the heads of every layer, which must be as "
+                        f"{wanted_by} has one bias for the heads of every layer, which must be as "
                         f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
                     )
         self.norm: Norm | None = None
@@ -155,13 +155,3 @@ class Stack(Model):
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"
-
-
-def _build_position(position: Choice | str, **sizes: Any) -> Position:
-    """Build the chosen kind of position, with those sizes that it asks for."""
-    built: Position = create("position", position, **accepted("position", position, **sizes))
-    return built
-
-
-def _name(choice: Choice | str) -> str:
-    return choice if isinstance(choice, str) else choice.name

@@ -15,6 +15,7 @@ __all__ = [
     "build_token_embedding",
     "check_like_tokens",
     "check_tokens",
+    "example_tokens",
     "look_up",
     "to_logits",
     "token_loss",
@@ -47,6 +48,12 @@ def check_like_tokens(
         raise ValueError(
             f"{name} must be {dtype} {list(tokens.shape)} like {like}, got {other.dtype} {list(other.shape)}"
         )
+
+
+def example_tokens(batch_size: int, context_length: int, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
+    """Return two tensors of tokens of a full context, all of them 0. Used by the `example_inputs` of the models."""
+    tokens_BT = torch.zeros(batch_size, context_length, dtype=torch.int64, device=device)
+    return tokens_BT, tokens_BT.clone()
 
 
 def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_dim: int) -> nn.Embedding:

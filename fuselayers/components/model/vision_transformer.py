@@ -9,14 +9,14 @@ Dosovitskiy et al., "An image is worth 16x16 words", 2021, section 3.1.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ...names import no_such
 from ...ops import dropout as dropout_op
-from ..init import Scheme, check_scheme, initialise
+from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
@@ -65,10 +65,6 @@ class VisionTransformer(Stack):
     >>> model(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 5])
     """
-
-    built_in: ClassVar[frozenset[str]] = frozenset(
-        {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
-    )
 
     @in_range
     def __init__(
@@ -125,7 +121,7 @@ class VisionTransformer(Stack):
         )
         self.class_token = nn.Parameter(torch.empty(hidden_dim)) if with_class_token else None
         self.head = nn.Linear(hidden_dim, num_classes)
-        self.logit_scale = 1.0 if base_width is None else base_width / hidden_dim
+        self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
     def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ..checks import check_length
 from ..ranges import Size, in_range
 from ..registry import register
 from .position import Position
@@ -41,10 +42,6 @@ class LearnedPosition(Position):
 
     def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """[B, T, D] -> [B, T, D], first + T at most the context's length."""
-        end, context_length = first + x_BTD.shape[-2], self.table.num_embeddings
-        if end > context_length:
-            raise ValueError(
-                f"a sequence of {end} tokens does not fit the context_length {context_length}; "
-                "shorten it, or build the model with a longer context"
-            )
+        end = first + x_BTD.shape[-2]
+        check_length(end, self.table.num_embeddings, built="model")
         return x_BTD + self.table.weight[first:end]

@@ -118,7 +118,9 @@ class RotaryPosition(Position):
         turned = self._turned(head_dim)
         share = "" if self.fraction == 1 else f" ({self.fraction} of {head_dim})"
         if turned < 2 or turned % 2:
-            raise ValueError(f"rotary needs an even number of channels per head, two at least, got {turned}{share}")
+            raise ValueError(
+                f"position 'rotary' needs an even number of channels per head, two at least, got {turned}{share}"
+            )
         if self.scaling == "ntk" and turned == 2:
             raise ValueError(f"scaling 'ntk' needs four channels per head at least, got {turned}{share}")
 

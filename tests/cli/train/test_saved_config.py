@@ -21,6 +21,12 @@ TINY = [
     "fusion=off",
     "model.layers=[{at: -1, feedforward: {name: mlp, activation: relu}}]",
 ]
+# The large models differ from these in their numbers only; those of other inputs than tokens need other options.
+SMALL = {
+    name: compose(name).model.name
+    for name in choices("model")
+    if name.endswith(("_tiny", "_nano")) and name not in ("t5_tiny", "vit_tiny")
+}
 TRAINING = [
     "train=quick",
     "train.steps=2",

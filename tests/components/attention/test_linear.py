@@ -61,8 +61,8 @@ def test_float16_holds_sums_over_many_tokens() -> None:
 
 
 def test_forms() -> None:
-    for causal in (True, False):
-        contract.assert_forms(made(num_kv_heads=2, causal=causal), rotated=True)
+    # The sums that are not causal are those of favor, which has them compiled.
+    contract.assert_forms(made(num_kv_heads=2), rotated=True)
     contract.assert_built_on_meta(made)
 
 

@@ -83,9 +83,8 @@ def test_what_backward_keeps_grows_with_the_tokens(p: float, causal: bool) -> No
 
 
 def test_forms() -> None:
-    for causal in (True, False):
-        contract.assert_forms(made(num_kv_heads=2, dropout=0.3, causal=causal), rotated=True)
-        contract.assert_forms(made(num_kv_heads=2, causal=causal), rotated=True)
+    contract.assert_forms(made(num_kv_heads=2, dropout=0.3), rotated=True)
+    contract.assert_forms(made(num_kv_heads=2, causal=False), rotated=True)
     contract.assert_built_on_meta(made)
 
 

@@ -108,7 +108,10 @@ def test_it_cannot_be_causal() -> None:
         ({"num_landmarks": 0}, "num_landmarks must be at least 1, got 0"),
         ({"inverse_iterations": 0}, "inverse_iterations must be at least 1, got 0"),
         ({"conv_kernel_size": 0}, "conv_kernel_size must be at least 1, got 0"),
-        ({"conv_kernel_size": 4}, "conv_kernel_size must be odd, so that a token stands in the middle, got 4"),
+        (
+            {"conv_kernel_size": 4},
+            "conv_kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5",
+        ),
     ],
 )
 def test_errors(options: dict[str, object], text: str) -> None:

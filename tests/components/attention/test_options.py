@@ -426,3 +426,14 @@ def test_a_config_and_its_layers_take_the_options() -> None:
         assert (attention.scale, attention.sinks.shape) == (0.2, (attention.num_heads,))
     with pytest.raises(ValueError, match=r"^no attention\.kernel 'plan'; did you mean 'plain'\?"):
         build("gpt_nano", ["attention.kernel=plan"])
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_one_compiled_graph_serves_padding_of_any_length(memory: bool) -> None:
+    layer = made(causal=not memory)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True, dynamic=True)
+    for tokens in (5, 7, 9):
+        x = torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64)
+        inputs = {"key_padding_mask": padding(tokens), **({"memory": x.flip(1)} if memory else {})}
+        with torch._dynamo.config.patch(error_on_recompile=tokens > 5):
+            torch.testing.assert_close(compiled(x, **inputs), layer(x, **inputs), rtol=1e-9, atol=1e-9)

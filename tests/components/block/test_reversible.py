@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Decoder, Encoder, LayerChange, ReversibleBlock, register
+from fuselayers.components import Choice, Decoder, Encoder, LayerChange, ReversibleBlock
 from fuselayers.components.block.reversible import run_reversible
-from fuselayers.components.registry import _OWNERS
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse, saved_bytes
 from tests.components.compare import assert_same_step, randomise, run
+from tests.components.registered import registered
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 DROPPING = Choice("multi_head", {"num_heads": 2, "dropout": 0.1})
@@ -159,10 +159,8 @@ class Weighing(nn.Module):
 
 @pytest.fixture
 def parts() -> object:
-    register("attention", "look")(Look)
-    register("attention", "weighing")(Weighing)
-    yield
-    del _OWNERS["attention"]["look"], _OWNERS["attention"]["weighing"]
+    with registered("attention", look=Look, weighing=Weighing):
+        yield
 
 
 @pytest.mark.usefixtures("parts")
@@ -338,17 +336,13 @@ class Costly(nn.Identity):
 def test_errors() -> None:
     text = (
         "a reversible block joins its sublayers to two streams in the manner of 'pre'; take residual='pre', got "
-        "PostResidual"
+        "residual 'post'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         blocks_of(1, residual="post")
-    register("feedforward", "costly")(Costly)
     text = (
-        "a reversible block runs its sublayers without a graph, and the auxiliary loss of Costly would have no "
-        "gradient; take block='transformer'"
+        "a reversible block runs its sublayers without a graph, and the auxiliary loss of feedforward 'costly' would "
+        "have no gradient; take block='transformer'"
     )
-    try:
-        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-            blocks_of(1, feedforward="costly")
-    finally:
-        del _OWNERS["feedforward"]["costly"]
+    with registered("feedforward", costly=Costly), pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        blocks_of(1, feedforward="costly")

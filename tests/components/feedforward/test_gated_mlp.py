@@ -29,11 +29,9 @@ def test_the_activation_is_on_the_gate() -> None:
     assert layer(torch.tensor([2.0, -3.0])).tolist() == [0.0, -9.0]
 
 
-@pytest.mark.parametrize("backend", ["eager"])
-@pytest.mark.parametrize("p", [0.0, 0.4])
-def test_fused_is_plain(backend: str, p: float) -> None:
-    plain = randomise(GatedMLP(6, dropout=p))
-    fused = GatedMLP(6, dropout=p, backend=backend)
+def test_fused_is_plain() -> None:
+    plain = randomise(GatedMLP(6, dropout=0.4))
+    fused = GatedMLP(6, dropout=0.4, backend="eager")
     fused.load_state_dict(plain.state_dict())
     assert_same_step(plain, fused, torch.randn(9, 6), rtol=1e-4, atol=1e-4)
     x = torch.randn(4, 6)

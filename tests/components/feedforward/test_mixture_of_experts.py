@@ -352,7 +352,7 @@ def test_weights_for_a_layer_without_memory() -> None:
     ("options", "sizes"),
     [
         ({"capacity_factor": 0.7}, [7]),
-        (CHOICES[1], [7]),
+        pytest.param(CHOICES[1], [7], marks=pytest.mark.slow),
         pytest.param({"capacity_factor": 0.7}, [7, 9], marks=pytest.mark.slow),
         pytest.param(CHOICES[1], [7, 9], marks=pytest.mark.slow),
     ],

@@ -10,9 +10,10 @@ from fuselayers.ops import ACTIVATIONS, bias_activation_dropout, dropout
 from tests.components.compare import assert_same_step, randomise, run
 
 
-@pytest.mark.parametrize("backend", [None, "eager"])
-@pytest.mark.parametrize("bias_shape", [None, 7])
-@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("backend", "bias_shape", "p"),
+    [*((None, bias_shape, p) for bias_shape in (None, 7) for p in (0.0, 0.3)), ("eager", 7, 0.3)],
+)
 def test_training(backend: str | None, bias_shape: int | None, p: float) -> None:
     layer = randomise(FusedBiasActivationDropout(p, bias_shape, activation="gelu", backend=backend))
     reference = torch.nn.Module()
@@ -33,8 +34,8 @@ def test_training_and_eval_have_the_same_activation(activation: str | None) -> N
 
 
 def test_auto_is_the_default_and_eval_drops_nothing() -> None:
-    layer = FusedBiasActivationDropout(0.5, 7, activation="relu")
-    assert layer.backend == "auto"
+    assert FusedBiasActivationDropout(0.5, 7, activation="relu").backend == "auto"
+    layer = FusedBiasActivationDropout(0.5, 7, activation="relu", backend=None)
     x = torch.randn(5, 7)
     torch.testing.assert_close(layer.eval()(x), torch.relu(x))
 

@@ -20,9 +20,10 @@ class WrittenOut(nn.Module):
         return dropout(x if self.bias is None else x + self.bias, self.p, training=self.training) + residual
 
 
-@pytest.mark.parametrize("backend", [None, "eager"])
-@pytest.mark.parametrize("bias_shape", [None, 7])
-@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("backend", "bias_shape", "p"),
+    [*((None, bias_shape, p) for bias_shape in (None, 7) for p in (0.0, 0.3)), ("eager", 7, 0.3)],
+)
 def test_training_and_eval(backend: str | None, bias_shape: int | None, p: float) -> None:
     layer = randomise(FusedBiasDropoutResidual(p, bias_shape, backend=backend))
     x, residual = torch.randn(5, 3, 7), torch.randn(5, 3, 7)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Decoder, Encoder, register
-from fuselayers.components.registry import _OWNERS
+from fuselayers.components import Choice, Decoder, Encoder
 from fuselayers.configs.sections import checked_choice, completed
 from fuselayers.partition import fuse
 from tests.components.compare import assert_same_step
+from tests.components.registered import registered
 
 SIZES = {
     "vocab_size": 13,
@@ -112,13 +112,9 @@ def test_errors_of_the_embedding(model: type[nn.Module]) -> None:
         made(model, embedding="tokens")
     with pytest.raises(ValueError, match=r"^embedding 'patch' \(.*\) does not take the argument 'vocab_size'$"):
         made(model, embedding=Choice("patch"))
-    register("embedding", "no_table")(NoTable)
-    try:
-        text = "embedding 'no_table' must be a subclass of nn.Embedding, a table of tokens"
-        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-            made(model, embedding="no_table")
-    finally:
-        del _OWNERS["embedding"]["no_table"]
+    text = "embedding 'no_table' must be a subclass of nn.Embedding, a table of tokens"
+    with registered("embedding", no_table=NoTable), pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        made(model, embedding="no_table")
 
 
 @pytest.mark.parametrize("name", ["logit_scale", "logit_soft_cap"])

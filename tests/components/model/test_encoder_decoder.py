@@ -17,13 +17,12 @@ from fuselayers.components import (
     Position,
     Scheme,
     initialise,
-    register,
 )
-from fuselayers.components.registry import _OWNERS
 from fuselayers.configs import build
 from fuselayers.ops import dropout
 from fuselayers.partition import saved_bytes
 from tests.components.compare import randomise
+from tests.components.registered import registered
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 
@@ -138,9 +137,8 @@ class Distance(Position):
 
 @pytest.fixture
 def distance() -> object:
-    register("position", "distance")(Distance)
-    yield
-    del _OWNERS["position"]["distance"]
+    with registered("position", distance=Distance):
+        yield
 
 
 @pytest.mark.usefixtures("distance")

@@ -80,7 +80,7 @@ def test_a_position_gets_the_sizes_it_needs() -> None:
 def test_heads_that_the_position_cannot_rotate() -> None:
     odd = Choice("multi_head", {"num_heads": 2, "head_dim": 3})
     assert len(stack(attention=odd, position="none").blocks) == 3
-    text = r"^rotary needs an even number of channels per head, two at least, got 3$"
+    text = r"^position 'rotary' needs an even number of channels per head, two at least, got 3$"
     with pytest.raises(ValueError, match=text):
         stack(attention=odd)
     with pytest.raises(ValueError, match=text):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Choice, LayerChange, MultiHeadAttention, register
+from fuselayers.components import Choice, LayerChange, MultiHeadAttention
 from fuselayers.components.model.stack import Stack
-from fuselayers.components.registry import _OWNERS
 from fuselayers.partition import fuse
+from tests.components.registered import registered
 
 SIZES = {"num_layers": 2, "context_length": 6, "causal": True}
 
@@ -39,10 +39,8 @@ class Headless(torch.nn.Linear):
 
 @pytest.fixture(autouse=True)
 def attentions() -> Iterator[None]:
-    register("attention", "biased")(Biased)
-    register("attention", "headless")(Headless)
-    yield
-    del _OWNERS["attention"]["biased"], _OWNERS["attention"]["headless"]
+    with registered("attention", biased=Biased, headless=Headless):
+        yield
 
 
 def heads(number: int) -> Choice:

@@ -99,7 +99,9 @@ def test_errors() -> None:
         ):
             RotaryPosition(fraction=fraction)
     q = torch.zeros(1, 1, 2, 3)
-    with pytest.raises(ValueError, match=r"^rotary needs an even number of channels per head, two at least, got 3$"):
+    with pytest.raises(
+        ValueError, match=r"^position 'rotary' needs an even number of channels per head, two at least, got 3$"
+    ):
         RotaryPosition().rotate(q, q)
     with pytest.raises(ValueError, match=r"two at least, got 0 \(0.1 of 8\)$"):
         RotaryPosition(fraction=0.1).check_head_dim(8)

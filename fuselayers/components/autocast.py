@@ -1,0 +1,21 @@
+"""Arithmetic that autocast must not make narrower. Used by the layers whose sums or logits need float32."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["without_autocast"]
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which products of tensors like x keep the dtypes they have.
+
+    >>> x = torch.ones(2, 2)
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(x):
+    ...     (x @ x).dtype
+    torch.float32
+    """
+    # Meta has no autocast.
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
