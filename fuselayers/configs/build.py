@@ -8,8 +8,9 @@ from ..components import accepted, create, get, names
 from ..partition import fuse
 from .compose import compose
 from .folders import COMPONENT_GROUPS
+from .layers import with_layer_changes
 from .schemas import Config, FusionConfig
-from .source import Source
+from .source import Source, plain_sections
 
 __all__ = ["build"]
 
@@ -40,7 +41,7 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     )
     model: nn.Module = create(
         "model",
-        config.model,
+        with_layer_changes(config.model, plain_sections(config)),
         **{group: getattr(config, group) for group in COMPONENT_GROUPS},
         **layers,
     )

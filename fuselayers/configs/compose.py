@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..components import Choice
-from ..components.model.layers import matching_layers
 from ..names import no_such
 from .files import chosen_component, composed
 from .folders import COMPONENT_GROUPS, COMPONENT_SECTIONS, GROUPS, names_in, open_folders
-from .layers import LAYER_OPTIONS, checked_layers, completed_layers
+from .layers import LAYER_OPTIONS, checked_entries, with_layer_changes
 from .overrides import Layer, parse_overrides
 from .references import resolved
 from .renamed import check_renamed
@@ -99,22 +98,16 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
         group: completed(group, sections[group], where=group) if group in COMPONENT_SECTIONS else sections[group]
         for group in GROUPS
     }
-    for option in LAYER_OPTIONS:
-        if complete["model"].get(option):
-            complete["model"][option] = completed_layers(complete["model"][option], complete, option=option)
     plain = resolved(complete)
     components = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
     model = components["model"]
     layers = {
-        option: checked_layers(model.options[option], option=option)
+        option: checked_entries(model.options[option], option=option)
         for option in LAYER_OPTIONS
         if option in model.options
     }
-    for option, changes in layers.items():
-        for change in changes if "num_layers" in model.options else ():
-            depth = model.options.get("num_decoder_layers") if option == "decoder_layers" else None
-            matching_layers(change.at, depth or model.options["num_layers"])
     components["model"] = Choice(model.name, {**model.options, **layers})
+    with_layer_changes(components["model"], plain)  # what is wrong in them is found here, not when the model is built
     return Config(
         **components,
         fusion=_section("fusion", FusionConfig, plain["fusion"]),

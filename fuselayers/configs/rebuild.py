@@ -61,6 +61,9 @@ def rebuild(
     its name. What else was put on the old model does not come along: hooks, gradients, adapters, wrappers. An optimizer
     knows the old parameters, so make it anew.
 
+    A config is made of values: where one came from another in the file of a model, as gpt_nano's feedforward.dropout
+    does from model.dropout, an override changes the one that it names.
+
     It needs the memory of both models. Where weights have to be initialised, the new model is made on the CPU first,
     with torch's default generator, whose state is put back.
 

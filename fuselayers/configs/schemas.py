@@ -100,7 +100,7 @@ class Config:
     """A model, how it is fused, and how it is trained, on what. Made by `compose`.
 
     Attributes:
-        model: the registered model with every option, its block as a choice of its own.
+        model: the registered model with every option, its block as a choice of its own, its layers as asked for.
         feedforward: the registered feedforward with every option.
         attention: the registered attention with every option.
         norm: the registered norm with every option.

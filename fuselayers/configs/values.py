@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omegaconf import Container, OmegaConf
 
-from ..components import Choice, LayerChange
+from ..components import Choice
 
 __all__ = ["REFERENCE", "plain_copy"]
 
@@ -47,8 +47,6 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
         value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Choice):
         value = {"name": value.name, **value.options}
-    if isinstance(value, LayerChange):
-        value = {part: chosen for part, chosen in vars(value).items() if chosen is not None}
     if isinstance(value, Mapping):
         return {
             _key(key, where): _copy(entry, _path(where, key), depth=depth + 1, left=left)

@@ -106,8 +106,8 @@ def test_gpt_nano_learns_a_batch_as_shipped() -> None:
     [
         ("off", "fused_mlp"),
         ("eager", "mlp"),
-        ("eager", "gated_mlp"),
         ("auto", "fused_mlp"),
+        pytest.param("eager", "gated_mlp", marks=pytest.mark.slow),
         *(pytest.param("inductor", name, marks=pytest.mark.slow) for name in ("mlp", "fused_mlp", "gated_mlp")),
     ],
 )
@@ -135,7 +135,8 @@ def test_scopes(scope: str) -> None:
     assert [layer.backend for layer in layers] == ["eager" if scope == "layer" else None] * 2
     assert list(model.state_dict()) == list(reference.state_dict())
     reference.load_state_dict(model.state_dict())
-    check_same_step(model, reference)
+    if scope != "model":  # that one's step is compared above
+        check_same_step(model, reference)
 
 
 @pytest.mark.parametrize("fusion", ["off", pytest.param("eager", marks=pytest.mark.slow)])
@@ -162,7 +163,7 @@ def test_a_layer_gets_the_partitioner_too() -> None:
     assert {module.partition for module in model.modules() if isinstance(module, FusedMLP)} == {"default"}
 
 
-@pytest.mark.parametrize("scope", ["none", "block"])
+@pytest.mark.parametrize("scope", ["none", pytest.param("block", marks=pytest.mark.slow)])
 def test_llama_tiny_runs_forward_and_backward(scope: str) -> None:
     torch.manual_seed(0)
     model = build(overrides=[*LLAMA, "fusion=eager", f"fusion.scope={scope}"])
