@@ -67,11 +67,11 @@ def with_layer_changes(model: Choice, sections: Mapping[str, dict[str, Any]]) ->
             _layer_change(entry, f"model.{option}[{place}]", sections)
             for place, entry in enumerate(model.options[option])
         )
-        depth = model.options.get("num_layers")
-        if option == "decoder_layers":
-            depth = model.options.get("num_decoder_layers") or depth
-        for change in changes[option] if depth is not None else ():
-            matching_layers(change.at, depth)
+        depths = [model.options.get(name) for name in ("num_decoder_layers", "num_layers")]
+        depth = (depths[0] or depths[1]) if option == "decoder_layers" else depths[1]
+        if depth is not None:
+            for change in changes[option]:
+                matching_layers(change.at, depth)
     return Choice(model.name, {**model.options, **changes})
 
 

@@ -1,15 +1,20 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuselayers.components import Choice, LayerChange
-from fuselayers.configs import build, compose, to_yaml
+from fuselayers.configs import build, compose, rebuild, to_yaml
+from fuselayers.configs.layers import with_layer_changes
+from fuselayers.configs.source import plain_sections
 
 SMALL = ["model.hidden_dim=32", "fusion=off"]
 
 
 def layers(text: str, *overrides: str) -> tuple[LayerChange, ...]:
-    found = compose("gpt_nano", [f"model.layers={text}", *overrides]).model.options["layers"]
+    """The changes that a model is built with."""
+    config = compose("gpt_nano", [f"model.layers={text}", *overrides])
+    found = with_layer_changes(config.model, plain_sections(config)).options["layers"]
     assert isinstance(found, tuple)
     return found
 
@@ -65,8 +70,11 @@ def test_references_and_ranges_reach_into_layers() -> None:
         ("[{feedforward: mlp}]", "model.layers[0] must say at which layers and what changes"),
         ("[{at: true, norm: rms_norm}]", "model.layers[0].at must be an index or a slice such as 0 or 1::2, got True"),
         ("[{at: 0, feedforwrd: mlp}]", "no part in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
-        ("[{at: 0, feedforward: mpl}]", "no feedforward 'mpl'; did you mean 'mlp'?"),
-        ("[{at: 0, feedforward: {expension: 2}}]", "no fused_mlp option 'expension'; did you mean 'expansion'?"),
+        ("[{at: 0, feedforward: mpl}]", "model.layers[0].feedforward: no feedforward 'mpl'; did you mean 'mlp'?"),
+        (
+            "[{at: 0, feedforward: {expension: 2}}]",
+            "model.layers[0].feedforward: no fused_mlp option 'expension'; did you mean 'expansion'?",
+        ),
         (
             "[{at: 0, feedforward: {expansion: four}}]",
             "model.layers[0].feedforward.expansion must be a number, got 'four'",
@@ -77,6 +85,39 @@ def test_errors(text: str, said: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         layers(text)
     assert str(caught.value).startswith(said)
+
+
+def kinds(model: Any) -> list[str]:
+    return [type(block.feedforward).__name__ for block in model.blocks]
+
+
+def caps(model: Any) -> list[float | None]:
+    return [block.attention.soft_cap for block in model.blocks]
+
+
+def test_an_override_of_a_saved_config_reaches_the_layers_that_differ(tmp_path: Path) -> None:
+    asked = [*SMALL, "model.layers=[{at: 0, feedforward: {expansion: 2}}]", "feedforward=fused_mlp"]
+    model = build("gpt_nano", asked)
+    assert kinds(model) == ["FusedMLP"] * 3
+    (tmp_path / "saved.yaml").write_text(to_yaml(compose("gpt_nano", asked)))
+    for plain in (rebuild(model, ["feedforward=mlp"]), build(tmp_path / "saved.yaml", ["feedforward=mlp"])):
+        assert kinds(plain) == ["MLP"] * 3
+        assert [block.feedforward.up.out_features for block in plain.blocks] == [64, 128, 128]  # type: ignore[union-attr]
+    gemma = build("gemma2_tiny", ["fusion=off"])
+    assert caps(gemma) == [50.0, 50.0]
+    assert caps(rebuild(gemma, ["attention.soft_cap=null"])) == [None, None]
+    assert caps(build(compose("gemma2_tiny"), ["attention.soft_cap=null", "fusion=off"])) == [None, None]
+
+
+def test_a_part_that_the_layers_that_differ_know_nothing_of_is_refused_by_its_place() -> None:
+    for source in ("gemma2_tiny", compose("gemma2_tiny")):
+        with pytest.raises(ValueError, match=r"^model\.layers\[0\]\.attention: no linear option 'window'; there are: "):
+            compose(source, ["attention=linear"])
+
+
+def test_a_place_may_be_a_reference() -> None:
+    (change,) = layers("[{at: '${train.warmup_steps}', norm: rms_norm}]", "train.warmup_steps=1")
+    assert change.at == "1"
 
 
 def test_a_place_that_the_model_does_not_have_is_found_when_it_is_built() -> None:
