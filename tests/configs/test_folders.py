@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fuselayers.components import RMSNorm, registry
 from fuselayers.configs import choices, compose, to_yaml
 from fuselayers.configs.folders import SHIPPED, load, names_in, open_folders
 from fuselayers.configs.hydra_private import compose_files
@@ -125,6 +126,37 @@ def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, t
         ValueError, match=r"second/train/quick.yaml: train=quick is the shipped file, which hides this one, as in Hydra"
     ):
         compose(overrides=[searchpath(second)])
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("feedforward", "mixture_of_experts"),
+        ("attention", "linear"),
+        ("norm", "mine_by_import"),
+        ("residual", "sandwich"),
+        ("position", "none"),
+        ("model", "decoder"),
+    ],
+)
+def test_the_name_of_a_registered_component_keeps_its_meaning(
+    group: str, name: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._OWNERS["norm"], "mine_by_import", RMSNorm)
+    folder = write({f"{group}/{name}.yaml": "name: mlp\nexpansion: 2\n"})
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose("mixtral_tiny", [searchpath(folder)])
+    assert str(caught.value) == (
+        f"{folder}/{group}/{name}.yaml: {name!r} is a registered {group}, which this file would hide; "
+        f"give it another name, such as my_{name}.yaml"
+    )
+    (folder / group / f"{name}.yaml").rename(folder / group / f"my_{name}.yaml")
+    assert compose("mixtral_tiny", [searchpath(folder)]) == compose("mixtral_tiny")
+
+
+def test_names_of_other_groups_are_free(write: Write) -> None:
+    folder = write({"train/decoder.yaml": "defaults: [default]\nsteps: 5\n"})
+    assert compose(overrides=[searchpath(folder), "train=decoder"]).train.steps == 5
 
 
 def test_spellings_of_a_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
