@@ -79,6 +79,19 @@ def test_one_file_of_ones_own_builds_on_another_and_a_swap_drops_what_falls_away
     assert config.residual.name == "sandwich"
 
 
+def test_what_a_file_sets_stays_where_another_file_chooses_and_defaults_fall_back_where_an_override_does(
+    write: Write,
+) -> None:
+    base = "# @package _global_\ndefaults: [gpt_nano, override /feedforward: mlp]\nfeedforward: {expansion: 4}\n"
+    gated = "# @package _global_\ndefaults: [base, override /feedforward: gated_mlp]\n"
+    found = searchpath(write({"model/base.yaml": base, "model/gated.yaml": gated}))
+    # 4 is the default of an mlp, and 8/3 that of a gated one.
+    by_file, by_override = compose("gated", [found]), compose("base", [found, "feedforward=gated_mlp"])
+    assert by_file.feedforward.options["expansion"] == 4.0
+    assert by_override.feedforward.options["expansion"] == 8 / 3
+    assert by_file.feedforward.options["dropout"] == by_override.feedforward.options["dropout"] == 0.1
+
+
 def test_files_of_every_group_are_choices(write: Write) -> None:
     folder = write(FILES)
     found = searchpath(folder)
