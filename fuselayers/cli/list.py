@@ -1,6 +1,7 @@
-"""`fuselayers list`: every registered component with its options, or the config that overrides make."""
+"""`fuselayers list`: every component with its options and what each group chooses from, or a composed config."""
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 import torch
@@ -10,8 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..components import registry
-from ..configs import build, compose, model_costs, to_yaml
+from ..configs import build, choices, compose, model_costs, to_yaml
 from ..configs.costs import parameter_counts
+from ..configs.folders import GROUPS
+from ..configs.overrides import parse_overrides
 from ..configs.tables import HEADINGS, TABLES, option_rows
 from ..names import no_such
 
@@ -19,12 +22,15 @@ __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "show components with their options, or a composed config"
 DESCRIPTION = """\
-Shows every registered component with its options, those of one kind or section, or what overrides of the config make.
+Shows every registered component with its options and what each group of the config chooses from, the same of one kind
+or section, or what overrides of the config make.
 
   fuselayers list                                    every component
-  fuselayers list feedforward                        those of one kind
+  fuselayers list feedforward                        those of one kind, and what feedforward= takes
   fuselayers list train                              what can be set in a section: train, data or fusion
-  fuselayers list model=gpt2_small norm=rms_norm     the composed config and what the model costs"""
+  fuselayers list model=gpt2_small norm=rms_norm     the composed config and what the model costs
+
+`hydra.searchpath=[/my/configs]` beside any of them adds files of your own to what the groups choose from."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,21 +43,35 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     Raises:
         ValueError: no such kind, a kind together with overrides, or overrides that do not fit.
+        OSError: there is no such folder as hydra.searchpath names.
     """
     items: list[str] = arguments.items
     kinds = [item for item in items if "=" not in item]
-    if kinds and (len(kinds) > 1 or len(items) > 1):
+    overrides = [item for item in items if "=" in item]
+    asked = parse_overrides(overrides)
+    # Where files are looked for says nothing of a config.
+    is_config = bool(asked.choices or asked.settings)
+    if len(kinds) > 1 or (kinds and is_config):
         raise ValueError(f"list takes one kind or overrides key=value, got {' '.join(items)}")
-    if kinds and kinds[0] not in TABLES:
-        raise ValueError(no_such("kind", kinds[0], TABLES))
-    if items and not kinds:
-        _print_config(items, console)
+    if is_config:
+        _print_config(overrides, console)
         return 0
+    taken = {group: choices(group, asked.search_path) for group in GROUPS}
+    if kinds and kinds[0] not in TABLES:
+        raise ValueError(no_such("kind", kinds[0], TABLES) + _as_choice(kinds[0], taken))
     for kind in kinds or registry.KINDS:
         if option_rows(kind):
             console.print(_table(kind), highlight=False)
+            if kind in taken:
+                console.print(f"{kind}= takes {', '.join(taken[kind])}", highlight=False, markup=False)
             console.print()
     return 0
+
+
+def _as_choice(name: str, taken: Mapping[str, Sequence[str]]) -> str:
+    """The end of an error's text: how the name is written where a group has it, or nothing."""
+    found = [f"{group}={name}" for group, names in taken.items() if name in names]
+    return f"; to see what it is, write {' or '.join(found)}" if found else ""
 
 
 def _table(kind: str) -> Table:

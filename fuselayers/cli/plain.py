@@ -1,11 +1,12 @@
 """A config of plain eager layers. Used by the comparison after training and by `bench model`."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from ..components import Choice, LayerChange, as_choice
+from ..components import Choice, LayerChange
 from ..configs import Config
-from ..configs.layers import LAYER_OPTIONS
+from ..configs.folders import COMPONENT_SECTIONS
 
 __all__ = ["plain_config", "same_layer"]
 
@@ -23,34 +24,26 @@ def same_layer(name: str) -> str:
 
 
 def plain_config(config: Config) -> Config:
-    """The same model without fusion, and with plain layers in place of fused ones.
+    """The same model without fusion, and with plain layers in place of fused ones, wherever they are chosen.
 
     >>> from fuselayers.configs import compose
     >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
     'mlp'
     """
-    layers = {
-        option: tuple(_plain_change(change) for change in config.model.options[option])
-        for option in LAYER_OPTIONS
-        if option in config.model.options
-    }
-    return replace(
-        config,
-        model=Choice(config.model.name, {**config.model.options, **layers}),
-        feedforward=_plain_layer(config.feedforward),
-        fusion=replace(config.fusion, scope="none"),
-    )
+    sections = {section: _plain(getattr(config, section)) for section in COMPONENT_SECTIONS}
+    return replace(config, **sections, fusion=replace(config.fusion, scope="none"))
 
 
-def _plain_layer(choice: Choice) -> Choice:
-    """The same of the layers within it, such as experts."""
-    options = {
-        name: _plain_layer(value) if isinstance(value, Choice) else value for name, value in choice.options.items()
-    }
-    return Choice(same_layer(choice.name), options)
-
-
-def _plain_change(change: LayerChange) -> LayerChange:
-    if change.feedforward is None:
-        return change
-    return replace(change, feedforward=_plain_layer(as_choice(change.feedforward)))
+def _plain(value: Any) -> Any:
+    """The same of what is within it: layers that differ, experts; a layer may be a bare name too."""
+    if isinstance(value, str):
+        return same_layer(value)
+    if isinstance(value, Choice):
+        return Choice(same_layer(value.name), _plain(value.options))
+    if isinstance(value, LayerChange):
+        return LayerChange(**_plain(vars(value)))
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(entry) for entry in value)
+    return value

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..components import Choice
+from ..components import Choice, names
 from ..names import no_such
 from .files import chosen_component, composed
 from .folders import COMPONENT_GROUPS, COMPONENT_SECTIONS, GROUPS, names_in, open_folders
@@ -82,10 +82,11 @@ def _apply(sections: dict[str, dict[str, Any]], layer: Layer, folders: Sequence[
         if group in COMPONENT_GROUPS:
             sections[group] = changed(group, sections[group], chosen_component(group, choice, folders), where=group)
     for group, settings in layer.settings.items():
-        if group == "model" and settings.get("name") in names_in(folders, "model"):
+        name = settings.get("name")
+        if group == "model" and name not in names("model") and name in names_in(folders, "model"):
             raise ValueError(
-                f"model.name is a registered model, such as decoder, and {settings['name']!r} is a file; "
-                f"choose it with model={settings['name']}"
+                f"model.name is a registered model, such as decoder, and {name!r} is a file; "
+                f"choose it with model={name}"
             )
         if group in COMPONENT_SECTIONS:
             sections[group] = changed(group, sections[group], settings, where=group)

@@ -61,7 +61,8 @@ def _check(folders: Sequence[Path], group: str, choice: str, *, above: tuple[str
     """Check what a user's file sets, and the files that it builds on.
 
     A file sets options of the components that it ends up with when it is chosen alone. One that builds on it may choose
-    others; what they do not know falls away then, as in every swap.
+    others. Files are merged as Hydra merges them: what the first one sets stays then, even where it is the default of
+    the old component and not of the new one, and only what the new one does not know falls away.
     """
     name = f"{group}/{choice}"
     if name in above:

@@ -12,7 +12,8 @@ parts that it chooses, as Hydra merges them.
 
 # Note: [who wins] Hydra looks through its folders in their order, the application's own first and those of
 # `hydra.searchpath` after it, and takes the first file of a name. So a shipped name keeps its meaning. Where Hydra
-# would leave a file that a shipped one hides aside without a word, we refuse it.
+# would leave a file that a shipped one hides aside without a word, we refuse it. A registered component is chosen by
+# its name as if it were shipped, with a file or without one, so its name is refused too.
 
 import functools
 import os
@@ -79,7 +80,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
 
     Raises:
         ValueError: no list of texts, another scheme than file://, a folder without groups, or a file that may not be
-            there: of a name that is shipped, of one that no override can write, or outside of the folder.
+            there: of a name that is shipped or registered, of one that no override can write, or outside of the folder.
         OSError: there is no such folder.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -206,6 +207,11 @@ def _check_file(folder: Path, group: str, name: str, path: Path) -> None:
     if name in _files(SHIPPED, group):
         raise ValueError(
             f"{path}: {group}={name} is the shipped file, which hides this one, as in Hydra; give it another name"
+        )
+    if group in COMPONENT_SECTIONS and name in names(group):
+        raise ValueError(
+            f"{path}: {name!r} is a registered {group}, which this file would hide; give it another name, such as "
+            f"my_{name}.yaml"
         )
     real = path.resolve()
     if not real.is_relative_to(folder):

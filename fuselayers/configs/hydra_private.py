@@ -39,7 +39,9 @@ def compose_files(folders: Sequence[Path], primary: str, choices: dict[str, str]
         primary: the file to begin with: `PRIMARY`, or "group/name".
         choices: group -> name in that group, in place of the defaults list's own choice.
 
-    What the files hold is not checked here beyond what `load` does, and `${...}` is left as it stands.
+    What the files hold is not checked here beyond what `load` does, and `${...}` is left as it stands. What one file
+    sets for a part stays where another file chooses another component for it; that a swap keeps only what was set away
+    from the old defaults, see `changed`, is the rule for sources and overrides.
 
     Raises:
         OSError, ValueError: as `load`; or the files build on each other in a circle, or choose twice.

@@ -8,7 +8,7 @@ import yaml
 
 __all__ = ["dump", "parse", "read", "scalar"]
 
-_LARGEST: Final = 100_000
+_MOST_BYTES: Final = 100_000
 _DEEPEST: Final = 20
 
 _CORE_SCHEMA: Final = (
@@ -61,13 +61,16 @@ def read(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: as `parse`, with the file's name; or it is not UTF-8 text.
+        ValueError: as `parse`, with the file's name; or it is too large, or not UTF-8 text.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise type(error)(f"cannot read the config file {path}: {error.strerror}") from error
+    # Before it is decoded: what is cut off may end within a letter, or read as another config.
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"{path}: a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
     try:
         return parse(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -80,13 +83,11 @@ def parse(text: str) -> Any:
     """Return what YAML text holds.
 
     Raises:
-        ValueError: it is no YAML, too large, or uses what a config has no need of: tags, anchors, several documents.
+        ValueError: it is no YAML, or uses what a config has no need of: tags, anchors, several documents.
 
     >>> parse("fusion: off")
     {'fusion': 'off'}
     """
-    if len(text) > _LARGEST:
-        raise ValueError(f"a config file may have {_LARGEST:,} characters at most; no config is larger")
     try:
         _refuse_all_but_values(text)
         return yaml.load(text, Loader=_Loader)

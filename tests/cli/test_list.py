@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from fuselayers.cli.main import main
 from fuselayers.components import registry
+from fuselayers.configs import choices
+from fuselayers.configs.folders import GROUPS
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +92,49 @@ def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: 
 )
 def test_every_kind_and_section_has_a_table(capsys: pytest.CaptureFixture[str], kind: str, words: str) -> None:
     assert words in " ".join(_list(capsys, kind).split())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_a_group_chooses_from_is_below_its_table(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    _, _, below = " ".join(_list(capsys, group).split()).rpartition(f" {group}= takes ")
+    assert below.split(", ") == list(choices(group))
+
+
+def test_every_group_of_components_and_the_models_are_in_the_list_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = _tables(_list(capsys))
+    assert {kind for kind, text in tables.items() if f"\n{kind}= takes " in text} == set(registry.KINDS) & set(GROUPS)
+    assert "gpt2_small" in tables["model"]
+
+
+def test_files_of_ones_own_are_among_the_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("defaults: [gpt_nano]\nhidden_dim: 32\n")
+    found = f"hydra.searchpath=[{tmp_path}]"
+    for arguments in (["model", found], [found, "model"]):
+        assert ", mine, " in " ".join(_list(capsys, *arguments).split())
+    assert ", mine, " in " ".join(_tables(_list(capsys, found))["model"].split())
+    assert ", mine, " not in " ".join(_list(capsys, "model").split())
+    assert "hidden_dim: 32" in _list(capsys, "model=mine", found)
+    assert main(["list", "mine", found]) == 2
+    assert capsys.readouterr().err.endswith("; to see what it is, write model=mine\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("gpt2_small", "train; to see what it is, write model=gpt2_small"),
+        ("rotary", "; to see what it is, write position=rotary"),
+        ("quick", "; to see what it is, write train=quick"),
+        ("gpt2_smal", "train"),
+    ],
+)
+def test_a_choice_in_place_of_a_kind_is_told_how_it_is_written(
+    capsys: pytest.CaptureFixture[str], name: str, end: str
+) -> None:
+    assert main(["list", name]) == 2
+    assert capsys.readouterr().err.endswith(f"{end}\n")
+
+
+def test_a_search_path_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "model", "hydra.searchpath=[/nowhere/at/all]"]) == 2
+    assert capsys.readouterr().err.startswith("fuselayers: hydra.searchpath: there is no folder /nowhere/at/all")

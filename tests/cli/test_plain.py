@@ -1,10 +1,11 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fuselayers.cli.plain import plain_config
-from fuselayers.components import Choice
-from fuselayers.configs import build, compose
+from fuselayers.components import Choice, FusedMLP, LayerChange
+from fuselayers.configs import Config, build, compose
 
 
 @pytest.mark.parametrize("model", ["gpt_nano", "llama_tiny"])
@@ -19,23 +20,75 @@ def test_only_the_way_of_computing_changes(model: str) -> None:
     assert plain_config(plain) == plain
 
 
-def test_experts_and_the_layers_of_a_second_stack_are_plain_too() -> None:
-    asked = ["model.layers=[{at: 0, feedforward: fused_mlp}]", "feedforward=mixture_of_experts",
-             "feedforward.expert=fused_mlp"]  # fmt: skip
-    config = compose("gpt_nano", asked)
-    # As an encoder-decoder has it.
-    options = {**config.model.options, "decoder_layers": config.model.options["layers"]}
-    plain = plain_config(replace(config, model=Choice("encoder_decoder", options)))
-    for option in ("layers", "decoder_layers"):
-        assert plain.model.options[option][0].feedforward.name == "mlp"
-    expert = plain.feedforward.options["expert"]
-    assert expert == Choice("mlp", config.feedforward.options["expert"].options)
+def with_layers(option: str, entries: Any) -> Config:
+    config = compose("gpt_nano", ["feedforward=mlp", "fusion=off"])
+    return replace(config, model=Choice(config.model.name, {**config.model.options, option: entries}))
 
 
-def test_layers_that_differ_are_plain_too() -> None:
-    asked = ["model.layers=[{at: 0, norm: rms_norm}, {at: 1, feedforward: {name: fused_mlp, activation: relu}}]"]
-    plain = plain_config(compose("gpt_nano", asked))
-    first, second = plain.model.options["layers"]
-    assert first == compose("gpt_nano", asked).model.options["layers"][0]
-    assert (second.feedforward.name, second.feedforward.options["activation"]) == ("mlp", "relu")
-    assert plain_config(plain) == plain
+def of_experts(expert: Any) -> Choice:
+    return Choice("mixture_of_experts", {"num_experts": 2, "expert": expert})
+
+
+@pytest.mark.parametrize("option", ["layers", "decoder_layers"])
+@pytest.mark.parametrize(
+    ("fused", "plain"),
+    [
+        (LayerChange("0", feedforward="fused_mlp"), LayerChange("0", feedforward="mlp")),
+        (
+            LayerChange("0", norm="rms_norm", feedforward=of_experts(Choice("fused_mlp", {"expansion": 2.0}))),
+            LayerChange("0", norm="rms_norm", feedforward=of_experts(Choice("mlp", {"expansion": 2.0}))),
+        ),
+        ({"at": 0, "feedforward": "fused_mlp"}, {"at": 0, "feedforward": "mlp"}),
+        (
+            {"at": "1::2", "feedforward": {"name": "fused_mlp", "activation": "relu"}},
+            {"at": "1::2", "feedforward": {"name": "mlp", "activation": "relu"}},
+        ),
+        (
+            {"at": ":", "feedforward": {"name": "mixture_of_experts", "expert": "fused_mlp"}},
+            {"at": ":", "feedforward": {"name": "mixture_of_experts", "expert": "mlp"}},
+        ),
+        (
+            {"at": -1, "feedforward": {"expert": {"name": "fused_mlp", "expansion": 2.0}}},
+            {"at": -1, "feedforward": {"expert": {"name": "mlp", "expansion": 2.0}}},
+        ),
+        (
+            {"at": 0, "block": Choice("mine", {"inner": ["fused_mlp", None]})},
+            {"at": 0, "block": Choice("mine", {"inner": ["mlp", None]})},
+        ),
+    ],
+)
+def test_layers_that_differ_are_plain_too(option: str, fused: Any, plain: Any) -> None:
+    other = {"at": 1, "norm": {"name": "rms_norm", "eps": 1e-3}}
+    for container in (tuple, list):
+        expected = with_layers(option, container((plain, other)))
+        assert plain_config(with_layers(option, container((fused, other)))) == expected
+        assert plain_config(expected) == expected
+
+
+@pytest.mark.parametrize("expert", ["fused_mlp", {"name": "fused_mlp"}, Choice("fused_mlp")], ids=str)
+def test_experts_are_plain_too(expert: Any) -> None:
+    plain = plain_config(replace(compose("gpt_nano"), feedforward=of_experts(expert)))
+    assert plain.feedforward in [of_experts("mlp"), of_experts({"name": "mlp"}), of_experts(Choice("mlp"))]
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("t5_tiny", ["model.decoder_layers=[{at: 0, feedforward: fused_mlp}]", "feedforward=mlp"]),
+        (
+            "gpt_nano",
+            [
+                "feedforward=mixture_of_experts",
+                "feedforward.num_experts=2",
+                "feedforward.expert=fused_mlp",
+                "model.layers=[{at: 0, feedforward: fused_mlp}, {at: 1, feedforward: {expert: {expansion: 2}}}]",
+            ],
+        ),
+    ],
+)
+def test_what_is_built_has_no_fused_layer(model: str, asked: list[str]) -> None:
+    config = compose(model, asked)
+    fused, plain = (build(made) for made in (config, plain_config(config)))
+    assert any(type(module) is FusedMLP for module in fused.modules())
+    assert not any(type(module) is FusedMLP for module in plain.modules())
+    assert plain.state_dict().keys() == fused.state_dict().keys()

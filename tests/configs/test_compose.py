@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import Container, OmegaConf
 from torch import nn
 
-from fuselayers.components import REQUIRED, Choice, options, registry
+from fuselayers.components import REQUIRED, Choice, Encoder, options, registry
 from fuselayers.configs import Config, FusionConfig, choices, compose
 from fuselayers.configs.files import composed
 from fuselayers.configs.folders import COMPONENT_GROUPS, SHIPPED
@@ -342,6 +342,14 @@ def test_errors(overrides: list[str], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         compose(overrides=overrides)
     assert text in str(caught.value)
+
+
+def test_a_registered_model_with_the_name_of_a_file_is_that_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As where a package registers a model that a later release of ours ships a file of.
+    monkeypatch.setitem(registry._OWNERS["model"], "bert_base", Encoder)
+    asked = compose("bert_tiny", ["model.name=bert_base"])
+    assert asked.model == Choice("bert_base", compose("bert_tiny").model.options)
+    assert compose(asked) == asked
 
 
 def test_a_required_option_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fuselayers.components import RMSNorm, registry
 from fuselayers.configs import choices, compose, to_yaml
 from fuselayers.configs.folders import SHIPPED, load, names_in, open_folders
 from fuselayers.configs.hydra_private import compose_files
@@ -78,6 +79,19 @@ def test_one_file_of_ones_own_builds_on_another_and_a_swap_drops_what_falls_away
     assert config.residual.name == "sandwich"
 
 
+def test_what_a_file_sets_stays_where_another_file_chooses_and_defaults_fall_back_where_an_override_does(
+    write: Write,
+) -> None:
+    base = "# @package _global_\ndefaults: [gpt_nano, override /feedforward: mlp]\nfeedforward: {expansion: 4}\n"
+    gated = "# @package _global_\ndefaults: [base, override /feedforward: gated_mlp]\n"
+    found = searchpath(write({"model/base.yaml": base, "model/gated.yaml": gated}))
+    # 4 is the default of an mlp, and 8/3 that of a gated one.
+    by_file, by_override = compose("gated", [found]), compose("base", [found, "feedforward=gated_mlp"])
+    assert by_file.feedforward.options["expansion"] == 4.0
+    assert by_override.feedforward.options["expansion"] == 8 / 3
+    assert by_file.feedforward.options["dropout"] == by_override.feedforward.options["dropout"] == 0.1
+
+
 def test_files_of_every_group_are_choices(write: Write) -> None:
     folder = write(FILES)
     found = searchpath(folder)
@@ -125,6 +139,37 @@ def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, t
         ValueError, match=r"second/train/quick.yaml: train=quick is the shipped file, which hides this one, as in Hydra"
     ):
         compose(overrides=[searchpath(second)])
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("feedforward", "mixture_of_experts"),
+        ("attention", "linear"),
+        ("norm", "mine_by_import"),
+        ("residual", "sandwich"),
+        ("position", "none"),
+        ("model", "decoder"),
+    ],
+)
+def test_the_name_of_a_registered_component_keeps_its_meaning(
+    group: str, name: str, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._OWNERS["norm"], "mine_by_import", RMSNorm)
+    folder = write({f"{group}/{name}.yaml": "name: mlp\nexpansion: 2\n"})
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose("mixtral_tiny", [searchpath(folder)])
+    assert str(caught.value) == (
+        f"{folder}/{group}/{name}.yaml: {name!r} is a registered {group}, which this file would hide; "
+        f"give it another name, such as my_{name}.yaml"
+    )
+    (folder / group / f"{name}.yaml").rename(folder / group / f"my_{name}.yaml")
+    assert compose("mixtral_tiny", [searchpath(folder)]) == compose("mixtral_tiny")
+
+
+def test_names_of_other_groups_are_free(write: Write) -> None:
+    folder = write({"train/decoder.yaml": "defaults: [default]\nsteps: 5\n"})
+    assert compose(overrides=[searchpath(folder), "train=decoder"]).train.steps == 5
 
 
 def test_spellings_of_a_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +228,7 @@ REFUSED = [
     ({"model/x.yaml": "hidden_dim: !!python/name:os.system ''"}, "model=x", "YAML tags are refused"),
     ({"model/x.yaml": "a: &a 1\nb: *a"}, "model=x", "YAML anchors are refused"),
     ({"model/x.yaml": "hidden_dim: 1\nhidden_dim: 2"}, "model=x", "'hidden_dim' stands twice"),
-    ({"model/x.yaml": "#" * 100_001}, "model=x", "a config file may have 100,000 characters at most"),
+    ({"model/x.yaml": "#" * 100_001}, "model=x", "a config file may have 100,000 bytes at most"),
     ({"model/x.yaml": "[1]"}, "model=x", "a group file must be a mapping of options, got [1]"),
     ({"model/x.yaml": "_target_: os.system"}, "model=x", "'_target_' is refused: a config names registered components"),
     ({"model/x.yaml": "name: ${oc.env:HOME}"}, "model=x", "resolvers such as ${oc.env:...} are not run"),

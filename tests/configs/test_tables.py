@@ -71,7 +71,8 @@ def test_a_section_has_the_numbers_of_the_shipped_files() -> None:
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_line_of_a_table_has_every_cell(kind: str) -> None:
     for line in option_table(kind).splitlines():
-        assert re.sub("`[^`]*`", "", line).count("|") == len(HEADINGS) + 1
+        # Neither a bar within code nor one behind a backslash ends a cell.
+        assert re.sub(r"`[^`]*`|\\\|", "", line).count("|") == len(HEADINGS) + 1
 
 
 def test_no_such_table() -> None:

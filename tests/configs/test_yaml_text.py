@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from fuselayers.configs.yaml_text import dump, parse
+from fuselayers.configs.yaml_text import dump, parse, read
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,21 @@ def test_what_is_dumped_is_read_back_by_any_reader(value: Any) -> None:
 def test_a_value_that_stands_twice_is_written_twice() -> None:
     shared = [1]
     assert parse(dump({"a": shared, "b": shared})) == {"a": [1], "b": [1]}
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "語", "🙂"])
+def test_a_file_is_as_large_as_its_bytes(letter: str, tmp_path: Path) -> None:
+    # The end counts: what was read of a file that is too large must not be taken for all of it.
+    end = "\nsteps: 5\n"
+    room = 100_000 - len(f"# {end}")
+    filled = letter * (room // len(letter.encode())) + "x" * (room % len(letter.encode()))
+    path = tmp_path / "large.yaml"
+    path.write_text(f"# {filled}{end}", encoding="utf-8")
+    assert path.stat().st_size == 100_000
+    assert read(path) == {"steps": 5}
+    for more in ("x", letter):
+        path.write_text(f"# {more}{filled}{end}", encoding="utf-8")
+        with pytest.raises(
+            ValueError, match=r"large\.yaml: a config file may have 100,000 bytes at most; no config is"
+        ):
+            read(path)

@@ -75,17 +75,20 @@ def _architecture(config: Config) -> dict[str, Any]:
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
-    """Nested choices and differing layers as {"model.block.name": ...}."""
+    """Nested choices and differing layers as {"feedforward": "mlp", "feedforward.expansion": 4.0, ...}.
+
+    A component's name stands at its own path, so that it is the same with options beside it and alone.
+    """
     if isinstance(value, Choice):
-        name = {"name": same_layer(value.name)}
-        value = name | {option: inner for option, inner in value.options.items() if option not in _FREE_OPTIONS}
+        value = {"name": value.name, **value.options}
     if isinstance(value, LayerChange):
         value = {part: chosen for part, chosen in vars(value).items() if chosen is not None}
-    if isinstance(value, tuple):
+    if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):
-        return {key: value}
+        return {key: same_layer(value) if isinstance(value, str) else value}
     found: dict[str, Any] = {}
     for option, inner in value.items():
-        found |= _flat(f"{key}.{option}", inner)
+        if option not in _FREE_OPTIONS:
+            found |= _flat(key if option == "name" else f"{key}.{option}", inner)
     return found

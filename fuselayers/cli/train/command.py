@@ -14,6 +14,8 @@ import yaml
 from rich.console import Console
 
 from ...configs import Config, DataConfig, TrainConfig, build, compose, to_yaml
+from ...configs.folders import COMPONENT_SECTIONS
+from ...configs.overrides import parse_overrides
 from ...configs.settings import settings_of
 from ...ops import patience
 from ..files import write_whole
@@ -170,7 +172,7 @@ def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
 
 def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint | None]:
     """The config of a run, with the checkpoint that it continues and where that is."""
-    resume = compose(overrides=[text for text in overrides if text.startswith("train.resume=")]).train.resume
+    resume = _resume(overrides)
     if not resume:
         return compose(overrides=overrides), None, None
     path = find_checkpoint(resume)
@@ -188,6 +190,19 @@ def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint |
             "there is nothing left to train"
         )
     return config, path, checkpoint
+
+
+def _resume(overrides: Sequence[str]) -> str:
+    """What the overrides, and the files that they choose, say of `train.resume`."""
+    # What they say of the model may fit only that of the checkpoint.
+    layers = [(text, parse_overrides([text])) for text in overrides]
+    return compose(
+        overrides=[
+            text
+            for text, layer in layers
+            if (layer.choices.keys() | layer.settings.keys()).isdisjoint(COMPONENT_SECTIONS)
+        ]
+    ).train.resume
 
 
 def _run_folder(output: str, *, checkpoint_path: Path | None) -> Path:

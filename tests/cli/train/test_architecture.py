@@ -1,9 +1,12 @@
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuselayers.cli.train.architecture import check_same_architecture, sequence_length
-from fuselayers.configs import compose
+from fuselayers.components import Choice, LayerChange
+from fuselayers.configs import Config, compose
 
 PATH = Path("run/checkpoint.pt")
 
@@ -44,8 +47,8 @@ def test_what_may_change_between_two_sessions(change: list[str]) -> None:
     [
         ("attention.num_heads=8", "attention.num_heads is 4 there and 8 here"),  # the weights have equal shapes
         ("feedforward.activation=relu", "feedforward.activation is gelu there and relu here"),
-        ("position=rotary", "position.name is learned there and rotary here"),
-        ("residual=sandwich", "residual.name is pre there and sandwich here"),
+        ("position=rotary", "position is learned there and rotary here"),
+        ("residual=sandwich", "residual is pre there and sandwich here"),
         (
             "model.layers=[{at: 1, feedforward: {activation: relu}}]",
             "model.layers.0.feedforward.activation is not set there and relu here",
@@ -56,4 +59,48 @@ def test_what_may_not(change: str, difference: str) -> None:
     with pytest.raises(ValueError, match=r"^the checkpoint run/checkpoint.pt is of another architecture: ") as error:
         check_same_architecture(compose("gpt_nano"), compose("gpt_nano", [change]), path=PATH)
     assert "leave these overrides out" in str(error.value)
+    assert difference in str(error.value)
+
+
+def with_layers(*entries: Any) -> Config:
+    config = compose("gpt_nano")
+    return replace(config, model=Choice(config.model.name, {**config.model.options, "layers": entries}))
+
+
+@pytest.mark.parametrize(
+    ("saved", "now"),
+    [
+        ({"at": 0, "feedforward": "fused_mlp"}, {"at": 0, "feedforward": "mlp"}),
+        ({"at": 0, "feedforward": "fused_mlp"}, {"at": 0, "feedforward": {"name": "mlp"}}),
+        ({"at": "0", "feedforward": "fused_mlp"}, LayerChange("0", feedforward=Choice("mlp"))),
+        (
+            {"at": 0, "feedforward": {"name": "mixture_of_experts", "expert": "fused_mlp"}},
+            {"at": 0, "feedforward": {"name": "mixture_of_experts", "expert": {"name": "mlp"}}},
+        ),
+        (
+            {"at": 0, "attention": {"window": 4, "dropout": 0.1}, "residual": {"stochastic_depth": 0.1}},
+            {"at": 0, "attention": {"window": 4, "dropout": 0.2}, "residual": {}},
+        ),
+    ],
+)
+def test_what_may_change_in_layers_that_differ(saved: Any, now: Any) -> None:
+    check_same_architecture(with_layers(saved), with_layers(now), path=PATH)
+    check_same_architecture(with_layers(now), with_layers(saved), path=PATH)
+
+
+@pytest.mark.parametrize(
+    ("now", "difference"),
+    [
+        ({"at": 1, "feedforward": {"name": "mlp"}}, "model.layers.0.at is 0 there and 1 here"),
+        ({"at": 0, "feedforward": {"name": "gated_mlp"}}, "model.layers.0.feedforward is mlp there and gated_mlp here"),
+        (
+            {"at": 0, "feedforward": {"name": "mlp", "expansion": 2.0}},
+            "model.layers.0.feedforward.expansion is not set there and 2.0 here",
+        ),
+        ({"at": 0, "norm": "rms_norm"}, "model.layers.0.norm is not set there and rms_norm here"),
+    ],
+)
+def test_what_may_not_change_in_layers_that_differ(now: Any, difference: str) -> None:
+    with pytest.raises(ValueError, match=r"is of another architecture: ") as error:
+        check_same_architecture(with_layers({"at": 0, "feedforward": "fused_mlp"}), with_layers(now), path=PATH)
     assert difference in str(error.value)

@@ -126,6 +126,26 @@ def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(tiny: list[s
     assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
 
 
+@pytest.mark.parametrize("way", ["option", "mapping", "quoted", "file", "reference"])
+def test_a_run_is_resumed_however_it_is_said(tiny: list[str], tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "run"
+    # gpt_nano has no base: it is an option of the checkpoint's position alone.
+    _train([*tiny, "position=rotary", f"train.output={folder}", "train.steps=4"])
+    (tmp_path / "configs" / "train").mkdir(parents=True)
+    file = tmp_path / "configs" / "train" / "mine.yaml"
+    file.write_text(f"defaults: [quick]\nresume: {folder}\nsteps: 6\ndevice: cpu\ncompare: false\n")
+    asked = {
+        "option": [f"train.resume={folder}", "train.steps=6"],
+        "mapping": [f"train={{resume: '{folder}', steps: 6}}"],
+        "quoted": [f"train.resume='{folder}'", "train.steps=6"],
+        "file": [f"hydra.searchpath=[{tmp_path / 'configs'}]", "train=mine"],
+        "reference": ["train.resume=${train.output}", f"train.output={folder}", "train.steps=6"],
+    }[way]
+    output = _train([*asked, "position.base=10000"])
+    assert f"writing {folder}, continuing after step 4" in output
+    assert [row[0] for row in _curve(folder)] == [1, 2, 3, 4, 5, 6]
+
+
 def test_another_implementation_of_the_same_layer_may_continue(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _train([*tiny, "feedforward=fused_mlp", f"train.output={folder}", "train.steps=8"])
@@ -140,8 +160,8 @@ def test_another_implementation_of_the_same_layer_may_continue(tiny: list[str], 
         ("attention.num_heads=4", r"attention\.num_heads is 2 there and 4 here"),
         ("model.hidden_dim=32", r"model\.hidden_dim is 16 there and 32 here"),
         ("feedforward.activation=relu", r"feedforward\.activation is gelu there and relu here"),
-        ("feedforward=gated_mlp", r"feedforward\.name is mlp there and gated_mlp here"),
-        ("norm=rms_norm", r"norm\.name is layer_norm there and rms_norm here"),
+        ("feedforward=gated_mlp", r"feedforward is mlp there and gated_mlp here"),
+        ("norm=rms_norm", r"norm is layer_norm there and rms_norm here"),
         ("train.steps=4", r"is of step 12, beyond train\.steps=4; there is nothing left to train"),
     ],
 )

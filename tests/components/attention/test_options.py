@@ -5,13 +5,10 @@ import itertools
 import math
 import pickle
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.attention.flex_attention as torch_flex
-from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers import build
@@ -25,12 +22,20 @@ from fuselayers.components import (
     block_diagonal_mask,
     initialise,
 )
-from fuselayers.components.attention import kernels
 from fuselayers.ops import dropout
+from tests.components.attention.calls import (
+    HEADS,
+    HIDDEN_DIM,
+    INPUTS,
+    MEMORY,
+    TOKENS,
+    assert_as_written_out,
+    inputs_of,
+    made,
+    padding,
+)
 from tests.components.attention.reference import reference
-from tests.components.compare import assert_same_step, randomise, run
-
-HIDDEN_DIM, HEADS, TOKENS, MEMORY = 12, 6, 7, 5
+from tests.components.compare import run
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {"num_kv_heads": 2},
@@ -45,62 +50,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.3},
     "both ways": {"causal": False},
 }
-# What is given to forward; a name stands for a tensor that `inputs_of` makes.
-INPUTS = ("rotate", "bias", "key_padding_mask", "mask")
-
-
-@pytest.fixture
-def flex_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let flex attention's formula run backward on a CPU: torch has it, and only its kernel for CPUs has none."""
-    monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
-    torch._dynamo.reset()
-
-
-def made(**options: Any) -> MultiHeadAttention:
-    layer = randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": HEADS, **options}))
-    return layer.double()  # type: ignore[return-value]
-
-
-def padding(keys: int) -> Tensor:
-    """[2, S]: the end padded; the beginning padded, so that a causal token there sees nothing."""
-    place = torch.arange(keys)
-    return torch.stack((place < keys - 2, place >= 2))
-
-
-def inputs_of(names: tuple[str, ...], keys: int = TOKENS) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(5)
-    made: dict[str, Any] = {
-        "rotate": RotaryPosition().rotate,
-        "bias": torch.randn(HEADS, TOKENS, keys, generator=generator, dtype=torch.float64),
-        "key_padding_mask": padding(keys),
-        "mask": torch.rand(2, 1, TOKENS, keys, generator=generator) < 0.7,
-    }
-    return {name: made[name] for name in names}
-
-
-class Call(nn.Module):
-    """A layer with the inputs that no gradient goes to, as `layer` or as the reference computes it."""
-
-    def __init__(self, layer: MultiHeadAttention, inputs: dict[str, Any], *, written_out: bool, names: tuple[str, ...]):
-        super().__init__()
-        self.layer, self.inputs, self.names = layer, inputs, names
-        self.call: Callable[..., Tensor] = reference if written_out else MultiHeadAttention.forward
-
-    def forward(self, x_BTD: Tensor, *leaves: Tensor) -> Tensor:
-        given = {**self.inputs, **dict(zip(self.names, leaves, strict=True))}
-        return self.call(self.layer, x_BTD, **given)
-
-
-def assert_as_written_out(layer: MultiHeadAttention, names: tuple[str, ...], *, memory: bool = False) -> None:
-    keys = MEMORY if memory else TOKENS
-    inputs = inputs_of(names, keys)
-    leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
-    if memory:
-        leaves["memory"] = torch.randn(2, MEMORY, HIDDEN_DIM, dtype=torch.float64)
-    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
-    first, second = (Call(layer, inputs, written_out=way, names=tuple(leaves)) for way in (True, False))
-    tolerance = 1e-5 if "rotate" in names else 1e-9  # the angles of rotary are float32
-    assert_same_step(first, second, x, *leaves.values(), rtol=tolerance, atol=tolerance)
 
 
 PAIRS = [
@@ -119,51 +68,6 @@ def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, 
     assert_as_written_out(layer, inputs)
     layer.kernel = "plain"
     assert_as_written_out(layer, inputs)
-
-
-@pytest.mark.parametrize(
-    ("options", "inputs"),
-    [
-        ({}, ()),
-        ({"num_kv_heads": 2, "sinks": True}, ("bias",)),
-        ({"window": 3, "soft_cap": 0.7, "sinks": True}, ("key_padding_mask",)),
-        ({"causal": False, "window": 3}, ("mask", "bias")),
-        ({"causal": False, "sinks": True, "scale": 0.3}, INPUTS),
-        ({"num_kv_heads": 1, "window": 1, "qk_norm": "rms_norm", "soft_cap": 0.7}, INPUTS),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("flex_with_gradients")
-def test_flex_is_the_same(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
-    assert_as_written_out(made(kernel="flex", **options), inputs)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="a GPU's kernel")
-@pytest.mark.parametrize("options", [{"window": 70}, {"soft_cap": 5.0}, {"sinks": True, "num_kv_heads": 2}], ids=str)
-def test_on_a_gpu_flex_is_chosen_and_right(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[int] = []
-    flex = kernels.flex
-    monkeypatch.setattr(kernels, "flex", lambda *args: called.append(1) or flex(*args))
-    layer = MultiHeadAttention(128, num_heads=4, **options).to("cuda", torch.bfloat16)
-    plain = MultiHeadAttention(128, num_heads=4, kernel="plain", **options).to("cuda", torch.float64)
-    plain.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 257, 128, device="cuda", dtype=torch.bfloat16)
-    expected, got = run(plain, [x.double()]), run(layer, [x])
-    assert called
-    for name, value in expected.items():
-        error = (got[name].double() - value).abs().max() / value.abs().max()
-        assert error < 0.03, name
-
-
-@pytest.mark.usefixtures("flex_with_gradients")
-def test_a_block_mask_is_a_mask() -> None:
-    allowed = inputs_of(("mask",))["mask"][0, 0]
-    blocks = create_block_mask(lambda b, h, t, s: allowed[t, s], None, None, TOKENS, TOKENS, device="cpu")
-    flex, plain = made(kernel="flex", window=4, sinks=True), made(kernel="plain", window=4, sinks=True)
-    plain.load_state_dict(flex.state_dict())
-    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
-    calls = (Call(layer, {"mask": m}, written_out=False, names=()) for layer, m in ((plain, allowed), (flex, blocks)))
-    assert_same_step(*calls, x, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
@@ -273,16 +177,12 @@ def test_one_graph_for_a_compiler(options: dict[str, Any]) -> None:
         torch.testing.assert_close(got[name], value, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_one_graph_for_a_compiler_with_a_memory_and_with_flex() -> None:
+def test_one_graph_for_a_compiler_with_a_memory() -> None:
     x, memory = (torch.randn(2, n, HIDDEN_DIM, dtype=torch.float64) for n in (TOKENS, MEMORY))
     torch._dynamo.reset()
     cross = made(causal=False, sinks=True)
     compiled = torch.compile(cross, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x, memory=memory), cross(x, memory=memory))
-    flex = made(window=3, soft_cap=0.7, kernel="flex")
-    with torch.no_grad():
-        compiled = torch.compile(flex, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), flex(x))
 
 
 @pytest.mark.parametrize("kernel", ["auto", "plain"])
@@ -401,11 +301,6 @@ def test_errors_of_a_call(options: dict[str, Any], inputs: dict[str, Any], text:
     layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, **options)
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         layer(torch.zeros(2, 3, HIDDEN_DIM), **inputs)
-
-
-def test_flex_says_that_it_has_no_gradient_on_a_cpu() -> None:
-    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        made(kernel="flex")(torch.zeros(1, 3, HIDDEN_DIM, dtype=torch.float64))
 
 
 def test_a_choice_takes_the_options() -> None:

@@ -1,0 +1,65 @@
+"""Small attentions and their inputs, called as they are and as the reference has them written out.
+
+Used by the tests of options and of flex.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuselayers.components import MultiHeadAttention, RotaryPosition
+from tests.components.attention.reference import reference
+from tests.components.compare import assert_same_step, randomise
+
+HIDDEN_DIM, HEADS, TOKENS, MEMORY = 12, 6, 7, 5
+# What is given to forward; a name stands for a tensor that `inputs_of` makes.
+INPUTS = ("rotate", "bias", "key_padding_mask", "mask")
+
+
+def made(**options: Any) -> MultiHeadAttention:
+    layer = randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": HEADS, **options}))
+    return layer.double()  # type: ignore[return-value]
+
+
+def padding(keys: int) -> Tensor:
+    """[2, S]: the end padded; the beginning padded, so that a causal token there sees nothing."""
+    place = torch.arange(keys)
+    return torch.stack((place < keys - 2, place >= 2))
+
+
+def inputs_of(names: tuple[str, ...], keys: int = TOKENS) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(5)
+    made: dict[str, Any] = {
+        "rotate": RotaryPosition().rotate,
+        "bias": torch.randn(HEADS, TOKENS, keys, generator=generator, dtype=torch.float64),
+        "key_padding_mask": padding(keys),
+        "mask": torch.rand(2, 1, TOKENS, keys, generator=generator) < 0.7,
+    }
+    return {name: made[name] for name in names}
+
+
+class Call(nn.Module):
+    """A layer with the inputs that no gradient goes to, as `layer` or as the reference computes it."""
+
+    def __init__(self, layer: MultiHeadAttention, inputs: dict[str, Any], *, written_out: bool, names: tuple[str, ...]):
+        super().__init__()
+        self.layer, self.inputs, self.names = layer, inputs, names
+        self.call: Callable[..., Tensor] = reference if written_out else MultiHeadAttention.forward
+
+    def forward(self, x_BTD: Tensor, *leaves: Tensor) -> Tensor:
+        given = {**self.inputs, **dict(zip(self.names, leaves, strict=True))}
+        return self.call(self.layer, x_BTD, **given)
+
+
+def assert_as_written_out(layer: MultiHeadAttention, names: tuple[str, ...], *, memory: bool = False) -> None:
+    keys = MEMORY if memory else TOKENS
+    inputs = inputs_of(names, keys)
+    leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
+    if memory:
+        leaves["memory"] = torch.randn(2, MEMORY, HIDDEN_DIM, dtype=torch.float64)
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    first, second = (Call(layer, inputs, written_out=way, names=tuple(leaves)) for way in (True, False))
+    tolerance = 1e-5 if "rotate" in names else 1e-9  # the angles of rotary are float32
+    assert_same_step(first, second, x, *leaves.values(), rtol=tolerance, atol=tolerance)
