@@ -259,6 +259,27 @@ def test_accepted_keeps_what_the_class_lists() -> None:
     assert accepted("position", "learned", **offer) == {"hidden_dim": 3}
 
 
+class Seeing(nn.Module):
+    def __init__(self, hidden_dim: int, *, causal: bool = False, reach: int = 1) -> None:
+        super().__init__()
+        self.causal = causal
+
+
+@pytest.mark.parametrize("kind", ["attention", "feedforward", "position", "block"])
+def test_causal_is_filled_in_for_every_part_that_takes_it(kind: str) -> None:
+    register(kind, "seeing")(Seeing)
+    assert accepted(kind, "seeing", causal=True, backend="eager") == {"causal": True}
+    assert [option.name for option in options(kind, "seeing")] == ["reach"]
+    with pytest.raises(ValueError, match=r"^no seeing option 'causal'; there are: reach$"):
+        create(kind, Choice("seeing", {"causal": False}), 4, causal=True)
+
+
+def test_causal_of_a_whole_model_is_an_option() -> None:
+    register("model", "seeing")(Seeing)
+    assert accepted("model", "seeing", causal=True) == {}
+    assert create("model", Choice("seeing", {"causal": True}), 4).causal
+
+
 def test_choices_are_values() -> None:
     choice = Choice("mlp", {"expansion": 2.0})
     assert choice == Choice("mlp", {"expansion": 2.0}) != Choice("mlp")
