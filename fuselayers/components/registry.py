@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
+from torch import nn
+
 from ..names import no_such
 from .ranges import Range, range_of
 
@@ -118,6 +120,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
 
     Raises:
         ValueError: there is no such kind, the name is not in lower_case, or another class owns it.
+        TypeError: what is decorated is no subclass of `nn.Module`.
 
     >>> from torch import nn
     >>> @register("norm", "no_norm_at_all")
@@ -132,6 +135,8 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
         raise ValueError(f"the name of a {kind} must be in lower_case letters, digits and underscores, got {name!r}")
 
     def own(component: Registered) -> Registered:
+        if not (isinstance(component, type) and issubclass(component, nn.Module)):
+            raise TypeError(f"{kind} {name!r} must be a subclass of nn.Module, got {component!r}")
         owner = owners.get(name)
         if owner is not None and not _same_notebook_class(owner, component):
             raise ValueError(f"{kind} {name!r} belongs to {_path(owner)}; choose another name for {_path(component)}")

@@ -192,6 +192,15 @@ def test_a_name_that_no_config_could_hold_is_refused(name: str) -> None:
         register("norm", name)
 
 
+@pytest.mark.parametrize("component", [int, len, nn.Identity()])
+def test_what_is_no_class_of_modules(component: object) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^norm 'mine' must be a subclass of nn\.Module, got {re.escape(repr(component))}$"
+    ):
+        register("norm", "mine")(component)  # type: ignore[arg-type]
+    assert "mine" not in names("norm")
+
+
 EVERY_KIND = "there are: activation, attention, block, embedding, feedforward, fused, model, norm, position, residual"
 
 
