@@ -147,7 +147,8 @@ class TransformerBlock(nn.Module):
             x_BTD: the stream.
             memory_BSD: what the cross-attention looks at; wanted by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
-            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out.
+            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out. The
+                key_padding_mask goes to a feedforward with `takes_padding` too.
 
         Raises:
             ValueError: the attention cannot use an input, or there is a memory and no cross-attention, or none and one.
@@ -170,7 +171,10 @@ class TransformerBlock(nn.Module):
             raise ValueError(
                 f"{title(self.attention)} cannot use {', '.join(unusable)}; it takes {', '.join(sorted(self.takes))}"
             )
-        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), self.feedforward]
+        feedforward: Sublayer = self.feedforward
+        if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
+            feedforward = functools.partial(feedforward, key_padding_mask=given["key_padding_mask"])
+        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
         if (memory_BSD is None) != (self.cross_attention is None):
             raise ValueError(
                 "this block has no cross_attention to look at a memory with; leave the memory out"
