@@ -164,6 +164,27 @@ def test_causal_reaches_every_part_that_takes_it(part: str, causal: bool) -> Non
     assert torch.equal(block(later)[:, :4], block(x)[:, :4]) is causal
 
 
+class Peeking(nn.Module):
+    """Looks at a memory, and knows nothing of padding."""
+
+    def __init__(self, hidden_dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, *, memory: Tensor | None = None) -> Tensor:
+        assert memory is not None
+        return memory.mean(1, keepdim=True).expand_as(x)
+
+
+def test_a_cross_attention_that_cannot_leave_padding_out() -> None:
+    with registered("attention", peeking=Peeking):
+        block = TransformerBlock(8, attention=HEADS, cross_attention="peeking")
+        x, memory = torch.randn(2, 5, 8), torch.randn(2, 3, 8)
+        looked = [block.attention, lambda n: memory.mean(1)[:, None] + torch.zeros_like(n), block.feedforward]
+        torch.testing.assert_close(block(x, memory_BSD=memory), block.residual(x, looked))
+        with pytest.raises(ValueError, match=r"^attention 'peeking' cannot use memory_padding_mask; leave it out$"):
+            block(x, memory_BSD=memory, memory_padding_mask=torch.ones(2, 3, dtype=torch.bool))
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
