@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from ..partition import fuse
+from ..partition import fuse, is_unfused
 
 __all__ = ["op_for"]
 
@@ -16,7 +16,7 @@ _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
 def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Callable[..., Any]:
-    """Return `op` itself when `backend` is None, else `op` fused for that backend.
+    """Return `op` itself when `backend` is None or within `partition.unfused`, else `op` fused for that backend.
 
     Layers keep the two names and ask again in each forward, so that they can be pickled and deep-copied; the fused
     function is made once per op, backend and partition, for all layers together.
@@ -29,7 +29,7 @@ def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Ca
     True
     """
     # A compiler that is tracing the layer fuses the op with what stands around it; nothing is to be looked up there.
-    if backend is None or torch.compiler.is_compiling():
+    if backend is None or torch.compiler.is_compiling() or is_unfused():
         return op
     return _fused(op, backend, partition)
 

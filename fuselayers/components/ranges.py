@@ -6,6 +6,8 @@
 import functools
 import inspect
 import math
+import numbers
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
@@ -68,17 +70,41 @@ def range_of(annotation: Any) -> Range | None:
     >>> range_of(Size | None)
     Range(minimum=1, above=None, maximum=None, below=None)
     """
+    found = _number_of(annotation)
+    return None if found is None else found[1]
+
+
+def _number_of(annotation: Any) -> tuple[Any, Range] | None:
+    """Return the type and the range of a number, None where an annotation has no range."""
     for part in (annotation, *get_args(annotation)):
         for extra in getattr(part, "__metadata__", ()):
             if isinstance(extra, Range):
-                return extra
+                return part.__origin__, extra
     return None
 
 
-def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate a function, above all an `__init__`: each argument is checked against its annotated range beforehand.
+def _check_number(name: str, value: Any, kind: Any) -> None:
+    """Raise TypeError unless `value` is a number of that type: for an int any whole number, as numpy's."""
+    # To Python True is a number; as a size it is a mistake.
+    if kind is int and (isinstance(value, bool) or not _is_whole(value)):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    if kind is float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
 
-    An argument that is None is not checked. Used by every component with a number among its options.
+
+def _is_whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Decorate a function, above all an `__init__`: each argument with an annotated range is checked beforehand.
+
+    What the function is given raises TypeError where it is no number of the annotated type, a whole one or any real
+    one, and ValueError out of its range. None is not checked. Used by every component with a number among its options.
 
     >>> class Layer:
     ...     @in_range
@@ -86,20 +112,25 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     >>> Layer(num_heads=0)
     Traceback (most recent call last):
     ValueError: num_heads must be at least 1, got 0
+    >>> Layer(num_heads=2.5)
+    Traceback (most recent call last):
+    TypeError: num_heads must be a whole number, got 2.5
     """
     signature = inspect.signature(function)
 
     @functools.cache
-    def ranges() -> dict[str, Range]:
+    def wanted() -> dict[str, tuple[Any, Range]]:
         # Not while the module is imported: an annotation may name what is defined further down.
-        found = {name: range_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
-        return {name: bounds for name, bounds in found.items() if bounds is not None}
+        found = {name: _number_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
+        return {name: number for name, number in found.items() if number is not None}
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if name in ranges() and value is not None:
-                ranges()[name].check(name, value)
+            if name in wanted() and value is not None:
+                kind, bounds = wanted()[name]
+                _check_number(name, value, kind)
+                bounds.check(name, value)
         return function(*args, **kwargs)
 
     return checked

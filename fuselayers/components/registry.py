@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
+from torch import nn
+
 from ..names import no_such
 from .ranges import Range, range_of
 
@@ -49,6 +51,10 @@ Registered = TypeVar("Registered", bound=type)
 
 _OWNERS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+# Note: [causal is the model's] A part that takes `causal` gets it from the model, whether or not its `built_in` lists
+# it: left at its default, attention in a causal model could see the future, and nothing would say so.
+_MODELS_OWN: Final = frozenset({"causal"})
+_PARTS: Final = ("attention", "feedforward", "position", "block")
 
 
 class Required(enum.Enum):
@@ -110,10 +116,11 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Decorate a class to own `name` among the components of `kind`.
 
     The class may list in `built_in: ClassVar[frozenset[str]]` the arguments that whoever builds it fills in (a size, a
-    backend, a nested choice); they are no options.
+    backend, a nested choice); they are no options. Nor is an argument `causal` of a model's part, listed or not.
 
     Raises:
         ValueError: there is no such kind, the name is not in lower_case, or another class owns it.
+        TypeError: what is decorated is no subclass of `nn.Module`.
 
     >>> from torch import nn
     >>> @register("norm", "no_norm_at_all")
@@ -128,6 +135,8 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
         raise ValueError(f"the name of a {kind} must be in lower_case letters, digits and underscores, got {name!r}")
 
     def own(component: Registered) -> Registered:
+        if not (isinstance(component, type) and issubclass(component, nn.Module)):
+            raise TypeError(f"{kind} {name!r} must be a subclass of nn.Module, got {component!r}")
         owner = owners.get(name)
         if owner is not None and not _same_notebook_class(owner, component):
             raise ValueError(f"{kind} {name!r} belongs to {_path(owner)}; choose another name for {_path(component)}")
@@ -190,8 +199,8 @@ def title(component: object) -> str:
 def options(kind: str, name: str) -> tuple[Option, ...]:
     """Return the options of a component in the order of its signature.
 
-    They are the keyword-only arguments of its `__init__`, without those in its `built_in`. A doc comes from the
-    `Args:` of the class's docstring or of a base class's, so a subclass documents only what it adds.
+    They are the keyword-only arguments of its `__init__`, without those that its builder fills in. A doc comes from
+    the `Args:` of the class's docstring or of a base class's, so a subclass documents only what it adds.
 
     Raises:
         ValueError: there is no such kind or name.
@@ -216,7 +225,7 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
             kind=_kind_of(parameter.name, hints.get(parameter.name)),
         )
         for parameter in inspect.signature(initialise).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _built_in(component)
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _built_in(kind, component)
     )
 
 
@@ -230,15 +239,16 @@ def as_choice(choice: Choice | str) -> Choice:
 
 
 def accepted(kind: str, choice: Choice | str, **values: Any) -> dict[str, Any]:
-    """Return those of `values` that the chosen class lists in its `built_in`.
+    """Return those of `values` that the chosen class has its builder fill in: what its `built_in` lists, and `causal`.
 
-    For arguments that a builder offers to every component of a kind and only some can use, as a fusion backend.
-    What every component must honour (`causal`) is passed to `create` directly, which refuses a class without it.
+    For arguments that a builder offers to every component of a kind and only some can use, as a fusion backend. A part
+    that takes `causal` gets it without listing it. Where a part must honour it, as attention in a causal model, the
+    builder asks for that beforehand, see `attention.inputs.check_able`.
 
     >>> accepted("feedforward", "mlp", backend="eager"), accepted("feedforward", "fused_mlp", backend="eager")
     ({}, {'backend': 'eager'})
     """
-    built_in = _built_in(get(kind, as_choice(choice).name))
+    built_in = _built_in(kind, get(kind, as_choice(choice).name))
     return {name: value for name, value in values.items() if name in built_in}
 
 
@@ -286,9 +296,10 @@ def _kind_of(name: str, annotation: Any) -> str | None:
     return name if name in KINDS else None
 
 
-def _built_in(component: type) -> frozenset[str]:
-    built_in: frozenset[str] = getattr(component, "built_in", frozenset())
-    return built_in
+def _built_in(kind: str, component: type) -> frozenset[str]:
+    listed: frozenset[str] = getattr(component, "built_in", frozenset())
+    # See Note: [causal is the model's].
+    return listed | _MODELS_OWN.intersection(inspect.signature(component).parameters) if kind in _PARTS else listed
 
 
 def _path(component: type) -> str:

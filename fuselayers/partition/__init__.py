@@ -16,6 +16,7 @@ from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
 from .fuse import memory_efficient_fusion as memory_efficient_fusion
 from .fused_module import FusedModule as FusedModule
+from .fused_module import is_unfused as is_unfused
 from .fused_module import unfused as unfused
 from .joint_graph import PartitionError as PartitionError
 from .machine import Machine as Machine

@@ -2,12 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-__all__ = ["FusedModule", "unfused"]
+__all__ = ["FusedModule", "is_unfused", "unfused"]
 
 _SHARED: Final = (
     "_parameters",
@@ -16,6 +17,8 @@ _SHARED: Final = (
     "_modules",
     "_load_state_dict_post_hooks",
 )
+
+_UNFUSED: ContextVar[bool] = ContextVar("_UNFUSED", default=False)
 
 
 class FusedModule(nn.Module):
@@ -124,7 +127,8 @@ def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
 def unfused(module: nn.Module) -> Iterator[None]:
     """Let the fused views among the parts of a module run eagerly for a while, hooks of the views included.
 
-    For calls that would compile again and again, as each token of a text with one more key than the last.
+    For calls that would compile again and again, as each token of a text with one more key than the last. What is fused
+    without a view, as an op in a layer with a backend, asks `is_unfused`.
 
     >>> from fuselayers import fuse
     >>> layers = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
@@ -139,8 +143,22 @@ def unfused(module: nn.Module) -> Iterator[None]:
         while isinstance(eager, FusedModule):
             eager = eager.module
         view.fused = eager.__call__
+    outside = _UNFUSED.set(True)
     try:
         yield
     finally:
+        _UNFUSED.reset(outside)
         for view, fused in zip(views, before, strict=True):
             view.fused = fused
+
+
+def is_unfused() -> bool:
+    """Return whether this thread is within `unfused`.
+
+    >>> with unfused(nn.Linear(2, 2)):
+    ...     is_unfused()
+    True
+    >>> is_unfused()
+    False
+    """
+    return _UNFUSED.get()

@@ -1,10 +1,12 @@
+import threading
+
 import pytest
 import torch
 
 from fuselayers import ops
-from fuselayers.components import FusedMLP
+from fuselayers.components import Choice, Decoder, EncoderDecoder, FusedMLP
 from fuselayers.components.fused_op import op_for
-from fuselayers.partition import FusedFunction
+from fuselayers.partition import FusedFunction, unfused
 
 
 def test_one_fused_function_per_op_backend_and_partition() -> None:
@@ -27,6 +29,49 @@ def test_no_forward_builds_a_fused_function(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_a_backend_the_op_is_called_directly() -> None:
     assert op_for(ops.dropout, backend=None, partition="min_cut") is ops.dropout
+
+
+def test_within_unfused_the_op_is_called_directly() -> None:
+    layer = FusedMLP(4, backend="eager")
+    seen = []
+
+    def look() -> object:
+        return op_for(ops.dropout, backend="eager", partition="min_cut")
+
+    def fail() -> None:
+        with unfused(layer), unfused(layer):
+            raise KeyError
+
+    with unfused(layer):
+        assert look() is ops.dropout
+        with pytest.raises(KeyError):
+            fail()
+        assert look() is ops.dropout
+        other = threading.Thread(target=lambda: seen.append(look()))
+        other.start()
+        other.join()
+    assert seen == [look()]
+    assert isinstance(look(), FusedFunction)
+
+
+def test_no_token_of_a_text_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    call = FusedFunction.__call__
+    monkeypatch.setattr(
+        FusedFunction, "__call__", lambda self, *args, **kwargs: calls.append(self) or call(self, *args, **kwargs)
+    )
+    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 4, "init_std": 0.5}
+    parts = {"attention": Choice("multi_head", {"num_heads": 2}), "feedforward": "fused_mlp"}
+    tokens_BT = torch.tensor([[1, 2]])
+    for kind in (Decoder, EncoderDecoder):
+        plain, fused = kind(**sizes, **parts), kind(**sizes, **parts, backend="eager")
+        fused.load_state_dict(plain.state_dict())
+        expected = plain.generate(tokens_BT, 5, temperature=0)
+        assert torch.equal(fused.generate(tokens_BT, 5, temperature=0), expected)
+        assert not calls
+        fused(tokens_BT, tokens_BT)
+        assert calls
+        calls.clear()
 
 
 @pytest.mark.parametrize(

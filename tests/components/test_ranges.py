@@ -1,7 +1,10 @@
 import inspect
 import math
+import re
+from fractions import Fraction
 from typing import Annotated
 
+import numpy as np
 import pytest
 
 from fuselayers.components import KINDS, Range, create, get, names, options
@@ -95,6 +98,57 @@ def test_arguments_are_checked_before_the_constructor_runs() -> None:
     assert built == [(3, 0.5, None), (3, 0.0, 0)]
     assert list(inspect.signature(Layer).parameters) == ["width", "p", "heads"]
     assert range_of(Share) == Range(above=0, maximum=1)
+
+
+WHOLE = "must be a whole number, got"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"width": 2.5}, f"width {WHOLE} 2.5"),
+        ({"width": 2.0}, f"width {WHOLE} 2.0"),
+        ({"width": True}, f"width {WHOLE} True"),
+        ({"width": "3"}, f"width {WHOLE} '3'"),
+        ({"width": math.nan}, f"width {WHOLE} nan"),
+        ({"width": np.float32(2)}, f"width {WHOLE} {np.float32(2)!r}"),
+        ({"width": 3, "heads": 1.5}, f"heads {WHOLE} 1.5"),
+        ({"width": 3, "p": "0.1"}, "p must be a number, got '0.1'"),
+        ({"width": 3, "p": False}, "p must be a number, got False"),
+        ({"width": 3, "p": [0.1]}, "p must be a number, got [0.1]"),
+    ],
+)
+def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) -> None:
+    @in_range
+    def build(*, width: Size, p: Probability = 0.0, heads: Count | None = None) -> None:
+        raise AssertionError("it was called")
+
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        build(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("three", [3, np.int64(3), np.uint8(3)])
+def test_numbers_of_other_libraries_are_numbers(three: int) -> None:
+    @in_range
+    def product(width: Size, p: Probability) -> float:
+        return width * p
+
+    assert [product(three, half) for half in (0.5, np.float32(0.5), Fraction(1, 2))] == [1.5] * 3
+    assert product(three, 0) == 0
+    with pytest.raises(ValueError, match=r"^width must be at least 1, got 0$"):
+        product(three - three, 0.5)
+
+
+@pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
+def test_every_component_refuses_what_is_no_number(kind: str, name: str, option: object) -> None:
+    component = get(kind, name)
+    given = {
+        parameter: ARGUMENTS[parameter]
+        for parameter in inspect.signature(component).parameters
+        if parameter in ARGUMENTS and parameter != option.name  # type: ignore[attr-defined]
+    }
+    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
+        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))

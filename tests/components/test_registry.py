@@ -192,6 +192,15 @@ def test_a_name_that_no_config_could_hold_is_refused(name: str) -> None:
         register("norm", name)
 
 
+@pytest.mark.parametrize("component", [int, len, nn.Identity()])
+def test_what_is_no_class_of_modules(component: object) -> None:
+    with pytest.raises(
+        TypeError, match=rf"^norm 'mine' must be a subclass of nn\.Module, got {re.escape(repr(component))}$"
+    ):
+        register("norm", "mine")(component)  # type: ignore[arg-type]
+    assert "mine" not in names("norm")
+
+
 EVERY_KIND = "there are: activation, attention, block, embedding, feedforward, fused, model, norm, position, residual"
 
 
@@ -257,6 +266,27 @@ def test_accepted_keeps_what_the_class_lists() -> None:
     assert accepted("feedforward", Choice("fused_mlp"), **offer) == {"backend": "eager", "partition": "default"}
     assert accepted("feedforward", "mlp", **offer) == {}
     assert accepted("position", "learned", **offer) == {"hidden_dim": 3}
+
+
+class Seeing(nn.Module):
+    def __init__(self, hidden_dim: int, *, causal: bool = False, reach: int = 1) -> None:
+        super().__init__()
+        self.causal = causal
+
+
+@pytest.mark.parametrize("kind", ["attention", "feedforward", "position", "block"])
+def test_causal_is_filled_in_for_every_part_that_takes_it(kind: str) -> None:
+    register(kind, "seeing")(Seeing)
+    assert accepted(kind, "seeing", causal=True, backend="eager") == {"causal": True}
+    assert [option.name for option in options(kind, "seeing")] == ["reach"]
+    with pytest.raises(ValueError, match=r"^no seeing option 'causal'; there are: reach$"):
+        create(kind, Choice("seeing", {"causal": False}), 4, causal=True)
+
+
+def test_causal_of_a_whole_model_is_an_option() -> None:
+    register("model", "seeing")(Seeing)
+    assert accepted("model", "seeing", causal=True) == {}
+    assert create("model", Choice("seeing", {"causal": True}), 4).causal
 
 
 def test_choices_are_values() -> None:

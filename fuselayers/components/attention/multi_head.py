@@ -180,6 +180,12 @@ class MultiHeadAttention(PackedHeads):
         p = self.dropout if self.training else 0.0
         return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p))
 
+    def check_memory(self) -> None:
+        """Raise ValueError where it is built so that it cannot look at a memory."""
+        if self.causal or self.window is not None:
+            named = "causal" if self.causal else "windowed"
+            raise ValueError(f"attention that is {named} cannot look at a memory; build it without that")
+
     def _places(
         self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
     ) -> tuple[int, int]:
@@ -189,9 +195,7 @@ class MultiHeadAttention(PackedHeads):
                 raise ValueError("attention that is not causal keeps no cache: a token before sees the tokens after it")
             first = 0 if cache is None else cache.length
             return first, first + x_BTD.shape[1]
-        if self.causal or self.window is not None:
-            named = "causal" if self.causal else "windowed"
-            raise ValueError(f"attention that is {named} cannot look at a memory; build it without that")
+        self.check_memory()
         if rotate is not None:
             raise ValueError("rotate turns queries and keys of the same tokens; leave it out where there is a memory")
         wanted = (x_BTD.shape[0], self.qkv.in_features)

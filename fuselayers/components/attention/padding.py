@@ -1,4 +1,4 @@
-"""What attentions check of their input, and how they leave padding out.
+"""What layers that mix tokens check of their input, and how they leave padding out.
 
 x                  [B, T, D]        B batch, T tokens, D model
 memory             [B, S, D]        S tokens, in cross-attention
@@ -17,7 +17,7 @@ __all__ = ["check_input", "check_padding", "zero_padding"]
 def check_input(x_BTD: Tensor, hidden_dim: int, key_padding_mask: Tensor | None) -> None:
     """Raise ValueError unless x is [B, T, hidden_dim] and the mask, where there is one, fits it.
 
-    Used by every attention that looks only at its own sequence.
+    Used by every attention that looks only at its own sequence, and by conv_mlp.
     """
     check_sequence(x_BTD, hidden_dim)
     if key_padding_mask is not None:
@@ -46,7 +46,7 @@ def check_padding(mask: Tensor, x_BTD: Tensor, *, called: str = "x", before: int
 def zero_padding(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """Return x, [B, T, D] or [B, H, T, C], with zeros where a token is padding.
 
-    Used by the attentions that add tokens up, where a zero is as good as nothing.
+    Used by conv_mlp and the attentions that add tokens up, where a zero is as good as nothing.
 
     >>> zero_padding(torch.ones(1, 2, 3), torch.tensor([[True, False]]))
     tensor([[[1., 1., 1.],

@@ -45,9 +45,9 @@ class TransformerBlock(nn.Module):
         partition: how they choose what is saved for backward.
 
     Raises:
-        ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or look at a
-            memory where that is asked for, or that needs a context_length where there is none, or (in forward) an input
-            that the attention cannot use.
+        ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or, by its kind
+            or its options, look at a memory where that is asked for, or that needs a context_length where there is
+            none, or (in forward) an input that the attention cannot use.
 
     >>> import torch
     >>> block = TransformerBlock(8, attention=Choice("multi_head", {"num_heads": 2}), feedforward="fused_mlp")
@@ -105,10 +105,13 @@ class TransformerBlock(nn.Module):
             "attention", attention, hidden_dim, **accepted("attention", attention, **offered)
         )
         self.cross_attention: nn.Module | None = None
+        self.takes_of_memory: frozenset[str] = frozenset()
         if cross_attention is not None:
             check_able(cross_attention, "memory", wanted_by="a block with cross_attention")
             of_memory = accepted("attention", cross_attention, **{**offered, "causal": False})
             self.cross_attention = create("attention", cross_attention, hidden_dim, **of_memory)
+            _check_memory(self.cross_attention, as_choice(cross_attention).name)
+            self.takes_of_memory = takes(self.cross_attention.forward)
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
         )
@@ -147,10 +150,11 @@ class TransformerBlock(nn.Module):
             x_BTD: the stream.
             memory_BSD: what the cross-attention looks at; wanted by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
-            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out.
+            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out. The
+                key_padding_mask goes to a feedforward with `takes_padding` too.
 
         Raises:
-            ValueError: the attention cannot use an input, or there is a memory and no cross-attention, or none and one.
+            ValueError: an attention cannot use an input, or there is a memory and no cross-attention, or none and one.
         """
         y_BTD: Tensor = self.residual(
             x_BTD, self.sublayers(memory_BSD=memory_BSD, memory_padding_mask=memory_padding_mask, **inputs)
@@ -170,7 +174,10 @@ class TransformerBlock(nn.Module):
             raise ValueError(
                 f"{title(self.attention)} cannot use {', '.join(unusable)}; it takes {', '.join(sorted(self.takes))}"
             )
-        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), self.feedforward]
+        feedforward: Sublayer = self.feedforward
+        if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
+            feedforward = functools.partial(self.feedforward, key_padding_mask=given["key_padding_mask"])
+        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
         if (memory_BSD is None) != (self.cross_attention is None):
             raise ValueError(
                 "this block has no cross_attention to look at a memory with; leave the memory out"
@@ -178,8 +185,23 @@ class TransformerBlock(nn.Module):
                 else "this block looks at a memory; pass memory_BSD"
             )
         if self.cross_attention is not None:
-            look = functools.partial(self.cross_attention, memory=memory_BSD, key_padding_mask=memory_padding_mask)
-            if "cache" in given and "cache" in takes(self.cross_attention.forward):
+            look = functools.partial(self.cross_attention, memory=memory_BSD)
+            if memory_padding_mask is not None:
+                if "key_padding_mask" not in self.takes_of_memory:
+                    raise ValueError(f"{title(self.cross_attention)} cannot use memory_padding_mask; leave it out")
+                look = functools.partial(look, key_padding_mask=memory_padding_mask)
+            if "cache" in given and "cache" in self.takes_of_memory:
                 look = functools.partial(look, cache=given["cache"].of_memory)
             sublayers.insert(1, look)
         return sublayers
+
+
+def _check_memory(attention: nn.Module, name: str) -> None:
+    """Raise ValueError where an attention's options keep it from looking at a memory; those that can say so."""
+    check = getattr(attention, "check_memory", None)
+    if check is None:
+        return
+    try:
+        check()
+    except ValueError as error:
+        raise ValueError(f"cross_attention {name!r} (the choice of attention where none is given): {error}") from None

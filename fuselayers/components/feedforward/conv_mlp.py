@@ -7,8 +7,9 @@
     causal     conv[t] = sum over k of weight[k] * hidden[t - (K - 1) + k]
     else       conv[t] = sum over k of weight[k] * hidden[t - (K - 1) / 2 + k]
 
-with zeros in place of what lies outside of the sequence. It is the Mix-FFN of Xie et al., "SegFormer", 2021, section
-3.1, over a row of tokens in place of an image; causal, with the convolution of So et al., "Primer", 2021, section 4.
+with zeros in place of what lies outside of the sequence, and of padding. It is the Mix-FFN of Xie et al.,
+"SegFormer", 2021, section 3.1, over a row of tokens in place of an image; causal, with the convolution of So et al.,
+"Primer", 2021, section 4.
 """
 
 from typing import ClassVar
@@ -17,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import dropout
-from ..checks import check_odd, check_sequence
+from ..attention.padding import check_input, zero_padding
+from ..checks import check_odd
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
@@ -28,8 +30,6 @@ __all__ = ["ConvMLP"]
 @register("feedforward", "conv_mlp")
 class ConvMLP(nn.Module):
     """An MLP with a convolution over the tokens, each hidden channel by itself, before its activation.
-
-    Padding counts as tokens: a real token beside it sees it.
 
     Args:
         hidden_dim: D, the width of the model.
@@ -54,6 +54,7 @@ class ConvMLP(nn.Module):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     mixes_tokens: ClassVar[bool] = True
+    takes_padding: ClassVar[bool] = True
 
     @in_range
     def __init__(
@@ -81,12 +82,23 @@ class ConvMLP(nn.Module):
         self.conv = nn.Conv1d(width, width, kernel_size, groups=width, bias=bias)
         self.down = nn.Linear(width, hidden_dim, bias=bias)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        check_sequence(x_BTD, self.hidden_dim)
+    def forward(self, x_BTD: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: [B, T, D].
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which no real token sees; None if
+                all are real.
+
+        Raises:
+            ValueError: x or the mask has another shape, or the mask another dtype.
+        """
+        check_input(x_BTD, self.hidden_dim, key_padding_mask)
         (kernel_size,) = self.conv.kernel_size
         before = kernel_size - 1 if self.causal else kernel_size // 2
-        hidden_BFT = F.pad(self.up(x_BTD).transpose(1, 2), (before, kernel_size - 1 - before))
+        # Zeros behind `up`, whose bias would make something else of zeros before it.
+        up_BTF = zero_padding(self.up(x_BTD), key_padding_mask)
+        hidden_BFT = F.pad(up_BTF.transpose(1, 2), (before, kernel_size - 1 - before))
         hidden_BTF = activated(self.conv(hidden_BFT).transpose(1, 2), self.activation, self.custom_activation)
         y_BTD: Tensor = self.down(dropout(hidden_BTF, self.dropout, training=self.training))
         return y_BTD

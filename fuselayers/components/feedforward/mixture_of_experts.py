@@ -46,6 +46,9 @@ class MixtureOfExperts(nn.Module):
     there, and with `fullgraph=True` it raises. With a capacity every expert has C slots; an empty one computes on a
     token that is not its own, and its result is not used. All sizes are fixed then, and a compiler takes the whole.
 
+    Padding counts as tokens: it has its part in the loss, and where places are scarce, with a capacity or
+    expert_choice, it takes some that real tokens then miss.
+
     The last training forward leaves `auxiliary_loss`, a float32 scalar that models add to their loss; eval leaves None.
 
     Args:

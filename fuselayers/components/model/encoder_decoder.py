@@ -52,7 +52,7 @@ class EncoderDecoder(Model):
         num_decoder_layers: number of blocks of the decoder; None for as many as the encoder has.
         context_length: longest source and longest target in tokens that it is trained on.
         attention: the attention of both stacks and its options.
-        cross_attention: the attention to the memory; None for the choice of `attention`.
+        cross_attention: the attention to the memory; None for the choice of `attention`, unless that has a window.
         feedforward: the feedforward and its options.
         norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the ends.
         residual: the residual style and its options.

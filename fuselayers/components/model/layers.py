@@ -14,7 +14,7 @@ PARTS: Final = ("attention", "feedforward", "norm", "residual", "block")
 
 @dataclass(frozen=True)
 class LayerChange:
-    """Other parts for some layers.
+    """Other parts for some layers, one at least.
 
     Args:
         at: which layers, as Python indexes or slices a list: "0", "-1", "1::2" (every second), ":3" (the first three).
@@ -23,6 +23,10 @@ class LayerChange:
         norm: their norm, or None; the norm at the end of a stack stays.
         residual: their residual style, or None.
         block: their block, or None.
+
+    Raises:
+        TypeError: `at` is no text.
+        ValueError: there is no part.
 
     >>> LayerChange("1::2", feedforward="mlp").at
     '1::2'
@@ -34,6 +38,12 @@ class LayerChange:
     norm: Choice | str | None = None
     residual: Choice | str | None = None
     block: Choice | str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.at, str):
+            raise TypeError(f'layers.at must be text, an index or a slice such as "0", "1::2" or ":3", got {self.at!r}')
+        if all(getattr(self, part) is None for part in PARTS):
+            raise ValueError(f"layers.at {self.at!r} changes nothing; name a part, one of {', '.join(PARTS)}")
 
 
 def matching_layers(at: str, num_layers: int) -> range:

@@ -138,9 +138,11 @@ class VisionTransformer(Stack):
             TypeError: the images are no floating tensor, or the targets no tensor.
             ValueError: images or targets of another shape or dtype, or a target that is no class.
         """
+        # The images first: the embedding checks them, and what the targets must be depends on them.
+        x_BD = self.features(images)
         if targets_B is not None and not torch.compiler.is_compiling():
             _check_targets(targets_B, images)
-        logits_BK = to_logits(self.features(images), self.head.weight, bias_V=self.head.bias, scale=self.logit_scale)
+        logits_BK = to_logits(x_BD, self.head.weight, bias_V=self.head.bias, scale=self.logit_scale)
         # To the loss an image is a sequence of one prediction.
         if targets_B is None:
             return logits_BK

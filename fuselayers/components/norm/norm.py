@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops import NormStyle, bias_dropout_residual, check_style, dropout
+from ...ops.shapes import check_like, check_row_vector, check_rows
 
 __all__ = ["Norm"]
 
@@ -72,8 +73,13 @@ class Norm(nn.Module):
 
         Raises:
             ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1).
+            TypeError: x, residual or bias is no floating-point tensor.
         """
         check_style(style)
+        # Here for every norm and style: a plain sum would broadcast.
+        check_rows("x", x)
+        check_like("residual", residual, x)
+        check_row_vector("bias", bias, x)
         return self._join(x, residual, bias, p, style)
 
     def _join(

@@ -95,8 +95,11 @@ class Residual(nn.Module):
         if len(self.scales):
             y_BTD = y_BTD * self.scales[number]
         if self.training and self.skipped > 0:
-            # One draw per sequence, by the op that gives the same mask on every backend.
-            y_BTD = y_BTD * dropout(y_BTD.new_ones(y_BTD.shape[0], 1), self.skipped)[..., None]
+            # One draw per sequence, by the op that gives the same mask on every backend; in float32, since in bfloat16
+            # 1 / (1 - rate) would be rounded, for all values alike.
+            wide = torch.promote_types(y_BTD.dtype, torch.float32)
+            kept_B1 = dropout(y_BTD.new_ones(y_BTD.shape[0], 1, dtype=wide), self.skipped)
+            y_BTD = (y_BTD * kept_B1[..., None]).to(y_BTD.dtype)
         return y_BTD
 
     def norm(self, number: int) -> Norm:

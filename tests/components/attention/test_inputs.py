@@ -1,5 +1,5 @@
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuselayers.components import register, registry
 from fuselayers.components.attention.inputs import ABILITIES, check_able, is_able, takes
@@ -18,9 +18,9 @@ def test_the_signature_says_what_is_taken() -> None:
     assert takes(every) == set(ABILITIES)
 
 
-class Fixed:
+class Fixed(nn.Module):
     def __init__(self, hidden_dim: int) -> None:
-        pass
+        super().__init__()
 
     forward = staticmethod(some)
 

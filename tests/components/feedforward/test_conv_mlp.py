@@ -1,12 +1,15 @@
 import copy
 import pickle
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import ConvMLP, Decoder
+from fuselayers import fuse
+from fuselayers.components import ConvMLP, Decoder, Encoder
 from fuselayers.components.registry import Choice
 from fuselayers.ops import ACTIVATIONS, dropout
 from tests.components.compare import assert_same_step, randomise
@@ -109,6 +112,36 @@ def test_weights_for_a_layer_without_memory() -> None:
     torch.testing.assert_close(empty(x), layer(x))
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_is_as_good_as_nothing(causal: bool) -> None:
+    layer = randomise(ConvMLP(4, kernel_size=5, causal=causal)).double()
+    x = torch.randn(2, 9, 4, dtype=torch.float64, requires_grad=True)
+    real_BT = torch.ones(2, 9, dtype=torch.bool)
+    real_BT[0, :3] = real_BT[1, 4:] = False
+    y = layer(x, key_padding_mask=real_BT)
+    torch.testing.assert_close(y[0, 3:], layer(x[:1, 3:])[0])
+    torch.testing.assert_close(y[1, :4], layer(x[1:, :4])[0])
+    (dx,) = torch.autograd.grad(y[real_BT].square().sum(), x)
+    assert not dx[~real_BT].any()
+    torch.testing.assert_close(layer(x, key_padding_mask=torch.ones_like(real_BT)), layer(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wrap", [None, fuse, torch.compile], ids=["plain", "fused", "compiled"])
+@pytest.mark.parametrize("block", ["transformer", "reversible"])
+def test_an_encoder_tells_it_of_padding(block: str, wrap: Callable[..., Any] | None) -> None:
+    heads = Choice("multi_head", {"num_heads": 2})
+    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "init_std": 0.5}
+    model = Encoder(**sizes, attention=heads, feedforward="conv_mlp", block=block, residual="pre").eval()
+    if wrap is not None:
+        for layer in model.blocks:
+            layer.feedforward = wrap(layer.feedforward, backend="eager")
+    real_BT = torch.tensor([[True, True, True, True, False, False]])
+    tokens_BT, other_BT = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 8, 7]])[:, None]
+    ours, others = (model(tokens, key_padding_mask=real_BT)[real_BT] for tokens in (tokens_BT, other_BT))
+    assert torch.equal(ours, others)
+    assert not torch.allclose(model(tokens_BT)[real_BT], ours, atol=1e-3)
+
+
 def test_a_decoder_makes_it_causal() -> None:
     heads = Choice("multi_head", {"num_heads": 2})
     model = Decoder(
@@ -133,6 +166,12 @@ def test_a_decoder_makes_it_causal() -> None:
 def test_errors(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         ConvMLP(4, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_mask_of_another_shape() -> None:
+    text = "key_padding_mask must be torch.bool [2, 3] to fit x [2, 3, 4], True for a real token, got torch.bool [3, 2]"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        ConvMLP(4)(torch.zeros(2, 3, 4), key_padding_mask=torch.ones(3, 2, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 5), (1, 2, 3, 4)])

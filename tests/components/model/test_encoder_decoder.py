@@ -171,6 +171,18 @@ def test_the_parts_of_each_stack() -> None:
     assert post.encoder.norm is post.decoder.norm is None
 
 
+def test_a_windowed_attention_with_a_cross_attention_of_its_own() -> None:
+    windowed = Choice("multi_head", {"num_heads": 2, "window": 2})
+    model = made(attention=windowed, cross_attention=HEADS, num_layers=1).eval()
+    source, inputs = tokens(1, 5), tokens(1, 6)
+    logits = model(source, inputs_BT=inputs)
+    # The last token does not see the first one, and all see the whole source.
+    inputs[:, 0] = (inputs[:, 0] + 1) % 13
+    torch.testing.assert_close(model(source, inputs_BT=inputs)[:, 2:], logits[:, 2:])
+    source[:, 0] = (source[:, 0] + 1) % 13
+    assert (model(source, inputs_BT=inputs) - logits).abs().amax(-1).min() > 1e-4
+
+
 def test_a_config_can_choose_it_and_change_layers_of_either_stack() -> None:
     config = {
         "model": {
@@ -366,6 +378,16 @@ def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str)
         ({"start_token": 13}, "start_token must be in 0..12, got 13"),
         ({"logit_scale": 0.0}, "logit_scale must be above 0, got 0.0"),
         ({"init": "mup"}, "init 'mup' needs base_width, the width at which std and learning rate were tuned"),
+        (
+            {"attention": Choice("multi_head", {"num_heads": 2, "window": 3})},
+            "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
+            "cannot look at a memory; build it without that",
+        ),
+        (
+            {"cross_attention": Choice("multi_head", {"num_heads": 2, "window": 3})},
+            "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
+            "cannot look at a memory; build it without that",
+        ),
         ({"cross_attention": "multihead"}, "no attention 'multihead'; did you mean 'multi_head'?"),
     ],
 )

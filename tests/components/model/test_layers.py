@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from fuselayers.components import Choice, LayerChange
@@ -21,6 +23,19 @@ def test_what_is_no_index_and_no_slice(at: str) -> None:
 def test_what_names_no_layer(at: str) -> None:
     with pytest.raises(ValueError, match=rf"^layers\.at '{at}' names none of the 6 layers, 0 to 5$"):
         matching_layers(at, 6)
+
+
+@pytest.mark.parametrize("at", [0, -1, None, slice(2)])
+def test_an_at_that_is_no_text(at: object) -> None:
+    text = f'layers.at must be text, an index or a slice such as "0", "1::2" or ":3", got {at!r}'
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        LayerChange(at, feedforward="mlp")  # type: ignore[arg-type]
+
+
+def test_a_change_of_nothing() -> None:
+    text = "layers.at '0' changes nothing; name a part, one of attention, feedforward, norm, residual, block"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        LayerChange("0")
 
 
 def test_the_later_change_of_a_part_counts() -> None:

@@ -222,6 +222,13 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
             ValueError,
             "images must be 12 x 12 pixels, got [1, 3, 8, 12]; resize them, or build the model with another image_size",
         ),
+        ([[1.0]], torch.tensor([1]), TypeError, "images must be a tensor [B, 3, height, width], got list"),
+        (
+            torch.zeros(3, 12, 12),
+            torch.tensor([1]),
+            ValueError,
+            "images must be [B, 3, height, width], got [3, 12, 12]; add the batch dimension with images[None]",
+        ),
         (torch.zeros(2, 3, 12, 12), [1, 2], TypeError, "targets must be a tensor [B], got list; use torch.tensor"),
         (
             torch.zeros(2, 3, 12, 12),
@@ -243,6 +250,6 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
         ),
     ],
 )
-def test_errors_of_a_call(images: Tensor, targets: object, error: type[Exception], text: str) -> None:
+def test_errors_of_a_call(images: object, targets: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(text)}"):
         made()(images, targets)

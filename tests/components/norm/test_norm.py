@@ -135,12 +135,24 @@ def test_a_norm_from_outside_starts_with_ones_and_zeros() -> None:
     assert norm.bias.tolist() == [0.0] * 3
 
 
+@pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
 @pytest.mark.parametrize("make", NORMS)
-def test_errors_of_add(make: object) -> None:
+def test_errors_of_add(make: object, style: str) -> None:
+    norm, x = make(), torch.randn(2, 7)  # type: ignore[operator]
+    with pytest.raises(ValueError, match=r"^residual must have x's shape \[2, 7\], got \[7\]$"):
+        norm.add(x, x[0], style=style)
+    with pytest.raises(ValueError, match=r"^residual must have x's shape \[7\], got \[2, 7\]$"):
+        norm.add(x[0], x, style=style)
+    with pytest.raises(ValueError, match=r"^bias must be \[7\] to fit x \[2, 7\], got \[1\]$"):
+        norm.add(x, x, bias=torch.zeros(1), style=style)
+    with pytest.raises(TypeError, match=r"^residual must be a floating-point tensor, got torch.int64"):
+        norm.add(x, x.long(), style=style)
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1"):
+        norm.add(x, x, p=1.0, style=style)
+
+
+@pytest.mark.parametrize("make", NORMS)
+def test_an_unknown_style(make: object) -> None:
     norm, x = make(), torch.randn(2, 7)  # type: ignore[operator]
     with pytest.raises(ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\?"):
         norm.add(x, x, style="prenrom")
-    with pytest.raises(ValueError, match=r"^residual must have x's shape \[2, 7\], got \[7\]"):
-        norm.add(x, x[0])
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1"):
-        norm.add(x, x, p=1.0)

@@ -26,6 +26,17 @@ def test_stochastic_depth_leaves_whole_sequences_out_and_grows_with_depth(kind: 
     assert torch.equal(last.eval().branch(0, lambda x: x, branches[0]), branches[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_what_is_kept_is_rounded_once(dtype: torch.dtype) -> None:
+    residual = made("pre", stochastic_depth=0.3)
+    y = torch.randn(50, 7, D).to(dtype)
+    branch = residual.branch(0, lambda x: x, y)
+    assert branch.dtype == dtype
+    kept = branch.flatten(1).any(1)
+    assert 10 < kept.sum() < 50
+    assert torch.equal(branch[kept], (y[kept].double() / 0.7).to(dtype))
+
+
 def test_layer_scale_starts_where_it_is_told_to_and_is_made_anew_on_demand() -> None:
     residual: Residual = create("residual", Choice("pre", {"layer_scale": 1e-5}), D)
     assert [scale.unique().tolist() for scale in residual.scales] == [[pytest.approx(1e-5)]] * 2
