@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from .hooks import has_hooks
+
 __all__ = ["is_plain_linear"]
 
 
@@ -14,5 +16,4 @@ def is_plain_linear(layer: nn.Module) -> bool:
     # Note: [guards of a split linear] Taking weight and bias out of a layer passes by its forward. That is right only
     # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass), a
     # patched forward or a hook must be called.
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not any(hooks)
+    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...ops import dropout
+from ..hooks import has_hooks
 from ..registry import register, title
 from ..residual import PreResidual
 from .transformer import TransformerBlock
@@ -46,11 +47,15 @@ class ReversibleBlock(TransformerBlock):
     traced as it stands, and the compiler chooses what is saved; `fuse` of single blocks leaves them as they are.
     `torch.func` refuses it, as any function of autograd that keeps what no transform could see.
 
+    A stack runs the sublayers of such blocks and never calls a block itself, so a block in a stack can have no hooks.
+    Forward hooks on the modules inside it run twice, in forward and again in backward.
+
     Raises:
         ValueError: as `TransformerBlock`; or a residual style other than "pre", or a feedforward with a loss of its
             own.
-        RuntimeError: in backward, with create_graph=True, since its gradient cannot be differentiated again; or after a
-            change from train to eval mode, or back, since forward.
+        RuntimeError: in a stack, if the block has a hook; in backward, with create_graph=True, since its gradient
+            cannot be differentiated again; or after a change from train to eval mode, or back, of any of its modules
+            since forward.
 
     >>> from fuselayers.components import Choice
     >>> block = ReversibleBlock(8, attention=Choice("multi_head", {"num_heads": 2}))
@@ -78,7 +83,7 @@ class ReversibleBlock(TransformerBlock):
 
         Args and Raises: as `TransformerBlock.forward`.
         """
-        return run_reversible([(self, inputs)], x_BTD)
+        return _run_streams([(self, inputs)], x_BTD)
 
     def branch(self, number: int, x_BTD: Tensor, **inputs: Any) -> Tensor:
         """Return what the sublayer of that number adds to one stream, of the other: [B, T, D] -> [B, T, D].
@@ -100,15 +105,34 @@ def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tenso
     Args:
         blocks: reversible blocks, each with its inputs, as `ReversibleBlock.branch` takes them.
         x_BTD: the stream.
+
+    Raises:
+        RuntimeError: a block has a hook, which would never run.
     """
     if not blocks:
         return x_BTD
+    for block, _ in blocks:
+        _check_hooks(block)
+    return _run_streams(blocks, x_BTD)
+
+
+def _check_hooks(block: Any) -> None:
+    # A fused view has hooks of its own beside those of its module, whose sublayers are run.
+    for module in (block, block.branch.__self__):
+        if has_hooks(module):
+            raise RuntimeError(
+                "a stack runs the sublayers of a reversible block and never calls the block, so its hooks would not "
+                "run; put them on the modules inside it, or take block='transformer'"
+            )
+
+
+def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
     # Undoing a sum gives back what was rounded away in it; in float32 that is little, in bfloat16 it is not.
     a_BTD = b_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     dtype, branches = x_BTD.dtype, [(*one, number) for one in blocks for number in range(len(one[0].residual.norms))]
     if not torch.compiler.is_compiling() and torch.is_grad_enabled():
         run = _Run(dtype, x_BTD.device, [_Step(*branch) for branch in branches])
-        learning = run.learning()
+        learning = run.learning
         if learning or x_BTD.requires_grad:
             a_BTD, b_BTD = _Reversible.apply(run, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
             return _mean(a_BTD, b_BTD, dtype)
@@ -124,7 +148,8 @@ def _mean(a_BTD: Tensor, b_BTD: Tensor, dtype: torch.dtype) -> Tensor:
 class _Step(nn.Module):
     """One sublayer of one block; a module, so that `functional_call` can put other tensors in its parameters' place.
 
-    `generators` is what torch's generators were before it drew from them, None if it drew nothing.
+    `generators` is what torch's generators were before it drew from them, None if it drew nothing. What forward found
+    is kept for backward: the parameters and the inputs that want a gradient, by name, and the modes of all modules.
     """
 
     def __init__(self, block: Any, inputs: Mapping[str, Any], number: int) -> None:
@@ -132,23 +157,22 @@ class _Step(nn.Module):
         self.block = block
         self.inputs = inputs
         self.number = number
-        self.mode = block.training
         self.generators: tuple[Tensor, ...] | None = None
         # `rotate` is a method of a position, or a partial of one, and the position may learn.
         owners = [getattr(getattr(value, "func", value), "__self__", None) for value in inputs.values()]
         self.owners = nn.ModuleList(owner for owner in owners if isinstance(owner, nn.Module))
+        self.parameters_learning = {name: value for name, value in self.named_parameters() if value.requires_grad}
+        self.inputs_learning = {
+            name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.requires_grad
+        }
+        self.modes = self.modes_now()
 
     def forward(self, b_BTD: Tensor, inputs: Mapping[str, Any]) -> Tensor:
         y_BTD: Tensor = self.block.branch(self.number, b_BTD, **inputs)
         return y_BTD
 
-    def learning(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the parameters and the inputs that want a gradient, by name."""
-        inputs = {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
-        return tuple(  # type: ignore[return-value]
-            {name: value for name, value in tensors.items() if value.requires_grad}
-            for tensors in (dict(self.named_parameters()), inputs)
-        )
+    def modes_now(self) -> list[bool]:
+        return [module.training for module in self.modules()]
 
 
 @dataclass
@@ -160,10 +184,11 @@ class _Run:
     steps: list[_Step]
     autocast: Mapping[str, Any] | None = None
 
+    @property
     def learning(self) -> list[Tensor]:
-        """Return everything that wants a gradient, once each."""
-        tensors = (tensor for step in self.steps for of_step in step.learning() for tensor in of_step.values())
-        return list({id(tensor): tensor for tensor in tensors}.values())
+        """Everything that wanted a gradient in forward, once each."""
+        of_steps = ((*step.parameters_learning.values(), *step.inputs_learning.values()) for step in self.steps)
+        return list({id(tensor): tensor for tensors in of_steps for tensor in tensors}.values())
 
     def remember_autocast(self) -> None:
         kind = self.device.type
@@ -184,7 +209,7 @@ class _Run:
 
     def backward(self, step: _Step, b_BTD: Tensor, dy_BTD: Tensor) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """Return the step's branch again, its gradient to b, and those to what it learns, by id."""
-        own, given = step.learning()
+        own, given = step.parameters_learning, step.inputs_learning
         wanted = [*own.values(), *given.values()]
         # Note: [other leaves] With the tensors themselves the hooks on them would run here, and again when autograd
         # gets the gradients of the whole run.
@@ -221,7 +246,7 @@ class _Reversible(torch.autograd.Function):
                 "block='transformer'"
             )
         run: _Run = ctx.run
-        if any(step.block.training != step.mode for step in run.steps):
+        if any(step.modes_now() != step.modes for step in run.steps):
             raise RuntimeError(
                 "reversible blocks run again in backward, as they ran in forward; change between train() and eval() "
                 "after backward"
@@ -234,7 +259,7 @@ class _Reversible(torch.autograd.Function):
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
             a_BTD, b_BTD = b_BTD - y_BTD, a_BTD
             da_BTD, db_BTD = db_BTD, da_BTD + through_BTD
-        return None, da_BTD, db_BTD, *(gradients.get(id(tensor)) for tensor in run.learning())
+        return None, da_BTD, db_BTD, *(gradients.get(id(tensor)) for tensor in run.learning)
 
 
 def _generators(device: torch.device) -> tuple[Tensor, ...]:

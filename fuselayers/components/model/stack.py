@@ -127,6 +127,9 @@ class Stack(Model):
             x_BTD: the embeddings, positions included.
             caches: one `KeyValueCache` per block while text is generated, else None.
             inputs: of every block: key_padding_mask, mask, memory_BSD, memory_padding_mask.
+
+        Raises:
+            RuntimeError: a reversible block has a hook: its sublayers are run, and the block itself is never called.
         """
         first = caches[0].length if caches else 0
         if "rotate" in self.position.needs:

@@ -3,7 +3,8 @@
 x, y    [B, T, D]   B batch, T tokens, D model
 scale   [D]         one per sublayer
 
-A branch is what a sublayer returns; before dropout it becomes  branch * scale * kept[b] / (1 - rate).
+A branch is what a sublayer returns; before dropout it becomes  branch * scale * kept[b] / (1 - rate). In a style that
+normalises branches, the result of the norm does.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,8 +91,11 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def branch(self, number: int, sublayer: Sublayer, x_BTD: Tensor) -> Tensor:
-        """Return what the sublayer of that number adds, before dropout."""
-        y_BTD = sublayer(x_BTD)
+        """Return what the sublayer of that number adds, before dropout, in a style that does not normalise it."""
+        return self.scaled(number, sublayer(x_BTD))
+
+    def scaled(self, number: int, y_BTD: Tensor) -> Tensor:
+        """Return what the sublayer of that number adds, with its LayerScale and stochastic depth."""
         if len(self.scales):
             y_BTD = y_BTD * self.scales[number]
         if self.training and self.skipped > 0:

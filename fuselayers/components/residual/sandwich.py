@@ -5,6 +5,8 @@
     x = x + norm(dropout(attention(norm(x))))
     x = x + norm(dropout(feedforward(norm(x))))
 
+LayerScale and stochastic depth act on what the second norm returns: before it, the norm would undo them.
+
 Ding et al., "CogView", 2021, section 2.4; Gemma 2.
 """
 
@@ -13,6 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ...ops import dropout
 from ..registry import register
 from .residual import Residual, Sublayer
 
@@ -37,6 +40,10 @@ class SandwichResidual(Residual):
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         for number, sublayer in enumerate(sublayers):
-            y_BTD = self.branch(number, sublayer, self.norm(2 * number)(x_BTD))
-            x_BTD = self.norm(2 * number + 1).add(y_BTD, x_BTD, p=self.dropout, style="pre")
+            y_BTD, behind = sublayer(self.norm(2 * number)(x_BTD)), self.norm(2 * number + 1)
+            if len(self.scales) or (self.training and self.skipped > 0):
+                normed_BTD = behind(dropout(y_BTD, self.dropout, training=self.training))
+                x_BTD = x_BTD + self.scaled(number, normed_BTD)
+            else:
+                x_BTD = behind.add(y_BTD, x_BTD, p=self.dropout, style="pre")
         return x_BTD

@@ -234,16 +234,42 @@ def test_weights_that_change_before_backward() -> None:
         y.sum().backward()
 
 
-def test_a_mode_that_changes_before_backward() -> None:
+@pytest.mark.parametrize("part", ["", "blocks.0.attention", "blocks.0.feedforward"])
+def test_a_mode_that_changes_before_backward(part: str) -> None:
     model = Reversible(blocks_of(1, p=0.5))
     y = model(torch.randn(1, 3, 8))
-    model.eval()
+    model.get_submodule(part).eval()
     text = (
         "reversible blocks run again in backward, as they ran in forward; change between train() and eval() after "
         "backward"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
         y.sum().backward()
+
+
+def test_what_learns_is_what_learned_in_forward() -> None:
+    blocks = blocks_of(2).double()
+    before, behind = (blocks[0].residual.norms[0], blocks[1].residual.norms[1])
+    before.weight.requires_grad_(False)
+    x = torch.randn(1, 3, 8, dtype=torch.float64)
+
+    def gradients(model: nn.Module) -> dict[str, Tensor]:
+        blocks.zero_grad()
+        y = model(x)
+        # Of the same shape, so that gradients in another order would pass for each other's.
+        before.weight.requires_grad_(True)
+        behind.bias.requires_grad_(False)
+        blocks[1].attention.qkv.weight.requires_grad_(False)
+        y.square().sum().backward()
+        found = {name: value.grad for name, value in blocks.named_parameters() if value.grad is not None}
+        blocks.requires_grad_(True)
+        before.weight.requires_grad_(False)
+        return found
+
+    got, expected = gradients(Reversible(blocks)), gradients(Plain(blocks))
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    frozen = {"0.residual.norms.0.weight", "1.residual.norms.1.bias", "1.attention.qkv.weight"}
+    assert got.keys() == dict(blocks.named_parameters()).keys() - frozen
 
 
 class Autocast(nn.Module):
@@ -310,6 +336,45 @@ def test_fused_layers_in_them_have_the_same_masks() -> None:
     fused = blocks_of(2, p=0.3, backend="eager")
     fused.load_state_dict(plain.state_dict())
     assert_same_step(Reversible(plain), Reversible(fused), torch.randn(2, 5, 8), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+@pytest.mark.parametrize("view", [False, True])
+def test_a_stack_refuses_hooks_on_its_reversible_blocks(register: str, view: bool) -> None:
+    model = model_of(2, dropout=0.0, attention=HEADS)
+    tokens = torch.randint(13, (2, 7))
+    text = (
+        "a stack runs the sublayers of a reversible block and never calls the block, so its hooks would not run; put "
+        "them on the modules inside it, or take block='transformer'"
+    )
+    handle = getattr(model.blocks[1], register)(lambda *_: None)
+    if view:
+        model.blocks[1] = fuse(model.blocks[1], backend="eager")
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        model(tokens)
+    handle.remove()
+    if view:
+        handle = getattr(model.blocks[1], register)(lambda *_: None)
+        with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+            model(tokens)
+        handle.remove()
+    assert model(tokens).isfinite().all()
+
+
+def test_hooks_on_a_block_by_itself_and_inside_it() -> None:
+    block, calls = blocks_of(1)[0], []
+    block.register_forward_hook(lambda *_: calls.append("block"))
+    block.attention.register_forward_hook(lambda *_: calls.append("attention"))
+    block(torch.randn(1, 3, 8)).sum().backward()
+    assert calls == ["attention", "block", "attention"]
 
 
 def test_functional_transforms_are_refused() -> None:

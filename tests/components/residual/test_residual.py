@@ -4,12 +4,16 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fuselayers.components import Choice, Residual, create, names, register, registry
+from tests.components.compare import randomise
 from tests.components.residual.written_out import D, made
 
 STYLES = names("residual")
+# Those whose stream is a plain sum, so that what a branch adds can be read off it.
+ADDING = [name for name in STYLES if made(name).final_norm]
+NORMS = ["layer_norm", Choice("rms_norm", {"eps": 0.0})]
 
 
 @pytest.mark.parametrize("kind", STYLES)
@@ -35,6 +39,32 @@ def test_in_16_bits_what_is_kept_is_rounded_once(dtype: torch.dtype) -> None:
     kept = branch.flatten(1).any(1)
     assert 10 < kept.sum() < 50
     assert torch.equal(branch[kept], (y[kept].double() / 0.7).to(dtype))
+
+
+def of_one_branch(kind: str, norm: Choice | str, **options: object) -> tuple[Residual, nn.Linear, Tensor]:
+    residual = create("residual", Choice(kind, options), D, num_sublayers=1, norm=norm)
+    return randomise(residual).double(), nn.Linear(D, D).double(), torch.randn(1, 3, D, dtype=torch.float64)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", ADDING)
+def test_the_mean_in_training_is_the_output_in_eval_mode(kind: str, norm: Choice | str) -> None:
+    residual, sublayer, x = of_one_branch(kind, norm, stochastic_depth=0.75, layer_scale=0.3)
+    added = residual.eval()(x, [sublayer]) - x
+    in_training = residual.train()(x.expand(2000, -1, -1), [sublayer]) - x
+    kept = (in_training != 0).flatten(1).any(1).double()
+    torch.testing.assert_close(in_training, 4 * added * kept[:, None, None], rtol=1e-5, atol=1e-9)
+    assert kept.mean().item() == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", ADDING)
+def test_what_a_branch_adds_grows_with_its_scale(kind: str, norm: Choice | str) -> None:
+    residual, sublayer, x = of_one_branch(kind, norm, layer_scale=0.3)
+    added = residual(x, [sublayer]) - x
+    with torch.no_grad():
+        residual.scales[0].mul_(3)
+    torch.testing.assert_close(residual(x, [sublayer]) - x, 3 * added)
 
 
 def test_layer_scale_starts_where_it_is_told_to_and_is_made_anew_on_demand() -> None:

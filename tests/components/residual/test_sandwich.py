@@ -6,8 +6,8 @@ from tests.components.residual.written_out import assert_formula, branch, drop, 
 
 def formula(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
     for i, sublayer in enumerate(sublayers):
-        y = drop(residual, branch(residual, i, sublayer(norm(residual, 2 * i, x))))
-        x = x + norm(residual, 2 * i + 1, y)
+        y = drop(residual, sublayer(norm(residual, 2 * i, x)))
+        x = x + branch(residual, i, norm(residual, 2 * i + 1, y))
     return x
 
 
