@@ -54,8 +54,10 @@ def _keys(name: str) -> str:
     lines = ["| theirs | ours |", "| --- | --- |"]
     for key in family.keys:
         lines.append(f"| `{key.theirs}` | `{key.ours}`{', transposed' if key.transposed else ''} |")
-    for theirs, repeated in family.tied.items():
-        lines.append(f"| `{theirs}`, where embeddings are tied | left out, it repeats `{repeated}` |")
+    placed = {key.theirs for key in family.keys}
+    for theirs, repeated in family.repeated.items():
+        where = ", where embeddings are tied" if theirs in placed else ""
+        lines.append(f"| `{theirs}`{where} | left out, it has to equal `{repeated}` |")
     lines.extend(f"| `{_without_escapes(pattern)}` | left out |" for pattern in family.skipped)
     return "\n".join(lines)
 

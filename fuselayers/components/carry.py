@@ -75,6 +75,10 @@ def carry_weights(source: nn.Module, target: nn.Module) -> Carried:
     have to be the same: an mlp's `up` means something else beside the `gate` of a gated one. A single layer, as a norm,
     gives what it has. What a layer makes of its weights, as attention of another number of heads, is not looked at.
 
+    A module whose weights are other quantities than their names say has an attribute `weights_mean`, a word or two for
+    what they are: an RMS norm's with a unit offset are no scales, but the scales' differences from one. None of its
+    weights agrees with one of a module that has another `weights_mean`, or none.
+
     What does not carry stays as it is in the target. The values are copied, to the target's dtype and device: neither
     model sees the other one's later changes. Where the target uses one weight under several names and the source has
     several, the first name's is carried.
@@ -142,17 +146,25 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
     apart: list[str] = []
     for name, module in target.named_modules(remove_duplicate=False):
         other = theirs.get(name, module)
-        is_layer = not (list(module.children()) or list(other.children()))
-        if is_layer or _class_of(module) is _class_of(other):
-            continue
         start = f"{name}." if name else ""
+        if _meaning_of(module) != _meaning_of(other):
+            apart.append(start)
+            continue
+        is_layer = not (list(module.children()) or list(other.children()))
+        if is_layer or type(_shown(module)) is type(_shown(other)):
+            continue
         if {one for one in before if one.startswith(start)} != {one for one in after if one.startswith(start)}:
             apart.append(start)
     return tuple(apart)
 
 
-def _class_of(module: nn.Module) -> type:
-    return type(module.module if isinstance(module, FusedModule) else module)
+def _meaning_of(module: nn.Module) -> str | None:
+    meaning: str | None = getattr(_shown(module), "weights_mean", None)
+    return meaning
+
+
+def _shown(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, FusedModule) else module
 
 
 def _grouped(lines: _Lines) -> _Lines:

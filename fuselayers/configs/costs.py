@@ -17,6 +17,7 @@ from ..partition.saved_bytes import saved_by_call
 from ..partition.torch_private import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from .build import build
 from .compose import compose
+from .schemas import Config
 from .source import Source
 
 __all__ = ["ModelCosts", "model_costs", "parameter_counts"]
@@ -26,6 +27,9 @@ __all__ = ["ModelCosts", "model_costs", "parameter_counts"]
 class ModelCosts:
     """What one example costs, a sequence as long as the model's context, in training without fusion.
 
+    The example of an encoder_decoder is two such sequences, a source and a target. "Per token" is there per pair, a
+    token that is read and one that is written: the cost of the example, divided by the length of one of the two.
+
     FLOPs are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them: two for a
     multiplication and its addition. Attention counts as if every token looked at every other one, causal or not, and
     its backward without the work that some kernels do twice. The experts of a mixture get as many tokens each, which is
@@ -34,7 +38,7 @@ class ModelCosts:
     Attributes:
         parameters: their number, tied ones once.
         embedding_parameters: how many of them are in tables that are looked up, `nn.Embedding`.
-        tokens: of an example, the model's `context_length`.
+        tokens: of a sequence of the example, the model's `context_length`.
         forward_flops: of an example.
         backward_flops: of an example.
         float32_bytes: what eager mode keeps of an example from forward to backward, in bytes, without the weights, if
@@ -91,7 +95,12 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
     >>> f"{costs.forward_flops_per_token / 1e6:.0f} MFLOP"
     '285 MFLOP'
     """
-    config = compose(source, overrides)
+    # What training costs does not depend on where the question is asked.
+    with torch.inference_mode(False), torch.enable_grad():
+        return _counted(compose(source, overrides))
+
+
+def _counted(config: Config) -> ModelCosts:
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
     if not (hasattr(model, "example_inputs") and hasattr(model, "context_length")):

@@ -41,13 +41,14 @@ class Family:
 
     Args:
         keys: in the order in which tensors that are stacked follow each other.
-        tied: theirs -> the one of theirs that it repeats where embeddings are tied; left out where ours is tied too.
+        repeated: theirs -> the one of theirs that it has to equal; only an untied head, which has a place of its own
+            here, may differ.
         skipped: theirs that mean nothing here, as patterns.
         experts: whether layers hold experts, packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
     """
 
     keys: tuple[Key, ...]
-    tied: Mapping[str, str] = field(default_factory=dict)
+    repeated: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     experts: bool = False
 
@@ -57,12 +58,13 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
 
     Args:
         model: of `fuselayers.build`, with the sizes of theirs: "gpt2_small", "llama3_8b", ...
-        state_dict: of theirs. It is not changed.
+        state_dict: of theirs. It is not changed, and no second copy of it is made: only what is stacked is, first.
         family: a name in `FAMILIES`; llama is mistral's too.
 
     Raises:
-        ValueError: there is no such family; a weight of the model is not there, or has another shape; or one of theirs
-            has no place in the model. Nothing is copied then.
+        ValueError: there is no such family; a weight of the model or of theirs is on the meta device; a weight of the
+            model is not there, or has another shape; or one of theirs has no place in the model, or should repeat
+            another one and does not. Nothing is copied then.
 
     >>> from fuselayers.configs import build
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
@@ -74,7 +76,9 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
         raise ValueError(no_such("family", family, FAMILIES))
     chosen = FAMILIES[family]
     wanted = model.state_dict()
-    found, strangers = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted))
+    _check_have_values("model", wanted, "call its to_empty")
+    _check_have_values("state_dict", state_dict, "load its weights")
+    found, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted))
     found = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in found.items()}
     faults = [f"{name} is not there" for name in wanted if name not in found]
     faults += [
@@ -82,7 +86,8 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
         for name, tensor in found.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
-    faults += [f"{name} has no place in it" for name in [*strangers, *(name for name in found if name not in wanted)]]
+    faults += misfits
+    faults += [f"{name} has no place in it" for name in found if name not in wanted]
     if faults:
         shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
         raise ValueError(f"the state_dict is no {family} of this model's size: {shown}")
@@ -92,27 +97,40 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
 _SHOWN: Final = 5
 
 
+def _check_have_values(whose: str, tensors: Mapping[str, Tensor], advice: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ValueError(f"{name} of the {whose} is on the meta device, where there are no values; {advice} first")
+
+
 def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return their tensors by our names, and those of theirs that nobody wants."""
+    """Return their tensors by our names, and what is wrong with those of theirs that have none."""
     patterns = [(re.compile(re.escape(key.theirs).replace(r"\{\}", r"(\d+)")), key) for key in family.keys]
     parts: dict[str, dict[int, Tensor]] = {}
-    strangers = []
+    misfits = []
     for name, tensor in theirs.items():
         if any(re.fullmatch(skipped, name) for skipped in family.skipped):
             continue
         matches = [
             (order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))
         ]
-        if not matches:
-            strangers.append(name)
-        for order, key, match in matches:
-            ours = key.ours.format(*match.groups())
-            repeated = family.tied.get(name)
-            if ours not in wanted and repeated is not None and torch.equal(tensor, theirs.get(repeated, tensor)):
-                continue
+        placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
+        repeated = family.repeated.get(name)
+        if repeated is not None and not any(ours in wanted for _, _, ours in placed):
+            # Where the other one is missing, it is told as missing.
+            if not torch.equal(tensor, theirs.get(repeated, tensor)):
+                misfits.append(f"{name} has no place of its own in it, and does not equal {repeated}")
+            continue
+        if not placed:
+            misfits.append(f"{name} has no place in it")
+        for order, key, ours in placed:
             parts.setdefault(ours, {})[order] = tensor.T if key.transposed else tensor
-    found = {ours: torch.cat([part[order] for order in sorted(part)]) for ours, part in parts.items()}
-    return found, strangers
+    return {ours: _stacked([part[order] for order in sorted(part)]) for ours, part in parts.items()}, misfits
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    # A single one as it is: `cat` would copy it, and with it all but a few of the weights once more.
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
@@ -155,7 +173,7 @@ _GPT2: Final = Family(
         *_both("transformer.ln_f", "norm"),
         Key("lm_head.weight", "head.weight"),
     ),
-    tied={"lm_head.weight": "transformer.wte.weight"},
+    repeated={"lm_head.weight": "transformer.wte.weight"},
 )
 
 _BERT: Final = Family(
@@ -177,9 +195,12 @@ _BERT: Final = Family(
         Key("cls.predictions.bias", "bias"),
         Key("cls.predictions.decoder.weight", "head.weight"),
     ),
-    tied={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
-    # The first repeats cls.predictions.bias; the second is the head of another task.
-    skipped=(r"cls\.predictions\.decoder\.bias", r"bert\.pooler\..*"),
+    repeated={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    # The head of another task.
+    skipped=(r"bert\.pooler\..*",),
 )
 
 _LLAMA_LAYER: Final = (
@@ -198,9 +219,9 @@ _GATED: Final = (
     Key("model.layers.{}.mlp.down_proj.weight", "blocks.{}.feedforward.down.weight"),
 )
 _SECOND_NORM: Final = (Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),)
-_LLAMA_TIED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
+_LLAMA_REPEATED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
 
-_LLAMA: Final = Family(keys=(*_LLAMA_LAYER, *_SECOND_NORM, *_GATED), tied=_LLAMA_TIED)
+_LLAMA: Final = Family(keys=(*_LLAMA_LAYER, *_SECOND_NORM, *_GATED), repeated=_LLAMA_REPEATED)
 
 _QWEN3: Final = Family(
     keys=(
@@ -208,7 +229,7 @@ _QWEN3: Final = Family(
         Key("model.layers.{}.self_attn.q_norm.weight", "blocks.{}.attention.q_norm.weight"),
         Key("model.layers.{}.self_attn.k_norm.weight", "blocks.{}.attention.k_norm.weight"),
     ),
-    tied=_LLAMA_TIED,
+    repeated=_LLAMA_REPEATED,
 )
 
 _GEMMA2: Final = Family(
@@ -219,7 +240,7 @@ _GEMMA2: Final = Family(
         Key("model.layers.{}.pre_feedforward_layernorm.weight", "blocks.{}.residual.norms.2.weight"),
         Key("model.layers.{}.post_feedforward_layernorm.weight", "blocks.{}.residual.norms.3.weight"),
     ),
-    tied=_LLAMA_TIED,
+    repeated=_LLAMA_REPEATED,
 )
 
 _MIXTRAL: Final = Family(
@@ -231,7 +252,7 @@ _MIXTRAL: Final = Family(
         Key("model.layers.{}.mlp.experts.{}.up_proj", "blocks.{}.feedforward.experts.{}.up.weight"),
         Key("model.layers.{}.mlp.experts.{}.down_proj", "blocks.{}.feedforward.experts.{}.down.weight"),
     ),
-    tied=_LLAMA_TIED,
+    repeated=_LLAMA_REPEATED,
     experts=True,
 )
 
@@ -281,9 +302,9 @@ _T5: Final = Family(
         *_t5_stack("decoder", feedforward=2),
         Key("lm_head.weight", "head.weight"),
     ),
-    tied={"lm_head.weight": "shared.weight"},
-    # Both repeat shared.weight.
-    skipped=(r"(encoder|decoder)\.embed_tokens\.weight",),
+    repeated=dict.fromkeys(
+        ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
+    ),
 )
 
 FAMILIES: Final[dict[str, Family]] = {

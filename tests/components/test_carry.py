@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +9,18 @@ from torch import nn
 from fuselayers.components import (
     MLP,
     Carried,
+    DynamicTanh,
     FusedMLP,
     GatedMLP,
     LayerNorm,
+    LearnedPosition,
+    LocalAttention,
+    MultiHeadAttention,
     PreResidual,
+    RelativePosition,
     RMSNorm,
     SandwichResidual,
+    TokenEmbedding,
     carry_weights,
     compare_weights,
 )
@@ -81,6 +89,38 @@ def test_a_single_layer_of_another_class_gives_what_it_has() -> None:
     assert torch.equal(target.weight, source.weight)
     back = carry_weights(target, LayerNorm(4))
     assert back == Carried(carried=("weight",), new=("bias",))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: RMSNorm(4, unit_offset=True), lambda: RMSNorm(4)),
+        (lambda: RMSNorm(4, unit_offset=True), lambda: LayerNorm(4)),
+        (lambda: RMSNorm(4, unit_offset=True), lambda: DynamicTanh(4)),
+        (lambda: LayerNorm(4), lambda: DynamicTanh(4)),
+        (lambda: TokenEmbedding(6, 4, scale=True), lambda: TokenEmbedding(6, 4)),
+        (lambda: TokenEmbedding(6, 4, scale=True), lambda: nn.Embedding(6, 4)),
+        (lambda: LearnedPosition(6, 4), lambda: RelativePosition(num_heads=4, num_buckets=6)),
+    ],
+)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_weight_that_is_another_quantity_does_not_carry(
+    one: Callable[[], nn.Module], other: Callable[[], nn.Module], fused: bool
+) -> None:
+    for build_source, build_target in ((one, other), (other, one)):
+        source, target = randomise(build_source()), build_target()
+        before = state_of(target)
+        carried = carry_weights(source, fuse(target, backend="eager") if fused else target)
+        assert carried == Carried(new=tuple(target.state_dict()), left=tuple(source.state_dict()))
+        for name, value in target.state_dict().items():
+            assert torch.equal(value, before[name]), name
+        assert carry_weights(source, build_source()).complete
+
+
+def test_projections_mean_the_same_in_every_attention() -> None:
+    source, target = randomise(MultiHeadAttention(8, num_heads=2)), LocalAttention(8, num_heads=2, window=3)
+    assert carry_weights(source, target).complete
+    assert torch.equal(target.qkv.weight, source.qkv.weight)
 
 
 def test_the_same_class_with_other_options_carries_weight_by_weight() -> None:

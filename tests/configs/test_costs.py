@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.cli.main import main
-from fuselayers.components import Choice, registry
+from fuselayers.components import Choice, MixtureOfExperts, names, registry
+from fuselayers.components.attention.inputs import is_able
 from fuselayers.configs import ModelCosts, build, choices, compose, model_costs
 from fuselayers.configs.costs import parameter_counts
 from fuselayers.partition import saved_bytes
@@ -78,6 +79,66 @@ def test_the_bytes_are_those_that_a_real_model_keeps(model: str) -> None:
     assert costs.float32_bytes_per_token == costs.float32_bytes / 17
     assert costs.bfloat16_bytes_per_token == costs.bfloat16_bytes / 17
     assert costs.bfloat16_bytes < costs.float32_bytes
+
+
+def parts_of_every_kind() -> list[list[str]]:
+    found = [[f"model.block={name}"] for name in names("block")]
+    found += [[f"feedforward={name}"] for name in names("feedforward")]
+    found += [
+        [
+            "model.name=decoder" if is_able(name, "causal") else "model.name=encoder",
+            "position=none",
+            f"attention={name}",
+        ]
+        for name in names("attention")
+    ]
+    return [*found, ["model.name=encoder_decoder"], ["model.block=reversible", "attention.dropout=0.1"]]
+
+
+@pytest.mark.parametrize("parts", parts_of_every_kind(), ids=" ".join)
+def test_every_part_is_counted(parts: list[str]) -> None:
+    # Sixteen tokens, so that the experts can have as many each.
+    overrides = [word for word in SMALL if "context" not in word] + ["model.context_length=16", "fusion=off", *parts]
+    costs = costs_of(*overrides)
+    assert costs.forward_flops > 0
+    assert costs.backward_flops > costs.forward_flops
+    for dtype, counted in ((torch.float32, costs.float32_bytes), (torch.bfloat16, costs.bfloat16_bytes)):
+        built: Any = build(overrides=overrides).to(dtype)
+        for module in built.modules():
+            if isinstance(module, MixtureOfExperts):
+                module.capacity_factor = 1.0
+        inputs = built.example_inputs(device="cpu")
+        assert saved_bytes(built, *inputs, parameters=built.buffers()) == counted > 0
+
+
+def test_reversible_blocks_run_forward_twice_and_keep_two_streams() -> None:
+    layers, width, vocabulary, tokens = 2, 32, 61, 17
+    plain = costs_of(*small("gpt_nano"))
+    costs = costs_of(*small("gpt_nano"), "model.block=reversible")
+    head = 2 * vocabulary * width * tokens
+    assert costs.forward_flops == plain.forward_flops
+    assert costs.backward_flops == plain.backward_flops + plain.forward_flops - head
+    deeper = [word.replace(f"num_layers={layers}", f"num_layers={3 * layers}") for word in small("gpt_nano")]
+    more = costs_of(*deeper, "model.block=reversible")
+    assert more.float32_bytes == costs.float32_bytes
+    assert more.forward_flops - head == 3 * (costs.forward_flops - head)
+
+
+def test_an_encoder_decoder_counts_a_source_and_a_target() -> None:
+    layers, width, vocabulary, tokens = 2, 32, 61, 17
+    costs = costs_of(*small("gpt_nano"), "model.name=encoder_decoder")
+    # Three attentions and two feedforwards in a layer of both stacks, each with 2 FLOPs for a weight and a token.
+    weights = layers * (3 * 4 + 2 * 8) * width * width + vocabulary * width
+    scores = layers * 3 * 4 * tokens * width
+    assert costs.tokens == tokens
+    assert costs.forward_flops_per_token == 2 * weights + scores
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_they_are_those_of_training_wherever_they_are_asked_for(mode: Any) -> None:
+    expected = costs_of(*small("gpt_nano"))
+    with mode():
+        assert model_costs(overrides=small("gpt_nano")) == expected
 
 
 def test_the_costs_follow_the_parts() -> None:

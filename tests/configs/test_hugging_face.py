@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselayers.configs import build, choices
 from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
@@ -243,16 +244,17 @@ def test_fused_models_take_the_same_weights(name: str) -> None:
         assert torch.equal(fused.state_dict()[key], tensor), key
 
 
-def small_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a GPT-2 of ours under their names, without `transformers`."""
-    names = {key.ours: key for key in FAMILIES["gpt2"].keys}
+def small_state(model: nn.Module, family: str = "gpt2") -> dict[str, Tensor]:
+    """The weights of a model of ours under their names, without `transformers`."""
+    chosen = FAMILIES[family]
     state = {}
     for name, tensor in model.state_dict().items():
-        number = re.search(r"\.(\d+)\.", name)
-        layer = number[1] if number and name.startswith("blocks") else ""
-        key = names[re.sub(r"^blocks\.\d+", "blocks.{}", name)]
-        state[key.theirs.format(layer)] = tensor.T if key.transposed else tensor
-    return state
+        number = re.search(r"(?<=blocks\.)\d+", name)
+        form = re.sub(r"(?<=blocks\.)\d+", "{}", name)
+        keys = [key for key in chosen.keys if key.ours == form and not re.search(r"\.wi_[01]\.", key.theirs)]
+        for key, part in zip(keys, tensor.chunk(len(keys)), strict=True):
+            state[key.theirs.format(number[0] if number else "")] = part.T if key.transposed else part
+    return state | {one: state[other] for one, other in chosen.repeated.items()}
 
 
 @pytest.fixture
@@ -263,13 +265,67 @@ def gpt2() -> nn.Module:
 def test_the_callers_weights_stay_as_they_are(gpt2: nn.Module) -> None:
     state = {name: tensor.clone() for name, tensor in small_state(gpt2).items()}
     other = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
-    load_hugging_face(other, {**state, "lm_head.weight": state["transformer.wte.weight"]}, family="gpt2")
+    load_hugging_face(other, state, family="gpt2")
     for name, tensor in gpt2.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
     assert all(torch.equal(tensor, small_state(gpt2)[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "bert_tiny", "t5_tiny", "llama3_2_1b"])
+def test_what_they_repeat_has_to_be_equal(name: str) -> None:
+    family, overrides = TWINS[name].family, [*TWINS[name].overrides, "fusion=off"]
+    state = small_state(build(name, overrides), family)
+    model = build(name, overrides)
+    load_hugging_face(model, state, family=family)
+    for repeated, other in FAMILIES[family].repeated.items():
+        assert torch.equal(state[repeated], state[other])
+        before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        text = f"{repeated} has no place of its own in it, and does not equal {other}"
+        with pytest.raises(ValueError, match=f"^the state_dict is no {family} of .*: {re.escape(text)}$"):
+            load_hugging_face(model, {**state, repeated: state[other] + 1}, family=family)
+        assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+        # As a file that leaves out what it would repeat.
+        load_hugging_face(model, {key: tensor for key, tensor in state.items() if key != repeated}, family=family)
+
+
+def test_only_what_is_stacked_is_copied_on_the_way() -> None:
+    class Copied(TorchDispatchMode):
+        sizes: list[int]
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.cat.default:
+                self.sizes.append(result.numel())
+            return result
+
+    for name, stacked in (("gpt2_tiny", 0), ("bert_tiny", 2 * (3 * 32 * 32 + 3 * 32))):
+        model, state = build(name, ["fusion=off"]), small_state(build(name, ["fusion=off"]), TWINS[name].family)
+        mode = Copied()
+        mode.sizes = []
+        with mode:
+            load_hugging_face(model, state, family=TWINS[name].family)
+        assert sum(mode.sizes) == stacked
+
+
+@pytest.mark.parametrize(
+    ("empty", "name", "advice"),
+    [
+        ("model", "blocks.0.attention.qkv.weight", "call its to_empty first"),
+        ("state_dict", "transformer.h.0.attn.c_attn.weight", "load its weights first"),
+    ],
+)
+def test_nothing_is_loaded_where_there_are_no_values(gpt2: nn.Module, empty: str, name: str, advice: str) -> None:
+    state = small_state(gpt2)
+    if empty == "model":
+        gpt2.to("meta")
+    else:
+        state = {key: tensor.to("meta") for key, tensor in state.items()}
+    text = f"{name} of the {empty} is on the meta device, where there are no values; {advice}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        load_hugging_face(gpt2, state, family="gpt2")
 
 
 def without(state: dict[str, Tensor]) -> None:
@@ -298,7 +354,10 @@ def with_a_layer_too_many(state: dict[str, Tensor]) -> None:
         (without, "norm.bias is not there"),
         (with_another_shape, "position.table.weight must be [64, 32], got [8, 32]"),
         (with_a_stranger, "transformer.h.0.attn.rotary has no place in it"),
-        (with_a_head_of_its_own, "head.weight has no place in it"),
+        (
+            with_a_head_of_its_own,
+            "lm_head.weight has no place of its own in it, and does not equal transformer.wte.weight",
+        ),
         (with_a_layer_too_many, "blocks.7.residual.norms.0.bias has no place in it"),
     ],
 )

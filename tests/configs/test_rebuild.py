@@ -185,6 +185,21 @@ def test_rms_norms_keep_their_weights_and_leave_the_bias_behind() -> None:
     assert torch.equal(rebuilt.norm.weight, built.norm.weight)
 
 
+@pytest.mark.parametrize("override", ["norm=layer_norm", "norm.unit_offset=false"])
+def test_weights_that_are_scales_less_one_do_not_become_scales(override: str) -> None:
+    built = build("gemma2_tiny", ["fusion=off", "model.num_layers=1"])
+    with pytest.raises(RebuildError):
+        rebuild(built, [override], strict=True)
+    rebuilt, text = report_of(built, [override])
+    new = "weight, norm.bias new" if override == "norm=layer_norm" else "weight new"
+    assert f"  norm.{new}; norm.weight left behind" in text.splitlines()
+    assert rebuilt.norm.weight.eq(1).all()
+    # As it was, since a scale less one begins at zero; with the weights carried as they stand all of it would be zero.
+    tokens_BT = torch.arange(5)[None]
+    if override == "norm.unit_offset=false":
+        torch.testing.assert_close(rebuilt(tokens_BT), built(tokens_BT))
+
+
 def test_blocks_carry_by_their_number() -> None:
     built = tiny()
     fewer, text = report_of(built, ["model.num_layers=1"])

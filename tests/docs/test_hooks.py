@@ -90,7 +90,14 @@ def test_every_shipped_model_is_on_the_page_on_configs() -> None:
 
 def test_no_backslash_shows_within_code() -> None:
     assert "| `num_kv_heads` | `int | None` | at least 1 | `None` |" in filled("<!-- options: attention -->")
-    assert "| `(encoder|decoder).embed_tokens.weight` | left out |" in filled("<!-- keys: t5 -->")
+    assert "| `bert.pooler.*` | left out |" in filled("<!-- keys: bert -->")
+
+
+def test_what_has_to_be_repeated_is_told_from_what_may_be() -> None:
+    rows = _rows(filled("<!-- keys: t5 -->"))
+    repeats = "left out, it has to equal `shared.weight`"
+    assert ["`encoder.embed_tokens.weight`", repeats] in rows
+    assert ["`lm_head.weight`, where embeddings are tied", repeats] in rows
 
 
 def test_a_marker_is_a_line_by_itself() -> None:

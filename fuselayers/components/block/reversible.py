@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...ops import dropout
+from ...partition.torch_private import FakeTensor
 from ..hooks import has_hooks
 from ..registry import register, title
 from ..residual import PreResidual
@@ -149,7 +150,8 @@ class _Step(nn.Module):
     """One sublayer of one block; a module, so that `functional_call` can put other tensors in its parameters' place.
 
     `generators` is what torch's generators were before it drew from them, None if it drew nothing. What forward found
-    is kept for backward: the parameters and the inputs that want a gradient, by name, and the modes of all modules.
+    is kept for backward: the parameters and buffers that it held, which of them and of the inputs want a gradient, by
+    name, and the modes of all modules.
     """
 
     def __init__(self, block: Any, inputs: Mapping[str, Any], number: int) -> None:
@@ -161,7 +163,9 @@ class _Step(nn.Module):
         # `rotate` is a method of a position, or a partial of one, and the position may learn.
         owners = [getattr(getattr(value, "func", value), "__self__", None) for value in inputs.values()]
         self.owners = nn.ModuleList(owner for owner in owners if isinstance(owner, nn.Module))
-        self.parameters_learning = {name: value for name, value in self.named_parameters() if value.requires_grad}
+        # Those of forward: in backward `functional_call` around a model has put the model's own ones back.
+        self.held = dict((*self.named_parameters(), *self.named_buffers()))
+        self.parameters_learning = {name: value for name, value in self.held.items() if value.requires_grad}
         self.inputs_learning = {
             name: value for name, value in inputs.items() if isinstance(value, Tensor) and value.requires_grad
         }
@@ -200,10 +204,12 @@ class _Run:
 
     def forward(self, step: _Step, b_BTD: Tensor) -> Tensor:
         """Return the step's branch, and note what it draws."""
-        before = _generators(self.device)
+        # Fake tensors draw nothing, and among them a generator's state has no values to compare.
+        draws = not isinstance(b_BTD, FakeTensor)
+        before = _generators(self.device) if draws else ()
         with self._alike():
             y_BTD: Tensor = step(b_BTD.to(self.dtype), step.inputs)
-        drew = not all(map(torch.equal, before, _generators(self.device)))
+        drew = draws and not all(map(torch.equal, before, _generators(self.device)))
         step.generators = before if drew else None
         return y_BTD
 
@@ -214,10 +220,13 @@ class _Run:
         # Note: [other leaves] With the tensors themselves the hooks on them would run here, and again when autograd
         # gets the gradients of the whole run.
         b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *wanted))
-        parameters = dict(zip(own, leaves[: len(own)], strict=True))
-        inputs = dict(step.inputs) | dict(zip(given, leaves[len(own) :], strict=True))
+        held = step.held | dict(zip(own, leaves[: len(own)], strict=True))
         with torch.enable_grad(), _replayed(step.generators, self.device), self._alike():
-            y_BTD = functional_call(step, parameters, (b_BTD.to(self.dtype), inputs))
+            # Note: [no leaf into a module] Hooks that follow modules through backward, as those of torch's
+            # FlopCounterMode, cannot be put on a leaf of `autograd.grad`.
+            of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(own) :])
+            inputs = dict(step.inputs) | dict(zip(given, of_leaves, strict=True))
+            y_BTD = functional_call(step, held, (b_BTD.view_as(b_BTD).to(self.dtype), inputs))
         through_BTD, *found = torch.autograd.grad(y_BTD, [b_BTD, *leaves], dy_BTD.to(y_BTD.dtype), allow_unused=True)
         # The norm of another sublayer gets none here, and what nothing reads none at all, as with autograd's own.
         gradients = {id(one): dx for one, dx in zip(wanted, found, strict=True) if dx is not None}

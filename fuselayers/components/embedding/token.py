@@ -41,6 +41,11 @@ class TokenEmbedding(nn.Embedding):
         super().__init__(vocab_size, hidden_dim)
         self.scale = scale
 
+    @property
+    def weights_mean(self) -> str | None:
+        """What the weight is where it is not the vectors themselves, for `carry_weights`."""
+        return "vectors by sqrt(D)" if self.scale else None
+
     def forward(self, tokens: Tensor) -> Tensor:
         """[...] -> [..., D] in the weight's dtype."""
         y = super().forward(tokens)

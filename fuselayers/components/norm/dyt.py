@@ -7,6 +7,8 @@
 Zhu, Chen, He, LeCun, Liu, "Transformers without normalization", 2025, section 4.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +35,9 @@ class DynamicTanh(Norm):
     >>> DynamicTanh(3)(torch.tensor([-1e9, 0.0, 2.0])).detach()
     tensor([-1.0000,  0.0000,  0.7616])
     """
+
+    # Beside the alpha of its tanh no weight is the scale of a normalised x; see `carry_weights`.
+    weights_mean: ClassVar[str] = "scale of a tanh"
 
     @in_range
     def __init__(self, hidden_dim: Size, *, alpha: Positive = 0.5, bias: bool = True) -> None:

@@ -46,6 +46,11 @@ class RMSNorm(Norm):
         self.weight = nn.Parameter(torch.empty(hidden_dim))
         self.reset_parameters()
 
+    @property
+    def weights_mean(self) -> str | None:
+        """What the weight is where it is no scale, for `carry_weights`."""
+        return "scale less one" if self.unit_offset else None
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Fill the weight anew, so that the scale is one."""

@@ -44,6 +44,9 @@ class RelativePosition(Position):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"num_heads", "causal"})
 
+    # Under the name that a table of vectors has elsewhere; see `carry_weights`.
+    weights_mean: ClassVar[str] = "biases of distances"
+
     @in_range
     def __init__(
         self, *, num_heads: Size | None, num_buckets: Size = 32, max_distance: Size = 128, causal: bool = True

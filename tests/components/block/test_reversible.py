@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.components import Choice, Decoder, Encoder, LayerChange, ReversibleBlock
 from fuselayers.components.block.reversible import run_reversible
@@ -381,6 +382,34 @@ def test_functional_transforms_are_refused() -> None:
     model = Reversible(blocks_of(1))
     with pytest.raises(RuntimeError, match="functorch transforms"):
         torch.func.grad(lambda x: model(x).sum())(torch.randn(1, 3, 8))
+
+
+def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
+    """`functional_call` is over when backward runs the sublayers again, and the model has its own weights back."""
+    model, plain = Reversible(blocks_of(2, p=0.1).double()), Plain(blocks_of(2, p=0.1).double())
+    lent = {name: value.detach().clone().requires_grad_() for name, value in plain.named_parameters()}
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.manual_seed(1)
+    torch.func.functional_call(model, lent, x).square().sum().backward()
+    torch.manual_seed(1)
+    plain(x).square().sum().backward()
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(lent[name].grad, value.grad, rtol=1e-9, atol=1e-9, msg=name)
+    assert all(value.grad is None for value in model.parameters())
+
+
+def test_torch_counts_its_flops_with_the_second_forward() -> None:
+    model, x = Reversible(blocks_of(2)), torch.randn(1, 3, 8, requires_grad=True)
+    counts = []
+    for other in (model, Plain(model.blocks)):
+        with FlopCounterMode(display=False) as counter:
+            y = other(x)
+            forward = counter.get_total_flops()
+            y.sum().backward()
+            counts.append((forward, counter.get_total_flops()))
+    (forward, with_backward), (plain_forward, plain_with_backward) = counts
+    assert forward == plain_forward > 0
+    assert with_backward == plain_with_backward + forward
 
 
 def test_copies_and_the_plain_blocks_weights() -> None:
