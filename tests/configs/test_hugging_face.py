@@ -1,9 +1,11 @@
 """The shipped architectures against `transformers`: the same outputs for the same weights."""
 
+import functools
 import importlib
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fuselayers.components import (
+    FusedMLP,
+    GatedMLP,
+    MixtureOfExperts,
+    MultiHeadAttention,
+    Norm,
+    RelativePosition,
+    RotaryPosition,
+)
+from fuselayers.components.model import Stack
 from fuselayers.configs import build, choices
 from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
 
@@ -38,6 +50,219 @@ PARAMETERS = {
     "t5_small": 60_506_624,
     "vit_b16": 86_567_656,
     "vit_l16": 304_326_632,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What a release says of a model beside its number of parameters, which holds for all of its layers."""
+
+    entries: int  # tokens of the vocabulary, or classes
+    hidden_dim: int
+    num_layers: int
+    context_length: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    width: int
+    activation: str
+    norm: str
+    eps: float
+    residual: str
+    position: tuple[Any, ...]
+    tied: bool
+    attention_bias: bool = False
+    feedforward_bias: bool = False
+    gated: bool = False
+    windows: tuple[int | None, ...] = (None,)  # of layers in turn
+    soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    logit_scale: float = 1.0
+    embedding_scale: bool = False
+    unit_offset: bool = False
+    qk_norm: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    experts: tuple[int, int, float] | None = None  # how many, of which a token passes, coefficient of their balance
+    segments: int | None = None
+    image: tuple[int, int] | None = None  # size and patch
+
+
+BIASES = {"attention_bias": True, "feedforward_bias": True}
+# config.json of openai-community/gpt2*. Its attn_pdrop of 0.1 is left out, as the file says.
+GPT2 = {
+    "entries": 50257,
+    "context_length": 1024,
+    "head_dim": 64,
+    "scale": 0.125,
+    "activation": "gelu_tanh",
+    "norm": "LayerNorm",
+    "eps": 1e-5,
+    "residual": "PreResidual",
+    "position": ("LearnedPosition",),
+    "tied": True,
+    "dropout": 0.1,
+    **BIASES,
+}
+# google-bert/bert-*-uncased.
+BERT = {
+    "entries": 30522,
+    "context_length": 512,
+    "head_dim": 64,
+    "scale": 0.125,
+    "activation": "gelu",
+    "norm": "LayerNorm",
+    "eps": 1e-12,
+    "residual": "PostResidual",
+    "position": ("LearnedPosition",),
+    "tied": True,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "segments": 2,
+    **BIASES,
+}
+# google/vit-*-patch16-224. The context is the 14 x 14 patches and the class token.
+VIT = {
+    "entries": 1000,
+    "context_length": 197,
+    "head_dim": 64,
+    "scale": 0.125,
+    "activation": "gelu",
+    "norm": "LayerNorm",
+    "eps": 1e-12,
+    "residual": "PreResidual",
+    "position": ("LearnedPosition",),
+    "tied": False,
+    "image": (224, 16),
+    **BIASES,
+}
+# google-t5/t5-*. Its dropout on the probabilities is left out, as the file says.
+OF_T5 = {
+    "entries": 32128,
+    "context_length": 512,
+    "head_dim": 64,
+    "scale": 1.0,
+    "activation": "relu",
+    "norm": "RMSNorm",
+    "eps": 1e-6,
+    "residual": "PreResidual",
+    "position": ("RelativePosition", 32, 128),
+    "tied": True,
+    "dropout": 0.1,
+    "hidden_dropout": 0.1,
+}
+GATED = {
+    "norm": "RMSNorm",
+    "residual": "PreResidual",
+    "activation": "silu",
+    "gated": True,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+    "scale": 1 / math.sqrt(128),
+}
+# google/gemma-2-*.
+GEMMA2 = {
+    **GATED,
+    "entries": 256000,
+    "context_length": 8192,
+    "head_dim": 256,
+    "scale": 0.0625,  # query_pre_attn_scalar 256
+    "activation": "gelu_tanh",
+    "eps": 1e-6,
+    "residual": "SandwichResidual",
+    "position": ("RotaryPosition", 10000.0),
+    "tied": True,
+    "windows": (4096, None),
+    "soft_cap": 50.0,
+    "logit_soft_cap": 30.0,
+    "embedding_scale": True,
+    "unit_offset": True,
+}
+# Qwen/Qwen3-*. 32,768 is the length of training in their report.
+QWEN3 = {
+    **GATED,
+    "entries": 151936,
+    "context_length": 32768,
+    "eps": 1e-6,
+    "position": ("RotaryPosition", 1000000.0),
+    "qk_norm": True,
+}
+
+PUBLISHED = {
+    "gpt2_small": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **GPT2),
+    "gpt2_medium": Published(hidden_dim=1024, num_layers=24, num_heads=16, num_kv_heads=16, width=4096, **GPT2),
+    "gpt2_large": Published(hidden_dim=1280, num_layers=36, num_heads=20, num_kv_heads=20, width=5120, **GPT2),
+    "gpt2_xl": Published(hidden_dim=1600, num_layers=48, num_heads=25, num_kv_heads=25, width=6400, **GPT2),
+    "bert_base": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **BERT),
+    "bert_large": Published(hidden_dim=1024, num_layers=24, num_heads=16, num_kv_heads=16, width=4096, **BERT),
+    "vit_b16": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **VIT),
+    "vit_l16": Published(hidden_dim=1024, num_layers=24, num_heads=16, num_kv_heads=16, width=4096, **VIT),
+    "t5_small": Published(
+        hidden_dim=512, num_layers=6, num_heads=8, num_kv_heads=8, width=2048, logit_scale=512**-0.5, **OF_T5
+    ),
+    "t5_base": Published(
+        hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, logit_scale=768**-0.5, **OF_T5
+    ),
+    "gemma2_2b": Published(**{**GEMMA2, "num_kv_heads": 4}, hidden_dim=2304, num_layers=26, num_heads=8, width=9216),
+    "gemma2_9b": Published(**GEMMA2, hidden_dim=3584, num_layers=42, num_heads=16, width=14336),
+    "qwen3_0_6b": Published(hidden_dim=1024, num_layers=28, num_heads=16, width=3072, tied=True, **QWEN3),
+    "qwen3_8b": Published(hidden_dim=4096, num_layers=36, num_heads=32, width=12288, tied=False, **QWEN3),
+    # meta-llama/Meta-Llama-3-8B.
+    "llama3_8b": Published(
+        entries=128256,
+        hidden_dim=4096,
+        num_layers=32,
+        context_length=8192,
+        num_heads=32,
+        width=14336,
+        eps=1e-5,
+        position=("RotaryPosition", 500000.0),
+        tied=False,
+        **GATED,
+    ),
+    # meta-llama/Llama-3.2-1B.
+    "llama3_2_1b": Published(
+        **{**GATED, "head_dim": 64, "scale": 0.125},
+        entries=128256,
+        hidden_dim=2048,
+        num_layers=16,
+        context_length=131072,
+        num_heads=32,
+        width=8192,
+        eps=1e-5,
+        position=("RotaryPosition", 500000.0, "llama3", 32.0, 8192, 1.0, 4.0),
+        tied=True,
+    ),
+    # mistralai/Mistral-7B-v0.1.
+    "mistral_7b": Published(
+        entries=32000,
+        hidden_dim=4096,
+        num_layers=32,
+        context_length=32768,
+        num_heads=32,
+        width=14336,
+        eps=1e-5,
+        position=("RotaryPosition", 10000.0),
+        tied=False,
+        windows=(4096,),
+        **GATED,
+    ),
+    # mistralai/Mixtral-8x7B-v0.1.
+    "mixtral_8x7b": Published(
+        entries=32000,
+        hidden_dim=4096,
+        num_layers=32,
+        context_length=32768,
+        num_heads=32,
+        width=14336,
+        eps=1e-5,
+        position=("RotaryPosition", 1000000.0),
+        tied=False,
+        experts=(8, 2, 0.02),
+        **GATED,
+    ),
 }
 # Sizes of our own: nothing is published to compare them with.
 OWN = {"gpt_nano", "llama_tiny"}
@@ -72,20 +297,11 @@ LLAMA3_2 = rope(
     high_freq_factor=4.0,
 )
 
-LLAMA_TINY = [
-    "model.vocab_size=256",
-    "model.hidden_dim=32",
-    "model.num_layers=2",
-    "attention.num_heads=4",
-    "attention.num_kv_heads=2",
-    "feedforward.width=64",
-]
+TINY = ["model.vocab_size=256", "model.hidden_dim=32", "model.num_layers=2", "attention.num_heads=4"]
+LLAMA_TINY = [*TINY, "attention.num_kv_heads=2", "feedforward.width=64"]
 T5_1_1_TINY = [
-    "model.vocab_size=256",
-    "model.hidden_dim=32",
-    "model.num_layers=2",
+    *TINY,
     "model.logit_scale=1",
-    "attention.num_heads=4",
     "attention.head_dim=16",
     "feedforward=gated_mlp",
     "feedforward.width=128",
@@ -107,29 +323,14 @@ TWINS = {
         "llama",
         "LlamaForCausalLM",
         {**LLAMA, "rms_norm_eps": 1e-5, **rope(500000.0)},
-        [
-            "model.vocab_size=256",
-            "model.hidden_dim=32",
-            "model.num_layers=2",
-            "attention.num_heads=4",
-            "attention.num_kv_heads=2",
-            "feedforward.width=64",
-        ],
+        LLAMA_TINY,
     ),
     "llama3_2_1b": Twin(
         "llama",
         "llama",
         "LlamaForCausalLM",
         {**LLAMA, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, **LLAMA3_2},
-        [
-            "model.vocab_size=256",
-            "model.hidden_dim=32",
-            "model.num_layers=2",
-            "attention.num_heads=4",
-            "attention.num_kv_heads=2",
-            "feedforward.width=64",
-            "position.original_length=16",
-        ],
+        [*LLAMA_TINY, "position.original_length=16"],
     ),
     "mistral_tiny": Twin(
         "llama", "mistral", "MistralForCausalLM", {**LLAMA, "rms_norm_eps": 1e-5, "sliding_window": 8, **rope(10000.0)}
@@ -164,17 +365,7 @@ TWINS = {
         "t5",
         "T5ForConditionalGeneration",
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},  # which ties, and leaves the scale out
-        [
-            "model.vocab_size=256",
-            "model.hidden_dim=32",
-            "model.num_layers=2",
-            "attention.num_heads=4",
-            "attention.head_dim=16",
-            "model.logit_scale=1",
-            "feedforward=gated_mlp",
-            "feedforward.width=128",
-            "feedforward.activation=gelu_tanh",
-        ],
+        T5_1_1_TINY,
     ),
 }
 
@@ -211,10 +402,86 @@ def test_every_shipped_model_is_compared_or_counted() -> None:
     assert {twin.family for twin in TWINS.values()} == set(FAMILIES)
 
 
+@functools.cache
+def of_full_size(name: str) -> Any:
+    with torch.device("meta"):
+        return build(name, ["fusion=off"])
+
+
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_number_of_parameters(name: str) -> None:
-    with torch.device("meta"):
-        assert build(name, ["fusion=off"]).num_parameters() == PARAMETERS[name]
+    assert of_full_size(name).num_parameters() == PARAMETERS[name]
+
+
+def only(values: Iterable[Any]) -> Any:
+    """The one value that all have."""
+    (value,) = set(values)
+    return value
+
+
+def parts_of(model: nn.Module, *kinds: type) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, kinds)]
+
+
+def position_of(position: Any) -> tuple[Any, ...]:
+    if isinstance(position, RelativePosition):
+        return "RelativePosition", position.table.num_embeddings, position.max_distance
+    if not isinstance(position, RotaryPosition):
+        return (type(position).__name__,)
+    assert (position.interleaved, position.fraction) == (False, 1.0)
+    scaling = (position.scaling, position.factor, position.original_length)
+    factors = (position.low_frequency_factor, position.high_frequency_factor)
+    return "RotaryPosition", position.base, *(() if position.scaling == "none" else (*scaling, *factors))
+
+
+def what_it_is(model: Any, *, windows: int) -> Published:
+    """The same of one of ours, read from its modules; of windows the first few, which come again and again."""
+    stacks = parts_of(model, Stack)
+    blocks = [block for stack in stacks for block in stack.blocks]
+    attentions, mlps = parts_of(model, MultiHeadAttention), parts_of(model, FusedMLP, GatedMLP)
+    norms, mixtures = parts_of(model, Norm), parts_of(model, MixtureOfExperts)
+    of_windows = tuple(block.attention.window for block in blocks)
+    assert of_windows == of_windows[:windows] * (len(of_windows) // windows)
+    token = getattr(model, "token", None)
+    return Published(
+        entries=token.num_embeddings if token else model.head.out_features,
+        hidden_dim=model.hidden_dim,
+        num_layers=only(len(stack.blocks) for stack in stacks),
+        context_length=only(module.context_length for module in (model, *stacks)),
+        num_heads=only(attention.num_heads for attention in attentions),
+        num_kv_heads=only(attention.num_kv_heads for attention in attentions),
+        head_dim=only(attention.head_dim for attention in attentions),
+        scale=only(attention.scale for attention in attentions),
+        width=only(mlp.up.out_features for mlp in mlps),
+        activation=only(mlp.activation for mlp in mlps),
+        norm=only(type(norm).__name__ for norm in norms),
+        eps=only(norm.eps for norm in norms),
+        residual=only(type(block.residual).__name__ for block in blocks),
+        position=only(position_of(stack.position) for stack in stacks),
+        tied=token is not None and model.head is None,
+        attention_bias=only(getattr(one, part).bias is not None for one in attentions for part in ("qkv", "out")),
+        feedforward_bias=only(getattr(one, part).bias is not None for one in mlps for part in ("up", "down")),
+        gated=only(isinstance(mlp, GatedMLP) for mlp in mlps),
+        windows=of_windows[:windows],
+        soft_cap=only(attention.soft_cap for attention in attentions),
+        logit_soft_cap=getattr(model, "logit_soft_cap", None),
+        logit_scale=model.logit_scale,
+        embedding_scale=token is not None and token.scale,
+        unit_offset=only(getattr(norm, "unit_offset", False) for norm in norms),
+        qk_norm=only(norm is not None for attention in attentions for norm in (attention.q_norm, attention.k_norm)),
+        dropout=only(part.dropout for part in (model, *(block.residual for block in blocks))),
+        attention_dropout=only(attention.dropout for attention in attentions),
+        hidden_dropout=only(mlp.dropout for mlp in mlps),
+        experts=only((len(one.experts), one.top_k, one.balance_coefficient) for one in mixtures) if mixtures else None,
+        segments=model.segment.num_embeddings if hasattr(model, "segment") else None,
+        image=(model.image_size, only(model.patch.projection.kernel_size)) if token is None else None,
+    )
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_number_is_the_published_one(name: str) -> None:
+    published = PUBLISHED[name]
+    assert what_it_is(of_full_size(name), windows=len(published.windows)) == published
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -61,7 +61,8 @@ class EncoderDecoder(Model):
         block: the kind of block, by name or with its options.
         layers: other parts for some of the encoder's blocks, see `LayerChange`.
         decoder_layers: other parts for some of the decoder's blocks.
-        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of what the norm at
+            the end of a stack returns where there is one, as in T5; 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         logit_scale: what the logits are multiplied by; hidden_dim ** -0.5 in the first T5, which ties.
         start_token: the token that a target is generated from.
@@ -213,7 +214,7 @@ class EncoderDecoder(Model):
         """Return the memory of a source: [B, S] -> [B, S, D]."""
         x_BSD: Tensor = self.encoder.position(look_up(self.token, source_BS, "source"))
         x_BSD = dropout_op(x_BSD, self.dropout, training=self.training)
-        return self.encoder.run_blocks(x_BSD, key_padding_mask=source_padding_mask)
+        return self._ended(self.encoder, self.encoder.run_blocks(x_BSD, key_padding_mask=source_padding_mask))
 
     def decode(
         self,
@@ -234,9 +235,10 @@ class EncoderDecoder(Model):
         first = caches[0].length if caches else 0
         x_BTD: Tensor = self.decoder.position(look_up(self.token, inputs_BT, "inputs"), first=first)
         x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
-        return self.decoder.run_blocks(
+        x_BTD = self.decoder.run_blocks(
             x_BTD, caches=caches, memory_BSD=memory_BSD, memory_padding_mask=source_padding_mask
         )
+        return self._ended(self.decoder, x_BTD)
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
         """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0.
@@ -301,6 +303,10 @@ class EncoderDecoder(Model):
                 top_k=top_k,
                 generator=generator,
             )[:, 1:]
+
+    def _ended(self, stack: Stack, x: Tensor) -> Tensor:
+        # As in the released code of T5 (mesh_tensorflow, LayerStack). A stack without this norm has dropped already.
+        return x if stack.norm is None else dropout_op(x, self.dropout, training=self.training)
 
     def _shifted(self, targets_BT: Tensor) -> Tensor:
         start_B1 = torch.full_like(targets_BT[:, :1], self.start_token)

@@ -18,6 +18,7 @@ from fuselayers.components import (
     Scheme,
     initialise,
 )
+from fuselayers.components.model import Stack
 from fuselayers.configs import build
 from fuselayers.ops import dropout
 from fuselayers.partition import saved_bytes
@@ -103,18 +104,23 @@ def test_inputs_and_targets_of_ones_own() -> None:
     torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
 
 
-def test_dropout_of_both_embeddings_and_all_branches() -> None:
-    model = made(dropout=0.3)
+@pytest.mark.parametrize("residual", ["pre", "post"])
+def test_dropout_of_both_embeddings_all_branches_and_both_ends(residual: str) -> None:
+    model = made(dropout=0.3, residual=residual)
+
+    def ended(stack: Stack, x: Tensor) -> Tensor:
+        return dropout(stack.norm(x), 0.3) if residual == "pre" else x
+
     source, inputs = tokens(2, 4), tokens(2, 6)
     torch.manual_seed(4)
     memory = dropout(model.encoder.position(model.token(source)), 0.3)
     for block in model.encoder.blocks:
         memory = block(memory)
-    memory = model.encoder.norm(memory)
+    memory = ended(model.encoder, memory)
     x = dropout(model.decoder.position(model.token(inputs)), 0.3)
     for block in model.decoder.blocks:
         x = block(x, memory_BSD=memory)
-    expected = model.decoder.norm(x) @ model.token.weight.T
+    expected = ended(model.decoder, x) @ model.token.weight.T
     torch.manual_seed(4)
     torch.testing.assert_close(model(source, inputs_BT=inputs), expected)
 
