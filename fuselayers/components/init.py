@@ -7,12 +7,14 @@
     gpt2       std                   std / sqrt(J)            std
     bert       std                   std                      std
     small      sqrt(2 / (5 D))       2 / (L sqrt(D))          sqrt(2 / (5 I))
-    deepnorm   std                   xavier normal, beta      xavier normal; beta, for queries and keys 1
+    deepnorm   std                   xavier normal, beta      xavier normal; beta for values and feedforwards
     vit        std; head 0           xavier uniform           xavier uniform
     mup        std                   std sqrt(B/D) / sqrt(J)  std sqrt(B/D), B the base width
 
 An entry is a normal distribution's deviation where it does not say otherwise. Into the stream lead `attention.out`,
-`cross_attention.out` and `feedforward.down`, of experts too. Biases are zero, norms' weights one.
+`cross_attention.out` and `feedforward.down`, of experts too. The projection of patches counts among the embeddings, but
+with vit among the other matrices; it is what stands in a module by the name `patch`. Biases are zero, norms' weights
+one.
 """
 
 import math
@@ -35,6 +37,7 @@ SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)
 
 _OUT: Final = re.compile(r"(?:^|\.)(?:cross_)?attention\.out$")
 _FEEDFORWARD: Final = re.compile(r"(?:^|\.)feedforward(?:\.|$)")
+_PATCH: Final = re.compile(r"(?:^|\.)patch(?:\.|$)")
 _DOWN: Final = re.compile(r"(?:^|\.)feedforward\.(?:(?:experts|shared)\.\d+\.)?down$")
 # The projections of an attention by their names -> what is packed in their rows, in this order.
 _PACKED: Final[dict[str, tuple[str, ...]]] = {
@@ -46,6 +49,8 @@ _PACKED: Final[dict[str, tuple[str, ...]]] = {
 }
 _INTO_STREAM: Final = ("out", "down")
 _OUTSIDE: Final = ("embedding", "head", "patch")
+# What mup leaves as it is at every width.
+_NOT_SCALED: Final = (*_OUTSIDE, "without_width")
 _VIT_TOKEN_STD: Final = 1e-6
 
 
@@ -62,19 +67,22 @@ def initialise(
     """Fill every parameter of a model anew; models do it when they are built.
 
     It may be called again, above all after `model.to_empty(device=...)` of a model from the meta device: nothing is
-    left as it was. What is neither a matrix nor a norm comes from the `reset_parameters()` of the module that owns it,
-    which has the last word on the modules inside it too.
+    left as it was. What is neither a matrix nor a norm, buffers too, comes from the `reset_parameters()` of the module
+    that owns it, which has the last word on the modules inside it too. A class with linear layers of which neither side
+    grows with the model, as Linformer's [P, L] along the tokens, names them in a frozenset `without_width`.
 
     The sources. gpt2: Radford et al. 2019, section 2.3. bert: Devlin et al. 2018, normal rather than truncated normal
     as in the common PyTorch port. small: Nguyen and Salazar 2019 (SmallInit), and for the matrices into the stream
     Wang and Komatsuzaki 2021 (`wang_init`), together as in GPT-NeoX-20B (Black et al. 2022, section 2.1). deepnorm:
-    Wang et al. 2022, figure 2. vit: Chen et al. 2021 (MoCo v3) as in timm, where packed queries, keys and values count
-    as three matrices and a class token has the deviation 1e-6. mup: Yang et al. 2022 (Tensor Programs V), table 8; it
-    is gpt2 where D = B. The model then multiplies its logits by B / D, and the optimizer wants `parameter_groups`. A
-    wider model should have more heads; larger ones want their scores scaled by sqrt(base head_dim) / head_dim.
+    Wang et al. 2022, figure 2. vit: the released code of Chen et al. 2021 (MoCo v3), where packed queries, keys and
+    values count as three matrices and a class token has the deviation 1e-6; the head that starts at zero is that of
+    Dosovitskiy et al. 2020, section 3.2. mup: Yang et al. 2022 (Tensor Programs V), table 8; it is gpt2 where D = B.
+    The model then multiplies its logits by B / D, and the optimizer wants `parameter_groups`. A wider model should have
+    more heads; larger ones want their scores scaled by sqrt(base head_dim) / head_dim.
 
     Args:
-        model: any module; it is changed in place.
+        model: any module; it is changed in place. Its width D is its attribute `hidden_dim`; for small, a table's own
+            width stands in where there is none.
         scheme: one of `SCHEMES`.
         num_layers: L, number of blocks; of an encoder-decoder, those of the encoder.
         num_decoder_layers: blocks of the decoder of an encoder-decoder, the modules under the name `decoder`.
@@ -84,7 +92,8 @@ def initialise(
     Raises:
         ValueError: there is no such scheme, a number is out of its range, mup without a base width, a base width
             without mup, or mup for a model that does not tell its width by an attribute `hidden_dim`.
-        TypeError: a module has parameters of its own and no `reset_parameters()`.
+        TypeError: a module has parameters or buffers of its own and no `reset_parameters()`, or a linear layer or a
+            table has some beside its weight and bias.
 
     >>> layer = nn.Linear(4, 4)
     >>> initialise(layer, "gpt2", num_layers=2)
@@ -96,10 +105,11 @@ def initialise(
     shrink = 1.0 if base_width is None else math.sqrt(base_width / _width(model))
     crosses = any(name.endswith("cross_attention") for name, _ in model.named_modules())
     decoder = num_decoder_layers
-    main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, std=std, shrink=shrink)
+    alike: dict[str, Any] = {"std": std, "shrink": shrink, "width": _known_width(model)}
+    main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, **alike)
     other = main
     if decoder:
-        other = _Stack(decoder, beta=(12 * decoder) ** -0.25, crosses=crosses, std=std, shrink=shrink)
+        other = _Stack(decoder, beta=(12 * decoder) ** -0.25, crosses=crosses, **alike)
     with torch.no_grad():
         for name, module, parent in _matrices(model):
             stack = other if name.startswith("decoder.") else main
@@ -112,7 +122,9 @@ def initialise(
             # The parameters in a list belong to the module that holds the list.
             listed = isinstance(module, nn.ParameterList | nn.ParameterDict)
             owner = model.get_submodule(name.rpartition(".")[0]) if listed else module
-            if not _is_matrix(name, module) and not (listed and hasattr(owner, "reset_parameters")):
+            if _is_matrix(name, module):
+                _check_nothing_else(module)
+            elif not (listed and hasattr(owner, "reset_parameters")):
                 _reset(module, owner, token_std=_VIT_TOKEN_STD if scheme == "vit" else std)
 
 
@@ -141,9 +153,10 @@ def logit_factor(hidden_dim: int, base_width: int | None) -> float:
 def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size) -> list[dict[str, Any]]:
     """Return groups for Adam that train a model of init mup: matrices learn slower by B / D, the rest as it is.
 
-    Yang et al. 2022, table 8. Embeddings, heads, patch projections, biases and norms are the rest. A parameter that is
-    tied stands in one group, once; one that does not require grad in none. With AdamW the weight decay of the matrices
-    should be larger by D / B, since torch multiplies it with the learning rate.
+    Yang et al. 2022, table 8. Embeddings, heads, patch projections, what a class names in `without_width` (see
+    `initialise`), biases and norms are the rest. A parameter that is tied stands in one group, once; one that does not
+    require grad in none. With AdamW the weight decay of the matrices should be larger by D / B, since torch multiplies
+    it with the learning rate.
 
     Args:
         model: with its width D as the attribute `hidden_dim`.
@@ -162,7 +175,7 @@ def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size
     scaled = {
         id(module.weight)
         for name, module, parent in _matrices(model)
-        if not any(role in _OUTSIDE for _, role in _parts(name, module, parent))
+        if not any(role in _NOT_SCALED for _, role in _parts(name, module, parent))
     }
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
@@ -175,7 +188,10 @@ def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size
 
 @dataclass(frozen=True)
 class _Stack:
-    """What a scheme is told of the blocks that a matrix stands among; `shrink` is sqrt(B / D) of mup."""
+    """What a scheme is told of the model, and of the blocks that a matrix stands among.
+
+    `shrink` is sqrt(B / D) of mup; `width` is D, None where the model does not tell it.
+    """
 
     num_layers: int
     _: KW_ONLY
@@ -183,6 +199,7 @@ class _Stack:
     crosses: bool
     std: float
     shrink: float
+    width: int | None
 
     @property
     def joins(self) -> int:
@@ -207,16 +224,19 @@ def _bert(weight: Tensor, role: str, stack: _Stack) -> None:
 def _small(weight: Tensor, role: str, stack: _Stack) -> None:
     if role in _INTO_STREAM:
         nn.init.normal_(weight, std=2 / (stack.num_layers * math.sqrt(weight.shape[0])))
-    else:
-        width = weight.shape[0] if role == "patch" else weight.shape[1]
-        nn.init.normal_(weight, std=math.sqrt(2 / (5 * width)))
+        return
+    width = weight.shape[0] if role == "patch" else weight.shape[1]
+    if role in _OUTSIDE and stack.width is not None:
+        width = stack.width  # a table of biases, [buckets, H], is not as wide as the model
+    nn.init.normal_(weight, std=math.sqrt(2 / (5 * width)))
 
 
 def _deepnorm(weight: Tensor, role: str, stack: _Stack) -> None:
     if role in _OUTSIDE:
         nn.init.normal_(weight, std=stack.std)
     else:
-        nn.init.xavier_normal_(weight, gain=1.0 if role in ("query_key", "other") else stack.beta)
+        smaller = role in (*_INTO_STREAM, "value", "feedforward")
+        nn.init.xavier_normal_(weight, gain=stack.beta if smaller else 1.0)
 
 
 def _vit(weight: Tensor, role: str, stack: _Stack) -> None:
@@ -230,7 +250,7 @@ def _vit(weight: Tensor, role: str, stack: _Stack) -> None:
 
 
 def _mup(weight: Tensor, role: str, stack: _Stack) -> None:
-    shrunk = stack.std if role in _OUTSIDE else stack.std * stack.shrink
+    shrunk = stack.std if role in _NOT_SCALED else stack.std * stack.shrink
     nn.init.normal_(weight, std=shrunk / math.sqrt(stack.joins) if role in _INTO_STREAM else shrunk)
 
 
@@ -247,7 +267,7 @@ _FILLS: Final[dict[str, Callable[[Tensor, str, _Stack], None]]] = {
 def _is_matrix(name: str, module: nn.Module) -> bool:
     # Other convolutions are a few weights per channel, which torch's own init fits.
     return isinstance(module, nn.Linear | nn.Embedding) or (
-        isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and "patch" in name
+        isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and _PATCH.search(name) is not None
     )
 
 
@@ -264,7 +284,8 @@ def _parts(name: str, module: Any, parent: nn.Module) -> list[tuple[Tensor, str]
     roles = {
         "embedding": isinstance(module, nn.Embedding),
         "head": last == "head",
-        "patch": "patch" in name,
+        "patch": _PATCH.search(name),
+        "without_width": last in getattr(parent, "without_width", ()),
         "out": _OUT.search(name),
         "down": _DOWN.search(name),
         "feedforward": _FEEDFORWARD.search(name),
@@ -293,14 +314,34 @@ def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
         elif name == "bias":
             nn.init.zeros_(parameter)
         else:
+            raise TypeError(_nobody_fills("parameter", name, owner))
+    for name, _ in module.named_buffers(recurse=False):
+        raise TypeError(_nobody_fills("buffer", name, owner))
+
+
+def _nobody_fills(kind: str, name: str, owner: nn.Module) -> str:
+    return (
+        f"{type(owner).__name__} has a {kind} {name!r} of its own; give the class a reset_parameters() that fills it, "
+        "so that the model can be initialised anew"
+    )
+
+
+def _check_nothing_else(matrix: nn.Module) -> None:
+    for name, _ in (*matrix.named_parameters(recurse=False), *matrix.named_buffers(recurse=False)):
+        if name not in ("weight", "bias"):
             raise TypeError(
-                f"{type(owner).__name__} has a parameter {name!r} of its own; give the class a reset_parameters() "
-                "that fills it, so that the model can be initialised anew"
+                f"{type(matrix).__name__} has {name!r} beside its weight and bias; move it into a module inside it "
+                "that has a reset_parameters(), so that the model can be initialised anew"
             )
 
 
-def _width(model: nn.Module) -> int:
+def _known_width(model: nn.Module) -> int | None:
     width = getattr(model, "hidden_dim", None)
-    if not isinstance(width, int):
+    return width if isinstance(width, int) else None
+
+
+def _width(model: nn.Module) -> int:
+    width = _known_width(model)
+    if width is None:
         raise ValueError(f"init 'mup' needs to know the model's width; {type(model).__name__} has no hidden_dim")
     return width

@@ -15,8 +15,10 @@ from fuselayers.components import (
     Scheme,
     initialise,
     names,
+    options,
     parameter_groups,
 )
+from fuselayers.components.attention.inputs import is_able
 
 SIZES = {
     "vocab_size": 200,
@@ -67,6 +69,24 @@ def test_small() -> None:
         return 2 / (8 * math.sqrt(128)) if name.endswith(INTO_STREAM) else math.sqrt(2 / (5 * 128))
 
     assert_deviations(decoder(init="small"), expected)
+
+
+def test_small_draws_a_table_of_biases_by_the_width_of_the_model() -> None:
+    model = decoder(init="small", position=Choice("relative", {"num_buckets": 512, "max_distance": 512}))
+    assert model.position.table.weight.shape == (512, 4)
+    assert model.position.table.weight.std().item() == pytest.approx(math.sqrt(2 / (5 * 128)), rel=0.05)
+    # By itself it does not know of a model.
+    initialise(model.position, "small", num_layers=8)
+    assert model.position.table.weight.std().item() == pytest.approx(math.sqrt(2 / (5 * 4)), rel=0.05)
+
+
+def test_small_draws_the_projection_of_patches_by_the_width_of_the_model() -> None:
+    for hidden_dim in (64, None):
+        model = nn.ModuleDict({"patch": nn.ModuleDict({"projection": nn.Conv2d(3, 64, 8)})})
+        if hidden_dim:
+            model.hidden_dim = hidden_dim
+        initialise(model, "small", num_layers=8)
+        assert model["patch"]["projection"].weight.std().item() == pytest.approx(math.sqrt(2 / (5 * 64)), rel=0.05)
 
 
 def test_deepnorm_of_a_decoder() -> None:
@@ -130,6 +150,32 @@ def test_mup_is_gpt2_at_the_base_width_and_smaller_beyond() -> None:
         torch.testing.assert_close(got, wanted, msg=name)
 
 
+def test_mup_leaves_what_has_no_side_as_wide_as_the_model() -> None:
+    attention = Choice("linformer", {"num_heads": 4, "projected_length": 64})
+    model = Encoder(**{**SIZES, "attention": attention}, init="mup", base_width=32)  # type: ignore[arg-type]
+    learning = {id(value): group["lr"] for group in parameter_groups(model, 0.1, 32) for value in group["params"]}
+    for block in model.blocks:
+        of = block.attention
+        assert of.qkv.weight.std().item() == pytest.approx(0.02 / 2, rel=0.05)
+        assert learning[id(of.qkv.weight)] == 0.1 / 4
+        for projection in (of.key_projection, of.value_projection):
+            assert projection.weight.std().item() == pytest.approx(0.02, rel=0.05)
+            assert learning[id(projection.weight)] == 0.1
+
+
+def test_only_what_is_called_patch_is_one() -> None:
+    model = nn.ModuleDict({"dispatch": nn.Linear(64, 64), "patches": nn.Conv2d(3, 64, 4)})
+    model.hidden_dim = 64
+    weight = model["patches"].weight.clone()
+    matrices, _ = parameter_groups(model, 0.1, base_width=16)
+    assert [id(value) for value in matrices["params"]] == [id(model["dispatch"].weight)]
+    initialise(model, "mup", num_layers=1, base_width=16)
+    assert model["dispatch"].weight.std().item() == pytest.approx(0.01, rel=0.05)
+    # torch's own init, as every other convolution.
+    assert model["patches"].weight.std().item() == pytest.approx(weight.std().item(), rel=0.1)
+    assert not torch.equal(model["patches"].weight, weight)
+
+
 def test_mup_scales_the_logits() -> None:
     tokens = torch.randint(200, (2, 5))
     for model_class in (Decoder, Encoder):
@@ -175,25 +221,22 @@ def test_the_seed_decides_and_layers_differ() -> None:
     assert not torch.equal(once[0], once[1])
 
 
-def with_parts(**parts: Choice | str) -> Callable[[], nn.Module]:
+def with_parts(model: type[Decoder | Encoder] = Decoder, **parts: Choice | str) -> Callable[[], nn.Module]:
     sizes = {"vocab_size": 20, "hidden_dim": 32, "num_layers": 2, "context_length": 8}
     heads = Choice("multi_head", {"num_heads": 4})
-    return lambda: Decoder(**{**sizes, "attention": heads, **parts})  # type: ignore[arg-type]
+    return lambda: model(**{**sizes, "attention": heads, **parts})  # type: ignore[arg-type]
 
 
 def every_part() -> list[Callable[[], nn.Module]]:
-    """Decoders with each registered part that can stand in one by its name alone."""
+    """Models with each registered part: decoders, and encoders where an attention cannot be causal."""
     made = []
     for kind in ("attention", "feedforward", "norm", "position", "residual", "block"):
         for name in names(kind):
-            make = with_parts(
-                **{kind: name if kind != "attention" or name != "multi_head" else Choice(name, {"num_heads": 4})}
-            )
-            try:
-                make()
-            except ValueError:
-                continue  # it needs an option, or cannot be causal
-            made.append(pytest.param(make, id=f"{kind}-{name}"))
+            heads = {"num_heads": 4} if "num_heads" in {option.name for option in options(kind, name)} else {}
+            model = Encoder if kind == "attention" and not is_able(name, "causal") else Decoder
+            made.append(pytest.param(with_parts(model, **{kind: Choice(name, heads)}), id=f"{kind}-{name}"))
+    convolved = Choice("nystrom", {"num_heads": 4, "conv_kernel_size": 3})
+    made.append(pytest.param(with_parts(Encoder, attention=convolved), id="nystrom with a convolution"))
     made.append(pytest.param(with_parts(residual=Choice("pre", {"layer_scale": 1e-5})), id="layer_scale"))
     made.append(pytest.param(lambda: Encoder(**SIZES), id="encoder"))  # type: ignore[arg-type]
     return made
@@ -362,3 +405,41 @@ def test_a_parameter_that_nobody_fills() -> None:
     for gates, name in ((gate, "gates"), (nn.ParameterList([gate]), "0")):
         with pytest.raises(TypeError, match=f"^{re.escape(f'Bare has a parameter {name!r} {text}')}$"):
             initialise(nn.Sequential(Bare(gates)), "gpt2", num_layers=1)
+
+
+def test_a_buffer_that_nobody_fills() -> None:
+    class Timed(nn.Module):
+        def __init__(self, *, persistent: bool) -> None:
+            super().__init__()
+            self.register_buffer("frequencies", torch.arange(3.0), persistent=persistent)
+            self.register_buffer("absent", None)
+
+    text = (
+        "Timed has a buffer 'frequencies' of its own; give the class a reset_parameters() that fills it, so that the "
+        "model can be initialised anew"
+    )
+    for persistent in (True, False):
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            initialise(nn.Sequential(Timed(persistent=persistent)), "gpt2", num_layers=1)
+    filled = nn.Sequential(Timed(persistent=False))
+    filled[0].reset_parameters = lambda: filled[0].frequencies.fill_(7.0)
+    initialise(filled, "gpt2", num_layers=1)
+    assert filled[0].frequencies.tolist() == [7.0] * 3
+
+
+def test_what_stands_beside_a_matrix() -> None:
+    class Scaled(nn.Embedding):
+        def __init__(self, *, learned: bool) -> None:
+            super().__init__(5, 4)
+            if learned:
+                self.scale = nn.Parameter(torch.ones(4))
+            else:
+                self.register_buffer("scale", torch.ones(4))
+
+    text = (
+        "Scaled has 'scale' beside its weight and bias; move it into a module inside it that has a "
+        "reset_parameters(), so that the model can be initialised anew"
+    )
+    for learned in (True, False):
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            initialise(Scaled(learned=learned), "gpt2", num_layers=1)

@@ -374,9 +374,15 @@ def test_buffers_that_a_constructor_computes_are_computed(monkeypatch: pytest.Mo
     class Shifted(MLP):
         def __init__(self, hidden_dim: int, *, shift: float = 1.0, loose: float = 1.0) -> None:
             super().__init__(hidden_dim)
-            self.register_buffer("saved", torch.full((3,), shift))
-            self.register_buffer("made", torch.full((3,), shift), persistent=False)
+            self.shift = shift
+            self.register_buffer("saved", torch.empty(3))
+            self.register_buffer("made", torch.empty(3), persistent=False)
+            self.reset_parameters()
             self.loose = torch.full((3,), loose)
+
+        def reset_parameters(self) -> None:
+            self.saved.fill_(self.shift)
+            self.made.fill_(self.shift)
 
     built = tiny("feedforward=shifted")
     built.blocks[0].feedforward.saved.fill_(7.0)

@@ -51,6 +51,8 @@ class LinformerAttention(PackedHeads):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"context_length"})
     shown: ClassVar[tuple[str, ...]] = ("dropout",)
+    # The projections are [P, L]: a wider model has them as they are.
+    without_width: ClassVar[frozenset[str]] = frozenset({"key_projection", "value_projection"})
 
     @in_range
     def __init__(
