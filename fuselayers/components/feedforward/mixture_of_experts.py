@@ -180,9 +180,9 @@ class MixtureOfExperts(nn.Module):
         if not self.training:
             return None
         num_tokens, num_experts = logits_NE.shape
-        loss = logits_NE.new_zeros((), dtype=torch.float32)
         if not num_tokens:
-            return loss
+            return logits_NE.sum().float()  # zero, with a gradient of zeros
+        loss = logits_NE.new_zeros((), dtype=torch.float32)
         if chosen_NK is not None:
             share_E = F.one_hot(chosen_NK, num_experts).sum((0, 1)).to(logits_NE.dtype) / num_tokens
             balance = num_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()

@@ -182,7 +182,8 @@ class EncoderDecoder(Model):
             source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
 
         Returns:
-            With targets the mean cross entropy in nats, a float32 scalar; else the logits [B, T, V].
+            With targets the mean cross entropy in nats, in training plus what the blocks of both stacks add to it, as
+            the routers of experts do: a float32 scalar; else the logits [B, T, V].
 
         Raises:
             TypeError: source, inputs or targets are no tensor of integers.

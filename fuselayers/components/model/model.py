@@ -36,6 +36,28 @@ class Model(nn.Module):
         return torch.stack(losses).sum() if losses else None
 
     def with_auxiliary_loss(self, loss: Tensor) -> Tensor:
-        """Return a loss with the parts' own added to it."""
+        """Return a loss with the parts' own added to it.
+
+        Raises:
+            RuntimeError: the loss has a gradient and a part's own has none, though its router learns.
+        """
         auxiliary = self.auxiliary_loss()
-        return loss if auxiliary is None else loss + auxiliary
+        if auxiliary is None:
+            return loss
+        if loss.requires_grad and not torch.compiler.is_compiling():
+            self._check_gradients()
+        return loss + auxiliary
+
+    def _check_gradients(self) -> None:
+        for name, module in self.named_modules():
+            own = getattr(module, "auxiliary_loss", None)
+            if not isinstance(own, Tensor) or own.requires_grad:
+                continue
+            # The loss of a frozen router may well be a constant. A part without a router learns if anything in it does.
+            router = getattr(module, "router", None)
+            learning = router if isinstance(router, nn.Module) else module
+            if any(parameter.requires_grad for parameter in learning.parameters()):
+                raise RuntimeError(
+                    f"the auxiliary loss of {name} has no gradient: it was computed without a graph, as "
+                    "checkpoint(use_reentrant=True) does; take use_reentrant=False"
+                )

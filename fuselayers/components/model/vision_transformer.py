@@ -132,7 +132,8 @@ class VisionTransformer(Stack):
             targets_B: int64 [B], the class of each image, or -100 where none counts; None for logits.
 
         Returns:
-            The logits [B, num_classes]; with targets the mean cross entropy in nats, a float32 scalar.
+            The logits [B, num_classes]; with targets the mean cross entropy in nats, in training plus what the blocks
+            add to it, as the routers of experts do: a float32 scalar.
 
         Raises:
             TypeError: the images are no floating tensor, or the targets no tensor.

@@ -1,6 +1,9 @@
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fuselayers.components import Choice, Decoder, Encoder
 from fuselayers.configs import build, compose
@@ -108,6 +111,47 @@ def test_a_mixture_behind_a_fused_view_counts_once() -> None:
     plain.blocks[0] = fuse(plain.blocks[0], backend="eager")
     plain.blocks[1].feedforward = fuse(plain.blocks[1].feedforward, backend="eager")
     torch.testing.assert_close(plain.auxiliary_loss(), expected, rtol=0, atol=0)
+
+
+def checkpointed(plain: nn.Module, *, use_reentrant: bool) -> nn.Module:
+    for block in plain.blocks:
+        run = block.forward
+        block.forward = lambda x, run=run, **_: checkpoint(run, x, use_reentrant=use_reentrant)
+    return plain
+
+
+def test_a_loss_that_was_computed_without_a_graph_is_refused() -> None:
+    torch.testing.assert_close(step(checkpointed(model(), use_reentrant=False)), step(model()))
+    plain = checkpointed(model(), use_reentrant=True)
+    text = (
+        "the auxiliary loss of blocks.0.feedforward has no gradient: it was computed without a graph, as "
+        "checkpoint(use_reentrant=True) does; take use_reentrant=False"
+    )
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        plain(TOKENS, TARGETS)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(TOKENS, TARGETS), by_hand(model()))
+
+
+def test_the_loss_of_a_frozen_router_is_a_constant() -> None:
+    plain = model()
+    expected = plain(TOKENS, TARGETS)
+    plain.requires_grad_(False)
+    plain.blocks[0].feedforward.experts.requires_grad_(True)
+    loss = plain(TOKENS, TARGETS)
+    assert not plain.blocks[0].feedforward.auxiliary_loss.requires_grad
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert plain.blocks[0].feedforward.experts[0].up.weight.grad.any()
+
+
+def test_of_no_tokens_it_is_zero() -> None:
+    mixture = model().blocks[0].feedforward
+    mixture(torch.empty(0, 8))
+    assert mixture.auxiliary_loss.item() == 0
+    assert mixture.auxiliary_loss.requires_grad
+    loss = model()(TOKENS[:0], TARGETS[:0])
+    assert loss.isnan()  # as torch's own mean of nothing
 
 
 @pytest.mark.slow
