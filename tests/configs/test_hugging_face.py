@@ -260,7 +260,7 @@ PUBLISHED = {
         eps=1e-5,
         position=("RotaryPosition", 1000000.0),
         tied=False,
-        experts=(8, 2, 0.02),
+        experts=(8, 2, 0.02 / 32),
         **GATED,
     ),
 }

@@ -7,6 +7,8 @@ from typing import Any
 from ...components import Choice, LayerChange
 from ...configs import Config
 from ...configs.folders import COMPONENT_SECTIONS
+from ...configs.layers import with_layer_changes
+from ...configs.source import plain_sections
 from ..plain import same_layer
 
 __all__ = ["check_same_architecture", "sequence_length"]
@@ -70,7 +72,9 @@ def check_same_architecture(saved: Config, config: Config, *, path: Path) -> Non
 def _architecture(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in COMPONENT_SECTIONS:
-        found |= _flat(section, getattr(config, section))
+        choice = getattr(config, section)
+        # Complete, so that what is said in another way, or left at its default, is the same.
+        found |= _flat(section, with_layer_changes(choice, plain_sections(config)) if section == "model" else choice)
     return found
 
 

@@ -42,6 +42,12 @@ def test_what_may_change_between_two_sessions(change: list[str]) -> None:
     check_same_architecture(compose("gpt_nano"), compose("gpt_nano", change), path=PATH)
 
 
+def test_a_layer_may_be_changed_in_other_words() -> None:
+    saved = compose("gpt_nano", ["model.layers=[{at: 1, feedforward: {activation: gelu}}]"])
+    same = compose("gpt_nano", ["model.layers=[{at: '1', feedforward: {name: mlp}}]"])
+    check_same_architecture(saved, same, path=PATH)
+
+
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
