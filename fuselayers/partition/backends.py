@@ -17,7 +17,8 @@ from .torch_private import BackendCompilerFailed, TorchDynamoException, copy_of
 
 __all__ = ["BackendStatus", "BackendUnavailableError", "FallbackWarning", "backends", "check_backends", "compile_chain"]
 
-_COMPILERS: Final = MappingProxyType({"eager": compile_eager, "inductor": compile_inductor})
+# Inductor is what writes Triton; under that name it is asked for on a GPU or not at all.
+_COMPILERS: Final = MappingProxyType({"eager": compile_eager, "inductor": compile_inductor, "triton": compile_inductor})
 _NAMES: Final = ("auto", *_COMPILERS)
 _AUTO_ORDER: Final = ("inductor", "eager")
 
@@ -51,10 +52,10 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
     """Return every backend with whether it works for `device`, and why not.
 
     >>> [status.name for status in backends()]
-    ['auto', 'eager', 'inductor']
+    ['auto', 'eager', 'inductor', 'triton']
     """
     device_type = torch.device(device).type
-    missing = why_inductor_is_unavailable(device_type)
+    missing, without_triton = (_why_unavailable(name, {device_type}) for name in ("inductor", "triton"))
     serving = "inductor" if missing is None else "eager"
     hint = "apt install g++" if device_type == "cpu" else "pip install triton"
     return (
@@ -65,6 +66,12 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
             missing is None,
             missing or f"compiles to {'C++' if device_type == 'cpu' else 'Triton'}",
             "" if missing is None else hint,
+        ),
+        BackendStatus(
+            "triton",
+            without_triton is None,
+            without_triton or "Inductor, which compiles to Triton",
+            "pip install triton" if without_triton is not None and device_type != "cpu" else "",
         ),
     )
 
@@ -132,8 +139,10 @@ def compile_chain(
 
 
 def _why_unavailable(name: str, device_types: set[str]) -> str | None:
-    if name != "inductor":
+    if name == "eager":
         return None
+    if name == "triton" and device_types == {"cpu"}:
+        return "Triton compiles for GPUs, and this runs on a CPU"
     for device_type in sorted(device_types):
         reason = why_inductor_is_unavailable(device_type)
         if reason is not None:

@@ -95,7 +95,8 @@ def fuse(
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is.
-        backend: "auto" (Inductor where it can compile, else eager), "eager" or "inductor".
+        backend: "auto" (Inductor where it can compile, else eager), "eager", "inductor", or "triton": Inductor, if it
+            runs on a GPU, where it writes Triton.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
         fallback: the backends to try when `backend` does not work here, in order; each is said once, as a

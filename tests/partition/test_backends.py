@@ -121,7 +121,7 @@ def test_chain() -> None:
 
 def test_status_of_this_machine() -> None:
     status = {one.name: one for one in backends()}
-    assert set(status) == {"auto", "eager", "inductor"}
+    assert set(status) == {"auto", "eager", "inductor", "triton"}
     if status["inductor"].available:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallbackWarning)
@@ -129,3 +129,33 @@ def test_status_of_this_machine() -> None:
             fused(torch.randn(4))
         assert fused.served_by == ("inductor",)
     assert re.fullmatch(r"the first that works of inductor, eager: here (inductor|eager)", status["auto"].reason)
+
+
+def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:
+    reason = "Triton compiles for GPUs, and this runs on a CPU"
+    status = {one.name: one for one in backends()}["triton"]
+    assert (status.available, status.reason, status.hint) == (False, reason, "")
+    fused = fuse(wave, backend="triton", fallback=("eager",))
+    x = torch.randn(4)
+    with pytest.warns(FallbackWarning, match=rf"^backend 'triton' is not used: {reason}; 'eager' serves instead$"):
+        torch.testing.assert_close(fused(x), wave(x))
+    assert fused.served_by == ("eager",)
+    with pytest.raises(
+        BackendUnavailableError, match=rf"^no backend could compile this function \(triton: {reason}\); "
+    ):
+        fuse(torch.tan, backend="triton", fallback=())(x)
+
+
+def test_triton_on_a_gpu_is_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+    monkeypatch.setattr(module, "why_inductor_is_unavailable", lambda kind: looked_at.append(kind))
+    status = {one.name: one for one in backends(device="cuda")}["triton"]
+    assert (status.available, status.reason) == (True, "Inductor, which compiles to Triton")
+    assert set(looked_at) == {"cuda"}
+    monkeypatch.setattr(module, "why_inductor_is_unavailable", lambda kind: f"Triton cannot compile for {kind} here")
+    status = {one.name: one for one in backends(device="cuda")}["triton"]
+    assert (status.available, status.reason, status.hint) == (
+        False,
+        "Triton cannot compile for cuda here",
+        "pip install triton",
+    )
