@@ -151,7 +151,7 @@ class TransformerBlock(nn.Module):
             memory_BSD: what the cross-attention looks at; wanted by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
             inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out. The
-                key_padding_mask goes to a feedforward with `takes_padding` too.
+                key_padding_mask goes to a feedforward with `takes_padding` too; with a cache, that of the new tokens.
 
         Raises:
             ValueError: an attention cannot use an input, or there is a memory and no cross-attention, or none and one.
@@ -176,7 +176,7 @@ class TransformerBlock(nn.Module):
             )
         feedforward: Sublayer = self.feedforward
         if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
-            feedforward = functools.partial(self.feedforward, key_padding_mask=given["key_padding_mask"])
+            feedforward = functools.partial(_told_of_padding, self.feedforward, given["key_padding_mask"])
         sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
         if (memory_BSD is None) != (self.cross_attention is None):
             raise ValueError(
@@ -194,6 +194,13 @@ class TransformerBlock(nn.Module):
                 look = functools.partial(look, cache=given["cache"].of_memory)
             sublayers.insert(1, look)
         return sublayers
+
+
+def _told_of_padding(feedforward: nn.Module, key_padding_mask: Tensor, x_BTD: Tensor) -> Tensor:
+    # With a cache the mask is that of all keys, of which those of x are the last.
+    before = key_padding_mask.shape[1] - x_BTD.shape[1]
+    y_BTD: Tensor = feedforward(x_BTD, key_padding_mask=key_padding_mask[:, before:])
+    return y_BTD
 
 
 def _check_memory(attention: nn.Module, name: str) -> None:

@@ -35,7 +35,8 @@ class GatedMLP(nn.Module):
         activation: the name of any registered activation, or None for the identity. One that is not in
             `ops.ACTIVATIONS` is a module, which runs by itself, unfused.
         packed: whether gate and up are one parameter, multiplied at once. A state_dict holds them apart all the same,
-            so weights fit both forms; the state of an optimizer is that of one parameter, and does not.
+            so weights fit both forms; the state of an optimizer is that of one parameter, and does not. Nor does
+            `torch.func.functional_call` take that state_dict: give it `dict(module.named_parameters())`.
         bias: whether the three linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.

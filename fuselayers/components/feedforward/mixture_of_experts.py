@@ -2,6 +2,7 @@
 
     x, y     [..., D]    D model
     tokens   [N, D]      N tokens: everything but the last dimension, in order
+    real     [N]         True for a real token, False for padding
     logits   [N, E]      E experts; logits = tokens W^T, W the router's weight
     chosen   [N, K]      K top_k: the experts of each token, the likeliest first
     weights  [N, K]      what their results are multiplied with
@@ -18,13 +19,14 @@ their place only for dropout's masks.
 """
 
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...names import no_such
+from ..attention.padding import check_input
 from ..autocast import without_autocast
 from ..checks import check_last_dim
 from ..plain_linear import is_plain_linear
@@ -34,6 +36,7 @@ from ..registry import Choice, Component, accepted, as_choice, create, register
 __all__ = ["Gating", "MixtureOfExperts"]
 
 Gating = Literal["top_k", "expert_choice"]
+Number = TypeVar("Number", int, Tensor)
 
 
 @register("feedforward", "mixture_of_experts")
@@ -46,8 +49,8 @@ class MixtureOfExperts(nn.Module):
     there, and with `fullgraph=True` it raises. With a capacity every expert has C slots; an empty one computes on a
     token that is not its own, and its result is not used. All sizes are fixed then, and a compiler takes the whole.
 
-    Padding counts as tokens: it has its part in the loss, and where places are scarce, with a capacity or
-    expert_choice, it takes some that real tokens then miss.
+    Padding that a key_padding_mask tells of takes no place, has no part in the losses, and gets zero from the experts
+    that are chosen. Real tokens become what they would without it. A block passes the mask on.
 
     The last training forward leaves `auxiliary_loss`, a float32 scalar that models add to their loss; eval leaves None.
 
@@ -60,10 +63,11 @@ class MixtureOfExperts(nn.Module):
             by none; it looks at all tokens of a call, which no causal model may do (Zhou et al. 2022, section 3.2).
         expert: the feedforward that each expert is, with its options; one that does not mix tokens.
         capacity_factor: room of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
-            tokens, N at most, in training and in eval. An expert serves the tokens that chose it in their order, row
-            after row, and drops those beyond C: for them its term is zero. How much they wanted it does not count, nor
-            whether it was their first choice: a later token would take an earlier one's place. None drops nothing; with
-            expert_choice it counts as 1.
+            tokens, N at most, in training and in eval; N is how many real tokens this call has. So in a longer call an
+            earlier token may be served that a shorter one drops: what is generated is not quite what was trained. An
+            expert serves the tokens that chose it in their order, row after row, and drops those beyond C: for them its
+            term is zero. How much they wanted it does not count, nor whether it was their first choice: a later token
+            would take an earlier one's place. None drops nothing; with expert_choice it counts as 1.
         normalise_weights: whether a token's K weights are a softmax of their own, with the sum 1 (Mixtral), or a part
             of the softmax over all experts (Switch). With top_k 1 all are 1, and the router does not learn from y. With
             expert_choice the weights are always the softmax over all.
@@ -79,7 +83,7 @@ class MixtureOfExperts(nn.Module):
 
     Raises:
         ValueError: a number out of its range, top_k above num_experts, an unknown gating, expert_choice in a causal
-            model, or an expert that mixes tokens.
+            model, an expert that mixes tokens, or (in forward) x or the mask has another shape.
 
     >>> layer = MixtureOfExperts(8, num_experts=4, expert=Choice("gated_mlp", {"width": 16}))
     >>> layer(torch.ones(2, 3, 8)).shape, layer.auxiliary_loss.dtype
@@ -87,6 +91,7 @@ class MixtureOfExperts(nn.Module):
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal", "backend", "partition"})
+    takes_padding: ClassVar[bool] = True
 
     @in_range
     def __init__(
@@ -123,7 +128,10 @@ class MixtureOfExperts(nn.Module):
         # Places of an expert per token, as a fraction of the factor's decimal digits: 1.1 * 2 * 50 / 2 is 55, and in
         # binary a little more, which would be 56 places.
         factor = Fraction(str(1 if capacity_factor is None else capacity_factor))
-        self.room = (factor * top_k / num_experts).as_integer_ratio()
+        # Limited, so that a product with a number of tokens fits int64: C is a tensor where there is padding.
+        room = min(Fraction(1), factor * top_k / num_experts).limit_denominator(2**31)
+        room = max(room, Fraction(1, 2**31))  # one place at least
+        self.room = room.as_integer_ratio()
         self.normalise_weights = normalise_weights
         self.balance_coefficient = balance_coefficient
         self.z_coefficient = z_coefficient
@@ -144,24 +152,37 @@ class MixtureOfExperts(nn.Module):
                 f"neighbours; take one that does not, such as 'mlp'"
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
-        check_last_dim(x, self.hidden_dim)
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """[..., D] -> [..., D].
+
+        Args:
+            x: [..., D], and with a mask [B, T, D].
+            key_padding_mask: bool [B, T], True for a real token, False for padding; None if all are real.
+        """
+        if key_padding_mask is None:
+            check_last_dim(x, self.hidden_dim)
+        else:
+            check_input(x, self.hidden_dim, key_padding_mask)
+        real_N = None if key_padding_mask is None else key_padding_mask.flatten()
         x_ND = x.reshape(-1, self.hidden_dim)
         logits_NE = self._logits(x_ND)
         if self.gating == "expert_choice":
-            self.auxiliary_loss = self._loss(logits_NE, None)
-            y_ND = self._by_experts_choice(x_ND, logits_NE.softmax(-1))
+            self.auxiliary_loss = self._loss(logits_NE, real_N, None)
+            y_ND = self._by_experts_choice(x_ND, real_N, logits_NE.softmax(-1))
         else:
             # A sort, because topk does not say which of equal values it takes.
             chosen_NK = logits_NE.detach().sort(dim=-1, descending=True, stable=True).indices[:, : self.top_k]
-            self.auxiliary_loss = self._loss(logits_NE, chosen_NK)
+            order_A, sizes_E = _sorted_by_expert(chosen_NK, real_N, len(self.experts))
+            self.auxiliary_loss = self._loss(logits_NE, real_N, sizes_E)
             if self.normalise_weights:
                 weights_NK = logits_NE.gather(1, chosen_NK).softmax(-1)
             else:
                 weights_NK = logits_NE.softmax(-1).gather(1, chosen_NK)
-            run = self._all_in_runs if self.capacity_factor is None else self._in_slots
-            y_ND = run(x_ND, chosen_NK, weights_NK)
+            if self.capacity_factor is None:
+                y_NKD = self._all_in_runs(x_ND, order_A, sizes_E)
+            else:
+                y_NKD = self._in_slots(x_ND, real_N, chosen_NK, order_A, sizes_E)
+            y_ND = _weighted_sum(y_NKD, weights_NK)
         for expert in self.shared:
             y_ND = y_ND + expert(x_ND)
         return y_ND.view(x.shape)
@@ -176,32 +197,35 @@ class MixtureOfExperts(nn.Module):
         with without_autocast(x_ND):
             return F.linear(x_ND.to(wide), self.router.weight.to(wide))
 
-    def _loss(self, logits_NE: Tensor, chosen_NK: Tensor | None) -> Tensor | None:
+    def _loss(self, logits_NE: Tensor, real_N: Tensor | None, sizes_E: Tensor | None) -> Tensor | None:
         if not self.training:
             return None
         num_tokens, num_experts = logits_NE.shape
         if not num_tokens:
             return logits_NE.sum().float()  # zero, with a gradient of zeros
         loss = logits_NE.new_zeros((), dtype=torch.float32)
-        if chosen_NK is not None:
-            share_E = F.one_hot(chosen_NK, num_experts).sum((0, 1)).to(logits_NE.dtype) / num_tokens
-            balance = num_experts * (share_E * logits_NE.softmax(-1).mean(0)).sum()
+        if sizes_E is not None:
+            share_E = sizes_E.to(logits_NE.dtype) / _count(logits_NE, real_N)
+            balance = num_experts * (share_E * _mean(logits_NE.softmax(-1), real_N)).sum()
             loss = loss + self.balance_coefficient * balance
-        return (loss + self.z_coefficient * logits_NE.logsumexp(-1).square().mean()).float()
+        return (loss + self.z_coefficient * _mean(logits_NE.logsumexp(-1).square(), real_N)).float()
 
-    def _capacity(self, num_tokens: int) -> int:
+    def _capacity(self, num_tokens: Number) -> Number:
         places, tokens = self.room
-        return min(num_tokens, -(-num_tokens * places // tokens))
+        return -(-num_tokens * places // tokens)
 
-    def _all_in_runs(self, x_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        order_A, sizes_E = _sorted_by_expert(chosen_NK, len(self.experts))
+    def _all_in_runs(self, x_ND: Tensor, order_A: Tensor, sizes_E: Tensor) -> Tensor:
+        """Return what each token got from each of its experts, not weighted yet: [N, K, D]."""
         y_AD = _run_sorted(self.experts, x_ND[order_A // self.top_k], sizes_E)
         # Back by the inverse of the order, not by a sum at each token's place, whose order of summands a GPU picks.
-        return _weighted_sum(y_AD[_inverse(order_A)].unflatten(0, chosen_NK.shape), weights_NK)
+        y_NKD: Tensor = y_AD[_inverse(order_A)].unflatten(0, (-1, self.top_k))
+        return y_NKD
 
-    def _in_slots(self, x_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        num_experts, capacity = len(self.experts), self._capacity(len(x_ND))
-        order_A, sizes_E = _sorted_by_expert(chosen_NK, num_experts)
+    def _in_slots(
+        self, x_ND: Tensor, real_N: Tensor | None, chosen_NK: Tensor, order_A: Tensor, sizes_E: Tensor
+    ) -> Tensor:
+        """As `_all_in_runs`, with zeros where there was no place."""
+        capacity = self._capacity(len(x_ND))
         first_E = sizes_E.cumsum(0) - sizes_E
         # Which assignment a slot holds. One past an expert's last is the next expert's, or none: its result is unused.
         slots_EC = first_E[:, None] + torch.arange(capacity, device=order_A.device)
@@ -209,15 +233,25 @@ class MixtureOfExperts(nn.Module):
         y_ECD = _run_slots(self.experts, x_ND[slots_EC // self.top_k])
         rank_NK = _inverse(order_A).view_as(chosen_NK) - first_E[chosen_NK]
         y_NKD = y_ECD[chosen_NK, rank_NK.clamp(max=capacity - 1)]
+        if real_N is None:
+            dropped_NK = rank_NK >= capacity
+        else:
+            dropped_NK = (rank_NK >= self._capacity(real_N.sum())) | ~real_N[:, None]
         # Filled, not only weighted with zero, which would make NaN of an infinite result that is not the token's.
-        return _weighted_sum(y_NKD.masked_fill((rank_NK >= capacity)[..., None], 0.0), weights_NK)
+        return y_NKD.masked_fill(dropped_NK[..., None], 0.0)
 
-    def _by_experts_choice(self, x_ND: Tensor, probabilities_NE: Tensor) -> Tensor:
+    def _by_experts_choice(self, x_ND: Tensor, real_N: Tensor | None, probabilities_NE: Tensor) -> Tensor:
         capacity = self._capacity(len(x_ND))
-        order_EN = probabilities_NE.detach().T.sort(dim=-1, descending=True, stable=True).indices
+        wanted_NE = probabilities_NE.detach()
+        if real_N is not None:
+            wanted_NE = wanted_NE.masked_fill(~real_N[:, None], -1.0)  # behind all real tokens
+        order_EN = wanted_NE.T.sort(dim=-1, descending=True, stable=True).indices
         slots_EC = order_EN[:, :capacity]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC])
         weighted_ECD = y_ECD * probabilities_NE.T.gather(1, slots_EC)[..., None]
+        if real_N is not None:
+            unused_C = torch.arange(capacity, device=x_ND.device) >= self._capacity(real_N.sum())
+            weighted_ECD = weighted_ECD.masked_fill(unused_C[:, None], 0.0)
         zeros_ND = weighted_ECD.new_zeros(len(x_ND), y_ECD.shape[-1])
         y_ND = zeros_ND.index_add(0, slots_EC.flatten(), weighted_ECD.flatten(0, 1))
         return y_ND.to(y_ECD.dtype)
@@ -234,10 +268,28 @@ class MixtureOfExperts(nn.Module):
         return {**self.__dict__, "auxiliary_loss": None}
 
 
-def _sorted_by_expert(chosen_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Return the assignments, token after token, sorted by expert, and how many each has: [N * K], [E]."""
+def _count(x_ND: Tensor, real_N: Tensor | None) -> Tensor | int:
+    """Return how many tokens are real, at least one: something is divided by it."""
+    return len(x_ND) if real_N is None else real_N.sum().clamp(min=1)
+
+
+def _mean(x_N: Tensor, real_N: Tensor | None) -> Tensor:
+    """Return the mean over the real tokens: [N] -> [] and [N, E] -> [E]."""
+    if real_N is not None:
+        x_N = x_N.masked_fill(~(real_N if x_N.dim() == 1 else real_N[:, None]), 0.0)
+    return x_N.sum(0) / _count(x_N, real_N)
+
+
+def _sorted_by_expert(chosen_NK: Tensor, real_N: Tensor | None, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return the assignments, token after token, sorted by expert, and how many each has: [N * K], [E].
+
+    Those of padding are the last, and no expert has them.
+    """
+    if real_N is not None:
+        chosen_NK = chosen_NK.masked_fill(~real_N[:, None], num_experts)
     chosen_A = chosen_NK.flatten()
-    return chosen_A.argsort(stable=True), F.one_hot(chosen_A, num_experts).sum(0)
+    sizes = chosen_A.new_zeros(num_experts + 1).scatter_add(0, chosen_A, torch.ones_like(chosen_A))
+    return chosen_A.argsort(stable=True), sizes[:num_experts]
 
 
 def _inverse(order_A: Tensor) -> Tensor:
@@ -251,8 +303,10 @@ def _inverse(order_A: Tensor) -> Tensor:
 )
 def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor:
     # An expert without tokens runs too: its weights get gradients of zero, not None.
-    runs = torch.split(x_AD, sizes_E.tolist())
-    return torch.cat([expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)])
+    sizes = sizes_E.tolist()
+    *runs, padding_SD = torch.split(x_AD, [*sizes, len(x_AD) - sum(sizes)])
+    results = [expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)]
+    return torch.cat([*results, results[0].new_zeros(padding_SD.shape)])
 
 
 def _run_slots(experts: nn.ModuleList, x_ECD: Tensor) -> Tensor:

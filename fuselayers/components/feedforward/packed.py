@@ -20,6 +20,10 @@ def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> No
     Loading takes them, in either form; what is missing or does not fit is reported by the names of the parts. The
     halves that a state_dict holds are views of the parameter, as all its tensors are. They can be read as
     `module.first.weight` too, for tools that look every key up in the module, as torch's distributed checkpoints do.
+    They cannot be put in its place, so `torch.func.functional_call` takes the parameters by the names that
+    `named_parameters` gives them, not a state_dict.
+
+    Only the weight and bias of the layer are split. What an adapter in its place has beside them keeps its name.
 
     Args:
         module: has the attribute `packed`, a linear layer. Used by `GatedMLP`.
@@ -88,25 +92,47 @@ def _join(
         if f"{prefix}{packed}.{name}" in state_dict:
             continue
         keys = [f"{prefix}{part}.{name}" for part in parts]
-        halves = parameter.detach().chunk(2)
-        given = [state_dict.pop(key, None) for key in keys]
-        missing_keys += [key for key, value in zip(keys, given, strict=True) if value is None]
-        fits = [value is not None and value.shape == half.shape for value, half in zip(given, halves, strict=True)]
-        error_msgs += [
-            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
-            f"model is {half.shape}."
-            for key, value, half, fit in zip(keys, given, halves, fits, strict=True)
-            if value is not None and not fit
-        ]
+        given = {key: state_dict.pop(key) for key in keys if key in state_dict}
+        missing = [key for key in keys if key not in given]
+        fitting: list[Tensor | None] = []
+        for key, half in zip(keys, parameter.detach().chunk(2), strict=True):
+            wrong = _misfit(key, given[key], half) if key in given else None
+            error_msgs += [] if wrong is None else [wrong]
+            fitting.append(given[key] if key in given and wrong is None else None)
+        first, second = fitting
         both: Tensor = parameter  # what is not given stays, and torch need not look for the packed name
-        if all(fits):
-            both = torch.cat(given)
-        elif any(fits):
+        if first is not None and second is not None:
+            both = torch.cat((first, second))
+        elif parameter.is_meta:
+            # One half has nowhere to go: a parameter is in memory or is not.
+            missing = keys if missing else []
+        elif first is not None or second is not None:
             both = parameter.detach().clone()
-            both.chunk(2)[fits.index(True)].copy_(given[fits.index(True)])
+            for own, value in zip(both.chunk(2), fitting, strict=True):
+                if value is not None:
+                    own.copy_(value)
+        missing_keys += missing
         state_dict[f"{prefix}{packed}.{name}"] = both
 
 
+def _misfit(key: str, value: Any, half: Tensor) -> str | None:
+    """Return why a value cannot be loaded, in the words of torch, or None if it can."""
+    if not torch.overrides.is_tensor_like(value):  # type: ignore[no-untyped-call]
+        return (
+            f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint '
+            f"but received {type(value)}"
+        )
+    if value.shape != half.shape:
+        return (
+            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
+            f"model is {half.shape}."
+        )
+    return None
+
+
 def _parameters(module: nn.Module, packed: str) -> Iterator[tuple[str, nn.Parameter]]:
-    # An adapter or a parametrisation in the layer's place has its parameters deeper, under names of its own.
-    yield from getattr(module, packed).named_parameters(recurse=False)
+    # An adapter in the layer's place has parameters of its own, here or deeper, and so has a parametrisation.
+    layer = getattr(module, packed)
+    for name, parameter in layer.named_parameters(recurse=False):
+        if name in ("weight", "bias") and parameter.shape[:1] == (getattr(layer, "out_features", None),):
+            yield name, parameter

@@ -18,6 +18,8 @@ __all__ = ["FusedBiasActivationDropout"]
 class FusedBiasActivationDropout(BiasedOp):
     """Bias, activation and dropout in one op.
 
+    The result has x's dtype: the bias is converted to it.
+
     Args:
         p: dropout probability, 0 <= p < 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
@@ -50,7 +52,7 @@ class FusedBiasActivationDropout(BiasedOp):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., N] -> [..., N]."""
-        y: Tensor = self._call(x, activation=self.activation)
+        y: Tensor = self._call(x, bias=self._bias_like(x), activation=self.activation)
         return y
 
     def extra_repr(self) -> str:

@@ -18,6 +18,8 @@ __all__ = ["FusedBiasDropoutResidual"]
 class FusedBiasDropoutResidual(BiasedOp):
     """Bias, dropout and the residual sum in one op.
 
+    The bias is converted to x's dtype, so that the result has that of x + residual.
+
     Args:
         p: dropout probability, 0 <= p < 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
@@ -46,5 +48,5 @@ class FusedBiasDropoutResidual(BiasedOp):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """[..., N], [..., N] -> [..., N]."""
-        y: Tensor = self._call(x, residual)
+        y: Tensor = self._call(x, residual, bias=self._bias_like(x))
         return y

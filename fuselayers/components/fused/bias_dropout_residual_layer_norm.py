@@ -8,7 +8,9 @@ norm             weight [N], bias [N]
 from torch import Tensor
 
 from ...ops import NormStyle, bias_dropout_residual_layer_norm, check_style
+from ..hooks import has_hooks
 from ..norm import LayerNorm
+from ..norm.norm import join
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import register
 from .biased_op import BiasedOp
@@ -22,6 +24,12 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
 
     With d = dropout(x + bias, p) and s = d + residual, the style "post" is norm(s), "pre" is norm(d) + residual and
     "prenorm" is the pair (norm(s), s).
+
+    The bias keeps its dtype: under autocast, where x is in bfloat16, one in float32 makes s and the results float32, as
+    those of a layer norm of torch are there on a GPU.
+
+    The norm and its parameters are in the op while `norm` is an untouched `LayerNorm`. What was put in its place, or a
+    hook on it, is called: then the norm runs by itself, behind the other ops, with the same dropout mask.
 
     Args:
         p: dropout probability, 0 <= p < 1.
@@ -66,8 +74,18 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[..., N], [..., N] -> [..., N], or two of them for the style "prenorm"."""
+        norm = self.norm
+        # As Note [guards of a split linear] has it, for a norm.
+        if type(norm) is not LayerNorm or "forward" in norm.__dict__ or has_hooks(norm):
+            return join(norm, x, residual, self.bias, p=self.p, style=self.style, training=self.training)
         y: Tensor | tuple[Tensor, Tensor] = self._call(
-            x, residual, weight=self.norm.weight, norm_bias=self.norm.bias, eps=self.norm.eps, style=self.style
+            x,
+            residual,
+            bias=self.bias,
+            weight=norm.weight,
+            norm_bias=norm.bias,
+            eps=norm.eps,
+            style=self.style,
         )
         return y
 

@@ -33,11 +33,22 @@ class BiasedOp(nn.Module):
         self.p = p
         self.backend = backend
         self.partition = partition
-        self.bias = nn.Parameter(torch.zeros(bias_shape)) if bias_shape is not None else None
+        self.bias = nn.Parameter(torch.empty(bias_shape)) if bias_shape is not None else None
+        self.reset_parameters()
 
-    def _call(self, *tensors: Tensor, **arguments: Any) -> Any:
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill the bias with zeros."""
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def _bias_like(self, x: Tensor) -> Tensor | None:
+        # Under autocast x comes from a matmul in bfloat16 and the bias is float32; so would be all that follows.
+        return None if self.bias is None else self.bias.to(x.dtype)
+
+    def _call(self, *tensors: Tensor, bias: Tensor | None, **arguments: Any) -> Any:
         op = op_for(self.op, backend=self.backend, partition=self.partition)
-        return op(*tensors, bias=self.bias, p=self.p, training=self.training, **arguments)
+        return op(*tensors, bias=bias, p=self.p, training=self.training, **arguments)
 
     def extra_repr(self) -> str:
         bias_shape = None if self.bias is None else self.bias.numel()

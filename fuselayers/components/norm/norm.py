@@ -4,6 +4,7 @@ x, residual, y, s   [..., N]
 bias                [N]
 """
 
+from collections.abc import Callable
 from typing import Literal, overload
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from ...ops import NormStyle, bias_dropout_residual, check_style, dropout
 from ...ops.shapes import check_like, check_row_vector, check_rows
 
-__all__ = ["Norm"]
+__all__ = ["Norm", "join"]
 
 
 class Norm(nn.Module):
@@ -85,9 +86,26 @@ class Norm(nn.Module):
     def _join(
         self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if style == "pre":
-            normed: Tensor = self(dropout(x if bias is None else x + bias, p, training=self.training))
-            return normed + residual
-        total = bias_dropout_residual(x, residual, bias=bias, p=p, training=self.training)
-        normed = self(total)
-        return (normed, total) if style == "prenorm" else normed
+        return join(self, x, residual, bias, p=p, style=style, training=self.training)
+
+
+def join(
+    norm: Callable[[Tensor], Tensor],
+    x: Tensor,
+    residual: Tensor,
+    bias: Tensor | None,
+    *,
+    p: float,
+    style: NormStyle,
+    training: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return what `Norm.add` does, for a norm that is called. Used by `Norm`, and by a fused layer that must call one.
+
+    >>> join(torch.neg, torch.ones(2), torch.ones(2), None, p=0.0, style="pre", training=True)
+    tensor([0., 0.])
+    """
+    if style == "pre":
+        return norm(dropout(x if bias is None else x + bias, p, training=training)) + residual
+    total = bias_dropout_residual(x, residual, bias=bias, p=p, training=training)
+    normed = norm(total)
+    return (normed, total) if style == "prenorm" else normed

@@ -4,15 +4,19 @@ import pickle
 import re
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fuselayers.components import Choice, MixtureOfExperts
+from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
 from fuselayers.partition import fuse
 from tests.components.compare import assert_same_step, randomise
 
+HEADS = Choice("multi_head", {"num_heads": 2})
 DENSE_TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
 
@@ -300,7 +304,7 @@ def test_no_tokens(options: dict[str, object]) -> None:
 def test_the_router_works_in_32_bits(options: dict[str, object], dtype: torch.dtype) -> None:
     layer = mixture(num_experts=3, **options).to(dtype)
     seen: list[torch.dtype] = []
-    layer._loss = lambda logits, chosen: seen.append(logits.dtype)  # type: ignore[assignment, method-assign]
+    layer._loss = lambda logits, *_: seen.append(logits.dtype)  # type: ignore[assignment, method-assign]
     x = torch.randn(7, 6).to(dtype)
     y = layer(x)
     wide = copy.deepcopy(layer).float()
@@ -391,6 +395,110 @@ def test_through_torch_func(options: dict[str, object]) -> None:
         torch.testing.assert_close(gradients[name], parameter.grad, **DENSE_TOLERANCE)
 
 
+@pytest.mark.parametrize("options", [*GATES[:6:2], *GATES[6:12], *CHOICES])
+def test_padding_is_as_good_as_nothing(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=4, shared_experts=1, **options)
+    real_BT = torch.tensor([[False, True, True, True, False, True, True], [False] * 7, [True] * 3 + [False] * 4])
+    x = torch.randn(3, 7, 6, dtype=torch.float64)
+    x[~real_BT] = layer.router.weight[0].detach() * 9  # all of it wants the first expert, and more than any token does
+
+    class OfReal(WithLoss):
+        def __init__(self, mask: Tensor | None) -> None:
+            super().__init__(layer)
+            self.mask = mask
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            if self.mask is None:
+                return super().forward(x[real_BT])
+            y = layer(x, key_padding_mask=self.mask)
+            assert torch.equal(y[~real_BT], layer.shared[0](x)[~real_BT])
+            return y[real_BT], 7 * layer.auxiliary_loss.double()
+
+    assert_same_step(OfReal(None), OfReal(real_BT), x, **DENSE_TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.7}, CHOICES[1]])
+def test_where_all_is_padding_nothing_is_learnt(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=3, **options)
+    y = layer(torch.randn(2, 3, 6, dtype=torch.float64), key_padding_mask=torch.zeros(2, 3, dtype=torch.bool))
+    assert not y.any()
+    assert layer.auxiliary_loss == 0
+    (y.sum() + layer.auxiliary_loss).backward()
+    assert all(not parameter.grad.any() for parameter in layer.parameters())
+
+
+def test_a_room_of_many_digits_is_the_same_with_a_mask() -> None:
+    layer = mixture(num_experts=2, top_k=1, capacity_factor=2 / 3)
+    x = routed(layer, [[1.0, 0.0]] * 3000)[None]
+    y = layer(x, key_padding_mask=torch.ones(1, 3000, dtype=torch.bool))
+    assert torch.equal(y, layer(x))
+    assert y[0, :1000].all()
+    assert not y[0, 1000:].any()
+
+
+def test_an_expert_has_one_place_at_least() -> None:
+    layer = mixture(num_experts=2, top_k=1, capacity_factor=1e-12)
+    check(layer, torch.randn(7, 6, dtype=torch.float64))
+
+
+def test_with_a_capacity_and_padding_it_is_one_graph() -> None:
+    layer = mixture(num_experts=2, capacity_factor=0.7)
+    x, real_BT = torch.randn(1, 7, 6, dtype=torch.float64), torch.tensor([[True] * 4 + [False] * 3])
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, key_padding_mask=real_BT), layer(x, key_padding_mask=real_BT))
+
+
+class OfLargest(TorchDispatchMode):
+    """Notes how many elements the largest result of an op has."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}])
+def test_counting_the_load_writes_nothing_for_each_token_choice_and_expert(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=32, top_k=4, **options)
+    with OfLargest() as noted:
+        layer(torch.randn(129, 6, dtype=torch.float64))
+    assert noted.largest < 129 * 4 * 32
+
+
+@pytest.mark.parametrize("capacity_factor", [None, 0.5])
+def test_a_block_tells_it_of_padding(capacity_factor: float | None) -> None:
+    torch.manual_seed(2)
+    mixed = Choice("mixture_of_experts", {"num_experts": 3, "top_k": 1, "capacity_factor": capacity_factor})
+    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 6}
+    model = Encoder(**sizes, attention=HEADS, feedforward=mixed, residual="pre")
+    tokens_BT, real_BT = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[True, True, True, True, False, False]])
+    layer = model.blocks[0].feedforward
+    seen: list[Tensor] = []
+    layer.register_forward_hook(lambda module, args, kwargs, y: seen.extend((args[0], y)), with_kwargs=True)
+    model(tokens_BT, key_padding_mask=real_BT)
+    loss = layer.auxiliary_loss
+    x, y = (value.detach() for value in seen)
+    torch.testing.assert_close(y[:, :4], layer(x[:, :4]))
+    torch.testing.assert_close(loss, layer.auxiliary_loss)
+
+
+def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
+    mixed = Choice("mixture_of_experts", {"num_experts": 2})
+    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 6}
+    model = Decoder(**sizes, attention=HEADS, feedforward=mixed).eval()
+    x_BTD, real_BT = torch.randn(2, 5, 8), torch.tensor([[False, True, True, True, True], [True] * 5])
+    with torch.no_grad():
+        expected = model.run_blocks(x_BTD, key_padding_mask=real_BT)
+        caches = model.new_caches(5)
+        assert caches is not None
+        model.run_blocks(x_BTD[:, :3], key_padding_mask=real_BT[:, :3], caches=caches)
+        newest = model.run_blocks(x_BTD[:, 3:], key_padding_mask=real_BT, caches=caches)
+    torch.testing.assert_close(newest, expected[:, 3:])
+
+
 @pytest.mark.parametrize(
     ("options", "mixes"),
     [({}, False), ({"capacity_factor": 1.0}, True), ({"gating": "expert_choice", "causal": False}, True)],
@@ -429,3 +537,9 @@ def test_errors(options: dict[str, object], text: str) -> None:
 def test_x_of_another_width() -> None:
     with pytest.raises(ValueError, match=r"^x must be \[..., 4\], got \[2, 3\]$"):
         MixtureOfExperts(4)(torch.zeros(2, 3))
+
+
+def test_a_mask_of_another_shape() -> None:
+    text = "key_padding_mask must be torch.bool [2, 3] to fit x [2, 3, 4], True for a real token, got torch.bool [3, 2]"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        MixtureOfExperts(4)(torch.zeros(2, 3, 4), key_padding_mask=torch.ones(3, 2, dtype=torch.bool))

@@ -198,6 +198,93 @@ def test_an_adapter_keeps_names_of_its_own() -> None:
     packed.load_state_dict(saved)
 
 
+class Lora(nn.Linear):
+    """An adapter that is a linear layer itself, with parameters beside its weight."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.weight = layer.weight
+        self.low = nn.Parameter(torch.randn(rank, layer.in_features))
+        self.high = nn.Parameter(torch.randn(layer.out_features, rank))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.scale * (x @ self.low.T @ self.high.T)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 14])
+def test_what_an_adapter_has_beside_the_weight_is_not_split(rank: int) -> None:
+    split, packed = twins()
+    packed.ff.gate_up = Lora(packed.ff.gate_up, rank)
+    saved = packed.state_dict()
+    beside = ["ff.gate_up.low", "ff.gate_up.high", "ff.gate_up.scale"]
+    assert list(saved) == [*list(split.state_dict())[:4], *beside, "ff.down.weight"]
+    other = Pair(packed=True)
+    other.ff.gate_up = Lora(other.ff.gate_up, rank)
+    other.load_state_dict(saved)
+    x = torch.randn(2, 5)
+    torch.testing.assert_close(other(x), packed(x))
+    assert other.load_state_dict(split.state_dict(), strict=False).missing_keys == beside
+
+
+class Scaled(nn.Module):
+    """A layer whose weight and bias mean something else than a linear layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.bias = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight + self.bias.sum()).repeat_interleave(3, dim=-1)[..., :14]
+
+
+def test_a_weight_that_is_not_of_both_halves_is_not_split() -> None:
+    _, packed = twins()
+    packed.ff.gate_up = Scaled()  # type: ignore[assignment]
+    saved = packed.state_dict()
+    assert list(saved)[2:] == ["ff.gate_up.weight", "ff.gate_up.bias", "ff.down.weight"]
+    packed.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("value", [3, None])
+def test_a_value_that_is_no_tensor(value: object, assign: bool) -> None:
+    split, packed = twins()
+    given = {**split.state_dict(), "ff.gate.weight": value}
+    texts = []
+    for pair in (split, packed):
+        with pytest.raises(RuntimeError) as error:
+            pair.load_state_dict(given, assign=assign)
+        texts.append(str(error.value))
+    assert texts[0] == texts[1]
+    assert f"expected torch.Tensor or Tensor-like object from checkpoint but received {type(value)}" in texts[1]
+
+
+@pytest.mark.parametrize("part", ["gate", "up"])
+def test_one_half_for_a_module_without_memory_is_told_to_be_lost(part: str) -> None:
+    split, _ = twins()
+    given = split.state_dict()
+    del given[f"ff.{part}.weight"]
+    with torch.device("meta"):
+        packed = Pair(packed=True)
+    told = packed.load_state_dict(given, strict=False, assign=True)
+    assert told.missing_keys == ["ff.gate.weight", "ff.up.weight"]
+    assert packed.ff.gate_up.weight.is_meta
+    assert torch.equal(packed.ff.down.weight, split.ff.down.weight)
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "ff.gate.weight", "ff.up.weight"\.'):
+        packed.load_state_dict(given, assign=True)
+
+
+def test_a_functional_call_takes_the_parameters_by_their_own_names() -> None:
+    split, packed = twins(bias=True)
+    blank, x = Pair(packed=True, bias=True), torch.randn(2, 5)
+    torch.testing.assert_close(torch.func.functional_call(blank, dict(packed.named_parameters()), (x,)), split(x))
+    # If torch once takes a state_dict here, docs and docstrings say too little.
+    with pytest.raises(TypeError, match=r"is not an instance of torch\.nn\.Module"):
+        torch.func.functional_call(blank, packed.state_dict(), (x,))
+
+
 def test_under_a_compiler_it_is_one_graph() -> None:
     _, packed = twins(dropout=0.3)
     compiled = torch.compile(packed, backend="aot_eager", fullgraph=True)
