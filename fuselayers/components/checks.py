@@ -12,9 +12,11 @@ def check_last_dim(x: Tensor, size: int) -> None:
 
 
 def check_sequence(x_BTD: Tensor, size: int) -> None:
-    """Raise ValueError unless x is [B, T, size]. Used by everything that mixes tokens."""
+    """Raise ValueError unless x is [B, T, size] and has tokens. Used by the attentions and conv_mlp."""
     if x_BTD.dim() != 3 or x_BTD.shape[-1] != size:
         raise ValueError(f"x must be [B, T, {size}], got {list(x_BTD.shape)}")
+    if x_BTD.shape[1] == 0:
+        raise ValueError(f"x must have at least one token to mix, got {list(x_BTD.shape)}; leave empty sequences out")
 
 
 def check_length(tokens: int, context_length: int, *, built: str) -> None:

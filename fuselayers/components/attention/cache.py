@@ -5,6 +5,8 @@
 Memory, in elements: 2 x B x G x C for each token that it has room for.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -68,15 +70,17 @@ class KeyValueCache:
         if self._keys_BGSC is None or self._values_BGSC is None:
             self._keys_BGSC, self._values_BGSC = (_room_for(x, self.capacity) for x in (k_BGTC, v_BGTC))
         for stored, new in ((self._keys_BGSC, k_BGTC), (self._values_BGSC, v_BGTC)):
-            if _without_tokens(stored) != _without_tokens(new) or stored.dtype != new.dtype:
-                batch, heads, _, channels = stored.shape
-                raise ValueError(
-                    f"the cache holds {stored.dtype} [{batch}, {heads}, T, {channels}], "
-                    f"got {new.dtype} {list(new.shape)}; use a new cache for another batch or model"
-                )
+            _check_fits(stored, new.shape, new.dtype)
             stored[:, :, self.length : end] = new
         self.length = end
         return self.stored()
+
+    def check_keys(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+        """Raise ValueError unless the keys so far are [B, G, length, C] of this batch, heads, channels and dtype.
+
+        Used by attention with a memory, which reads what an earlier call stored.
+        """
+        _check_fits(self.stored()[0], shape, dtype)
 
     def stored(self) -> tuple[Tensor, Tensor]:
         """Return the keys and values so far, [B, G, length, C] each.
@@ -93,10 +97,14 @@ class KeyValueCache:
 
 
 def _room_for(x_BGTC: Tensor, capacity: int) -> Tensor:
-    batch, heads, channels = _without_tokens(x_BGTC)
+    batch, heads, _, channels = x_BGTC.shape
     return x_BGTC.new_empty(batch, heads, capacity, channels)
 
 
-def _without_tokens(x_BGTC: Tensor) -> tuple[int, int, int]:
-    batch, heads, _, channels = x_BGTC.shape
-    return batch, heads, channels
+def _check_fits(stored_BGSC: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    batch, heads, _, channels = stored_BGSC.shape
+    if (batch, heads, channels) != (*shape[:2], shape[3]) or stored_BGSC.dtype != dtype:
+        raise ValueError(
+            f"the cache holds {stored_BGSC.dtype} [{batch}, {heads}, T, {channels}], "
+            f"got {dtype} {list(shape)}; use a new cache for another batch or model"
+        )

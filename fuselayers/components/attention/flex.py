@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
+from ...partition.torch_private import dispatch_mode_is_active
 from .masks import Rules
 
-__all__ = ["flex"]
+__all__ = ["flex", "is_grouped"]
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -52,7 +53,7 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
         score_mod=_score_mod(rules, by_place, mask_BHTS),
         block_mask=blocks,
         scale=rules.scale,
-        enable_gqa=k_BGSC.shape[1] < heads,
+        enable_gqa=is_grouped(q_BHTC, k_BGSC),
         return_aux=None if rules.sinks_H is None else AuxRequest(lse=True),
     )
     if rules.sinks_H is None:
@@ -62,6 +63,15 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
     # Of the weight, sum / (sum + exp(sink)) stays with the keys, where the sum is over their exp(score).
     share_BHT = torch.sigmoid(aux.lse - rules.sinks_H[:, None])
     return y_BHTC * share_BHT[..., None].to(y_BHTC.dtype)
+
+
+def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
+    """Return whether query heads share keys. Used by the kernels of torch, which want to be told."""
+    # A branch, because where a compiler takes sizes for symbols the comparison itself is no bool.
+    grouped = False
+    if k_BGSC.shape[1] < q_BHTC.shape[1]:
+        grouped = True
+    return grouped
 
 
 def _flex_for(q_BHTC: Tensor) -> Callable[..., Any]:
@@ -93,7 +103,9 @@ def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:
 def _blocks(
     causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
 ) -> BlockMask | None:
-    make = _make_blocks if torch.compiler.is_compiling() else _kept_blocks
+    # A mode may make tensors of its own kind, as FakeTensorMode does: they fit no other call, and real ones not theirs.
+    special = torch.compiler.is_compiling() or dispatch_mode_is_active()
+    make = _make_blocks if special else _kept_blocks
     return make(causal, window, first, tokens, keys, device)
 
 

@@ -52,7 +52,8 @@ class FourierMix(nn.Module):
         check_input(x_BTD, self.hidden_dim, key_padding_mask)
         # torch transforms no bfloat16, and float16 only of some sizes on a GPU.
         wide_BTD = zero_padding(x_BTD, key_padding_mask).to(torch.promote_types(x_BTD.dtype, torch.float32))
-        y_BTD: Tensor = torch.fft.fft2(wide_BTD).real
+        # torch's transform refuses a batch of nothing.
+        y_BTD = torch.fft.fft2(wide_BTD).real if x_BTD.shape[0] else wide_BTD
         return y_BTD.to(x_BTD.dtype)
 
     def extra_repr(self) -> str:

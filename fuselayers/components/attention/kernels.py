@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops import dropout
-from .flex import flex
+from .flex import flex, is_grouped
 from .masks import Rules, allowed_keys
 
 __all__ = ["KERNELS", "Kernel", "attend"]
@@ -100,7 +100,7 @@ def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tenso
         attn_mask=mask,
         is_causal=causal,
         scale=rules.scale,
-        enable_gqa=k_BGSC.shape[1] < q_BHTC.shape[1],
+        enable_gqa=is_grouped(q_BHTC, k_BGSC),
     )
     return y_BHTC if rules.sinks_H is None else y_BHTC[..., : v_BGSC.shape[-1] - _SINK_CHANNELS]
 
@@ -121,15 +121,16 @@ def _with_sink(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, unscaled_H: Tenso
 def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: float) -> Tensor:
     """Attention in plain torch, which keeps B x H x T x S probabilities for backward."""
     batch, heads, tokens, _ = q_BHTC.shape
-    group = heads // k_BGSC.shape[1]
-    k_BHSC, v_BHSC = k_BGSC.repeat_interleave(group, dim=1), v_BGSC.repeat_interleave(group, dim=1)
+    groups, keys = k_BGSC.shape[1:3]
+    # The R query heads that share keys lie in a row, as if they were further queries: keys and values are not copied.
     # The scale falls on the smaller tensor.
-    scores_BHTS = (q_BHTC * rules.scale) @ k_BHSC.transpose(-2, -1)
+    q_BGXC = torch.unflatten(q_BHTC * rules.scale, 1, (groups, heads // groups)).flatten(2, 3)  # X = R x T
+    scores_BHTS = (q_BGXC @ k_BGSC.transpose(-2, -1)).reshape(batch, heads, tokens, keys)
     if rules.soft_cap is not None:
         scores_BHTS = rules.soft_cap * torch.tanh(scores_BHTS / rules.soft_cap)
     if rules.bias_HTS is not None:
         scores_BHTS = scores_BHTS + rules.bias_HTS.to(scores_BHTS.dtype)
-    hidden = allowed_keys(rules, tokens, k_BGSC.shape[-2], q_BHTC.device)
+    hidden = allowed_keys(rules, tokens, keys, q_BHTC.device)
     if hidden is not None:
         hidden = ~hidden
         # Not -inf: a row without any allowed key would be 0 / 0, in backward too. Filled twice it is zeros in both.
@@ -142,4 +143,6 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
         weights_BHTS = weights_BHTS[..., :-1]
     if hidden is not None:
         weights_BHTS = weights_BHTS.masked_fill(hidden, 0.0)
-    return (dropout(weights_BHTS, p) if p > 0 else weights_BHTS) @ v_BHSC
+    weights_BHTS = dropout(weights_BHTS, p) if p > 0 else weights_BHTS
+    weights_BGXS = torch.unflatten(weights_BHTS, 1, (groups, heads // groups)).flatten(2, 3)
+    return (weights_BGXS @ v_BGSC).reshape(batch, heads, tokens, v_BGSC.shape[-1])

@@ -13,9 +13,11 @@ Wang et al., "Linformer: self-attention with linear complexity", 2020, section 4
 import math
 from typing import ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_length
+from ..plain_linear import is_plain_linear
 from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .inputs import Rotate
@@ -70,6 +72,7 @@ class LinformerAttention(PackedHeads):
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.dropout = dropout
+        self.context_length = context_length
         # Modules, though their weights are used by columns: so they are initialised as every other projection.
         self.key_projection = nn.Linear(context_length, projected_length, bias=False)
         self.value_projection = None if share_projection else nn.Linear(context_length, projected_length, bias=False)
@@ -87,9 +90,19 @@ class LinformerAttention(PackedHeads):
         """
         q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
         tokens = x_BTD.shape[1]
-        check_length(tokens, self.key_projection.in_features, built="attention")
+        check_length(tokens, self.context_length, built="attention")
         of_values = self.key_projection if self.value_projection is None else self.value_projection
-        k_BGPC = self.key_projection.weight[:, :tokens] @ zero_padding(k_BGTC, key_padding_mask)
-        v_BGPC = of_values.weight[:, :tokens] @ zero_padding(v_BGTC, key_padding_mask)
+        k_BGPC = self._mixtures(self.key_projection, zero_padding(k_BGTC, key_padding_mask))
+        v_BGPC = self._mixtures(of_values, zero_padding(v_BGTC, key_padding_mask))
         rules = Rules(scale=1 / math.sqrt(self.head_dim))
         return self.join(attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0))
+
+    def _mixtures(self, projection: nn.Linear, x_BGTC: Tensor) -> Tensor:
+        """Return the mixtures of tokens that a projection makes: [B, G, T, C] -> [B, G, P, C]."""
+        tokens = x_BGTC.shape[2]
+        if is_plain_linear(projection):
+            y_BGPC: Tensor = projection.weight[:, :tokens] @ x_BGTC
+            return y_BGPC
+        # See Note: [guards of a split linear]; the zeros that follow up to the context's length are the price.
+        y_BGCP: Tensor = projection(F.pad(x_BGTC, (0, 0, 0, self.context_length - tokens)).transpose(-2, -1))
+        return y_BGCP.transpose(-2, -1)

@@ -58,7 +58,9 @@ class Rules(NamedTuple):
 
 
 def allowed_keys(rules: Rules, tokens: int, keys: int, device: torch.device) -> Tensor | None:
-    """Return the mask that the rules make together, broadcastable to [B, H, T, S], or None where all may be seen.
+    """Return the mask that the rules make together, or None where all may be seen.
+
+    It is broadcastable to [B, H, T, S], and has a column for each key.
 
     >>> allowed_keys(Rules(1.0, causal=True, window=2), 3, 3, torch.device("cpu")).int()
     tensor([[1, 0, 0],
@@ -80,7 +82,8 @@ def allowed_keys(rules: Rules, tokens: int, keys: int, device: torch.device) -> 
     for other in (padding, rules.mask):
         if other is not None:
             allowed = other if allowed is None else other & allowed
-    return allowed
+    # sdpa wants two dimensions, and who adds a key wants one column for each of the others.
+    return None if allowed is None else allowed.expand(*(allowed.shape[:-1] or (1,)), keys)
 
 
 def block_diagonal_mask(documents_BT: Tensor) -> Tensor:

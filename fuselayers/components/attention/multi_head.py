@@ -223,6 +223,8 @@ class MultiHeadAttention(PackedHeads):
         """Return the queries of x and the keys and values of the memory: [B, H, T, C], [B, G, S, C] twice."""
         q_BHTC = self._normed(self.q_norm, self._heads(x_BTD, 0, self.num_heads)).transpose(1, 2)
         if cache is not None and cache.length:
+            batch, keys, _ = memory_BSD.shape
+            cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
             return q_BHTC, *cache.stored()
         both = self._heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
         k_BSGC, v_BSGC = both.split(self.num_kv_heads, dim=-2)  # type: ignore[no-untyped-call]

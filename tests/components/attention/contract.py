@@ -6,9 +6,11 @@ layer's own functions.
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -139,6 +141,8 @@ def assert_forms(layer: nn.Module, *, rotated: bool, bfloat16_atol: float = 0.05
     expected = layer(x, **inputs)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert_same_step(lambda x: layer(x, **inputs), lambda x: compiled(x, **inputs), x, rtol=1e-4, atol=1e-4)
+    _assert_compiled_for_other_lengths(layer, rotated=rotated)
+    assert_no_tokens(layer)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         torch.manual_seed(1)
         torch.testing.assert_close(other(x, **inputs), expected, rtol=0, atol=0)
@@ -151,6 +155,28 @@ def assert_forms(layer: nn.Module, *, rotated: bool, bfloat16_atol: float = 0.05
         torch.manual_seed(1)
         with torch.autocast("cpu", dtype):
             torch.testing.assert_close(layer(x, **inputs).float(), expected, rtol=0.05, atol=atol)
+
+
+def _assert_compiled_for_other_lengths(layer: nn.Module, *, rotated: bool) -> None:
+    """From the second length on, the compiler takes the length for a symbol."""
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for tokens in (9, 17, 70):
+        x, inputs = torch.randn(2, tokens, HIDDEN_DIM), {"rotate": RotaryPosition().rotate} if rotated else {}
+        torch.manual_seed(1)
+        expected = layer(x, **inputs)
+        torch.manual_seed(1)
+        torch.testing.assert_close(compiled(x, **inputs), expected, rtol=1e-4, atol=1e-4)
+
+
+def assert_no_tokens(layer: nn.Module) -> None:
+    """Fail unless a sequence of no tokens is refused, and a batch of no sequences goes through."""
+    text = f"x must have at least one token to mix, got [2, 0, {HIDDEN_DIM}]; leave empty sequences out"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        layer(torch.zeros(2, 0, HIDDEN_DIM))
+    x = torch.zeros(0, 3, HIDDEN_DIM, requires_grad=True)
+    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
+    assert gradient.shape == x.shape
 
 
 def assert_built_on_meta(made: Callable[[], nn.Module]) -> None:

@@ -77,6 +77,24 @@ def test_a_memory_is_projected_once() -> None:
 
 
 @torch.no_grad()
+def test_a_cache_of_another_memory_is_refused() -> None:
+    layer = made(causal=False, num_kv_heads=2)
+    memory, x = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (5, 3))
+    for rows, others in ((slice(2), slice(1)), (slice(1), slice(2))):
+        cache = KeyValueCache()
+        layer(x[rows], memory=memory[rows], cache=cache)
+        before, now = len(x[rows]), len(x[others])
+        text = (
+            f"the cache holds torch.float64 [{before}, 2, T, 2], got torch.float64 [{now}, 2, 5, 2]; "
+            "use a new cache for another batch or model"
+        )
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            layer(x[others], memory=memory[others], cache=cache)
+    with pytest.raises(ValueError, match=r"holds torch\.float64 \[1, 2, T, 2\], got torch\.float32 \[1, 2, 5, 2\]"):
+        layer.float()(x[:1].float(), memory=memory[:1].float(), cache=cache)
+
+
+@torch.no_grad()
 def test_a_block_with_cross_attention_keeps_both() -> None:
     heads = Choice("multi_head", {"num_heads": 2})
     block = randomise(TransformerBlock(HIDDEN_DIM, attention=heads, cross_attention=heads)).double()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers.components import MultiHeadAttention
@@ -64,6 +65,15 @@ def test_one_graph_for_a_compiler() -> None:
     with torch.no_grad():
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), layer(x))
+
+
+@torch.no_grad()
+def test_fake_tensors_do_not_stay() -> None:
+    layer, x = made(kernel="flex"), torch.randn(1, 11, HIDDEN_DIM, dtype=torch.float64)
+    for _ in range(2):  # before real tensors went through it, and after
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            assert isinstance(layer(mode.from_tensor(x)), FakeTensor)
+        assert type(layer(x)) is torch.Tensor
 
 
 def test_it_says_that_it_has_no_gradient_on_a_cpu() -> None:

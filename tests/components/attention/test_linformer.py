@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuselayers.components import Choice, Decoder, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
 from fuselayers.ops import dropout
@@ -50,6 +50,51 @@ def test_a_projection_that_changes_nothing_is_softmax_attention() -> None:
         layer.value_projection.weight.copy_(torch.eye(7))
     x = torch.randn(2, 7, HIDDEN_DIM)
     torch.testing.assert_close(layer(x), exact(x), rtol=1e-4, atol=1e-5)
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter as it is put around a linear layer, whose weight can be seen from outside."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.low = nn.Parameter(torch.randn(1, layer.in_features))
+        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x @ self.low.T @ self.high.T
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 11])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("share_projection", [True, False])
+def test_an_adapter_in_place_of_a_projection_is_called(share_projection: bool, padded: bool, tokens: int) -> None:
+    merged = made(context_length=11, num_kv_heads=2, share_projection=share_projection).double()
+    adapted = copy.deepcopy(merged)
+    with torch.no_grad():
+        for name in ("key_projection",) if share_projection else ("key_projection", "value_projection"):
+            adapter = Adapter(getattr(adapted, name)).double()
+            setattr(adapted, name, adapter)
+            getattr(merged, name).weight.add_(adapter.high @ adapter.low)
+    x, real_BT = torch.randn(4, tokens, HIDDEN_DIM).double(), contract.padding(tokens) if padded else None
+    got, expected = (layer(x, key_padding_mask=real_BT) for layer in (adapted, merged))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", ["key_projection", "value_projection"])
+def test_a_hook_on_a_projection_is_called(name: str) -> None:
+    layer, x = made(), torch.randn(2, 7, HIDDEN_DIM)
+    expected, calls = layer(x), []
+    handle = getattr(layer, name).register_forward_hook(lambda module, *_: calls.append(module))
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+    assert calls == [getattr(layer, name)]
+    handle.remove()
+    layer(x)
+    assert len(calls) == 1
 
 
 def test_padding() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fuselayers.components import MultiHeadAttention, RotaryPosition
 from fuselayers.ops import dropout
+from tests.components.attention import contract
 from tests.components.compare import assert_same_step, randomise, run
 
 HIDDEN_DIM = 12
@@ -161,6 +162,11 @@ def test_causal_means_that_the_future_has_no_gradient(p: float) -> None:
     layer(x)[:, 3].sum().backward()
     assert x.grad is not None
     assert (x.grad[0].abs().sum(-1) > 0).tolist() == [True] * 4 + [False] * 3
+
+
+def test_without_tokens_there_is_nothing_to_mix() -> None:
+    for kernel in ("sdpa", "plain"):
+        contract.assert_no_tokens(MultiHeadAttention(contract.HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel))
 
 
 def test_one_graph_for_a_compiler() -> None:

@@ -95,6 +95,13 @@ def test_in_16_bits_and_under_autocast(dtype: torch.dtype) -> None:
         torch.testing.assert_close(y.double(), exact, rtol=0.05, atol=0.02)
 
 
+def test_without_tokens_there_is_nothing_to_mix() -> None:
+    text = "x must have at least one token to mix, got [2, 0, 4]; leave empty sequences out"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        ConvMLP(4)(torch.zeros(2, 0, 4))
+    assert ConvMLP(4)(torch.zeros(0, 3, 4)).shape == (0, 3, 4)
+
+
 def test_copies_and_one_graph() -> None:
     layer = ConvMLP(4)
     x = torch.randn(2, 5, 4)
