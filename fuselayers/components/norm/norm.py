@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...ops import NormStyle, bias_dropout_residual, check_style, dropout
 from ...ops.shapes import check_like, check_row_vector, check_rows
+from ..hooks import has_hooks
 
 __all__ = ["Norm", "join"]
 
@@ -81,6 +82,8 @@ class Norm(nn.Module):
         check_rows("x", x)
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)
+        if has_hooks(self):  # a fused op would take the weights out of the norm and not call it
+            return Norm._join(self, x, residual, bias, p, style)
         return self._join(x, residual, bias, p, style)
 
     def _join(

@@ -156,3 +156,17 @@ def test_an_unknown_style(make: object) -> None:
     norm, x = make(), torch.randn(2, 7)  # type: ignore[operator]
     with pytest.raises(ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\?"):
         norm.add(x, x, style="prenrom")
+
+
+@pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
+@pytest.mark.parametrize("make", NORMS)
+def test_a_hook_on_a_norm_runs_where_it_joins_too(make: object, style: str) -> None:
+    norm = randomise(make())  # type: ignore[operator]
+    tensors = torch.randn(3, 5, 7), torch.randn(3, 5, 7)
+    torch.manual_seed(1)
+    expected = Add(norm, 0.3, style)(*tensors)
+    calls = []
+    norm.register_forward_hook(lambda *_: calls.append(1))
+    torch.manual_seed(1)
+    torch.testing.assert_close(Add(norm, 0.3, style)(*tensors), expected, rtol=1e-5, atol=1e-5)
+    assert calls == [1]
