@@ -22,7 +22,7 @@ from torch import Tensor
 from ..ranges import Count, Size, in_range
 from ..registry import register
 from .inputs import Rotate
-from .kernel_sums import HIGHEST_EXPONENT, kernel_attention
+from .kernel_sums import kernel_attention
 from .packed_heads import PackedHeads
 
 __all__ = ["FavorAttention"]
@@ -34,6 +34,9 @@ class FavorAttention(PackedHeads):
 
     The random directions are a buffer, which a state_dict holds; all heads share them. They stay as they were drawn
     until `redraw` is called. It has no dropout: no probability is ever written down, and the paper drops none.
+
+    Features are in float32 at least, and relative to the largest among the keys that a token looks at: what is below
+    about exp(-87) of that counts as 0.
 
     Args:
         num_features: F, number of random directions; None for head_dim * ln(head_dim), the paper's choice.
@@ -111,26 +114,20 @@ class FavorAttention(PackedHeads):
 
 def _features(
     q_BHTC: Tensor, k_BGTC: Tensor, *, directions_FC: Tensor, key_padding_mask: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     q_BHTF, k_BGTF = _exponents(q_BHTC, directions_FC), _exponents(k_BGTC, directions_FC)
-    # Note: [exponents are shifted] A factor of one query's features, or of all keys' features, cancels in the quotient,
-    # as 1 / sqrt(F) does. So a query's largest exponent becomes 0, and so does one of the keys'. Which one must not
-    # depend on padding, nor on the future if the attention is causal: it is the first real token's then, else that of
-    # all real tokens. A key so far above the first one that float32 would not hold it is taken down.
+    # Note: [exponents are shifted] A factor of one query's features, or of all features of the keys that it looks at,
+    # cancels in the quotient, as 1 / sqrt(F) does. So a query's largest exponent becomes 0, and so does the largest of
+    # the keys: of all real ones, or if the attention is causal of those up to each token, which is the key's level.
+    # What is far below it vanishes; nothing overflows.
+    if key_padding_mask is not None:
+        lowest = torch.finfo(k_BGTF.dtype).min
+        k_BGTF = k_BGTF.masked_fill(~key_padding_mask[:, None, :, None], lowest)
     with torch.no_grad():
         shift_BHT1 = q_BHTF.amax(-1, keepdim=True)
-        shift_BGT1 = k_BGTF.amax(-1, keepdim=True)
-        if key_padding_mask is not None:
-            lowest = torch.finfo(shift_BGT1.dtype).min
-            shift_BGT1 = shift_BGT1.masked_fill(~key_padding_mask[:, None, :, None], lowest)
-        if not causal:
-            shift_BG11 = shift_BGT1.amax(-2, keepdim=True)
-        elif key_padding_mask is None:
-            shift_BG11 = shift_BGT1[:, :, :1]
-        else:
-            first_B = key_padding_mask.long().argmax(-1)
-            shift_BG11 = shift_BGT1.take_along_dim(first_B[:, None, None, None], dim=2)
-    return (q_BHTF - shift_BHT1).exp(), (k_BGTF - shift_BG11).clamp(max=HIGHEST_EXPONENT).exp()
+        level_BGT1 = k_BGTF.amax(-1, keepdim=True)
+        level_BGT1 = level_BGT1.cummax(-2).values if causal else level_BGT1.amax(-2, keepdim=True)
+    return (q_BHTF - shift_BHT1).exp(), (k_BGTF - level_BGT1).exp(), level_BGT1 if causal else None
 
 
 def _exponents(x: Tensor, directions_FC: Tensor) -> Tensor:

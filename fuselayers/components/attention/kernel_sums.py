@@ -4,11 +4,13 @@
     k, v             [B, G, T, C]   G key-value heads
     features of q    [B, H, T, F]   F features, none negative; of k [B, G, T, F]
     state            [B, G, F, C]   sum over keys of features(k)^T v; causal: one for each chunk of L tokens
+    level            [B, G, T, 1]   features of k may come divided by exp(level), which never falls from token to token
 
     y[t] = sum_s (features(q)[t] . features(k)[s]) v[s] / sum_s (features(q)[t] . features(k)[s])
 
 Not causal, one state serves all queries. Causal, a query takes the state of the chunks before its own, and looks at the
-L tokens of its own chunk one by one: time and memory grow with T, and no [T, F, C] is ever made.
+L tokens of its own chunk one by one: time and memory grow with T, and no [T, F, C] is ever made. With levels, what a
+query takes from an earlier key is multiplied by exp(the key's level - its own): at most 1, so nothing overflows.
 
 Katharopoulos et al., "Transformers are RNNs", 2020, section 3; the chunks: Hua et al., "Transformer quality in linear
 time", 2022, section 3.2.
@@ -25,16 +27,15 @@ from ..autocast import without_autocast
 from .inputs import Rotate
 from .padding import zero_padding
 
-__all__ = ["HIGHEST_EXPONENT", "Features", "kernel_attention"]
+__all__ = ["Features", "kernel_attention"]
 
-Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 # L, in tokens. The states take T / L x F x C, what is written out inside the chunks T x L: as much for the usual C.
 _CHUNK: Final = 64
-# Weights that add up to less count as none: backward divides features, up to exp(HIGHEST_EXPONENT), by their total, and
-# float32 must hold the quotient.
+# Weights that add up to less count as none: backward divides features by their total, and float32 must hold the
+# quotient.
 _LEAST_TOTAL: Final = 1e-24
-HIGHEST_EXPONENT: Final = 24.0
 
 
 def kernel_attention(
@@ -55,33 +56,34 @@ def kernel_attention(
         q_BHTC: the queries.
         k_BGTC: the keys.
         v_BGTC: the values.
-        features: queries and keys -> their features, none negative and none above exp(HIGHEST_EXPONENT).
+        features: queries and keys -> their features, none negative, and the keys' levels; None where all are 0, as they
+            must be where it is not causal.
         causal: whether a query looks only at keys up to its own.
         key_padding_mask: bool [B, T], True for a real token.
         rotate: turns the features above the fraction bar, and leaves those below it.
 
     >>> q = k = torch.zeros(1, 1, 2, 1)
-    >>> kernel_attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), lambda q, k: (q.exp(), k.exp()), causal=True)
+    >>> kernel_attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), lambda q, k: (q.exp(), k.exp(), None), causal=True)
     tensor([[[[1.],
               [2.]]]])
     """
     wide = torch.promote_types(q_BHTC.dtype, torch.float32)
     with without_autocast(q_BHTC):
-        q_BHTF, k_BGTF = features(q_BHTC.to(wide), k_BGTC.to(wide))
+        q_BHTF, k_BGTF, level_BGT1 = features(q_BHTC.to(wide), k_BGTC.to(wide))
         k_BGTF = zero_padding(k_BGTF, key_padding_mask)
         values, ones = v_BGTC.to(wide), torch.ones_like(v_BGTC[..., :1], dtype=wide)
         if rotate is None:
-            both = _sums(q_BHTF, k_BGTF, torch.cat((values, ones), dim=-1), causal=causal)
+            both = _sums(q_BHTF, k_BGTF, torch.cat((values, ones), dim=-1), level_BGT1, causal=causal)
             weighted_BHTC, total_BHT1 = both[..., :-1], both[..., -1:]
         else:
-            total_BHT1 = _sums(q_BHTF, k_BGTF, ones, causal=causal)
-            weighted_BHTC = _sums(*rotate(q_BHTF, k_BGTF), values, causal=causal)
+            total_BHT1 = _sums(q_BHTF, k_BGTF, ones, level_BGT1, causal=causal)
+            weighted_BHTC = _sums(*rotate(q_BHTF, k_BGTF), values, level_BGT1, causal=causal)
         # No small number is added below the bar: where the total is small, what is above it is too.
         return (weighted_BHTC / total_BHT1.masked_fill(total_BHT1 < _LEAST_TOTAL, 1.0)).to(v_BGTC.dtype)
 
 
-def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, *, causal: bool) -> Tensor:
-    """Return sum_s (q[t] . k[s]) v[s], over s <= t if causal: [B, H, T, C]."""
+def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, level_BGT1: Tensor | None, *, causal: bool) -> Tensor:
+    """Return sum_s (q[t] . k[s]) v[s], over s <= t if causal, divided by exp(level[t]): [B, H, T, C]."""
     # The R query heads that share keys lie in a row, as if they were further queries: keys and values are not copied.
     groups, tokens = k_BGTF.shape[1:3]
     q_BGRTF = torch.unflatten(q_BHTF, 1, (groups, -1))
@@ -89,13 +91,47 @@ def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, *, causal: bool) -> Te
         state_BGFC = k_BGTF.transpose(-2, -1) @ v_BGTC
         return torch.unflatten(q_BGRTF.flatten(2, 3) @ state_BGFC, 2, (-1, tokens)).flatten(1, 2)
     size = min(_CHUNK, tokens)
-    q_BGRNLF, k_BGNLF, v_BGNLC = (
-        torch.unflatten(F.pad(part, (0, 0, 0, -tokens % size)), -2, (-1, size)) for part in (q_BGRTF, k_BGTF, v_BGTC)
-    )
+    q_BGRNLF, k_BGNLF, v_BGNLC = (_chunks(part, size) for part in (q_BGRTF, k_BGTF, v_BGTC))
     q_BGNXF = q_BGRNLF.movedim(2, 3).flatten(3, 4)  # X = R x L
-    states_BGNFC = (k_BGNLF.transpose(-2, -1) @ v_BGNLC).cumsum(2)
-    before_BGNFC = F.pad(states_BGNFC[:, :, :-1], (0, 0, 0, 0, 1, 0))
     products_BGNRLL = torch.unflatten(q_BGNXF @ k_BGNLF.transpose(-2, -1), 3, (-1, size)).tril()
-    y_BGNXC = q_BGNXF @ before_BGNFC + products_BGNRLL.flatten(3, 4) @ v_BGNLC
+    if level_BGT1 is None:
+        states_BGNFC = (k_BGNLF.transpose(-2, -1) @ v_BGNLC).cumsum(2)
+        y_BGNXC = q_BGNXF @ _of_chunk_before(states_BGNFC)
+    else:
+        level_BGNL1 = _chunks(level_BGT1, size)
+        last_BGN11 = level_BGNL1[..., -1:, :]
+        faded_BGNLF = k_BGNLF * _fading(level_BGNL1, last_BGN11)
+        states_BGNFC = _running_sums(faded_BGNLF.transpose(-2, -1) @ v_BGNLC, last_BGN11)
+        y_BGNRLC = torch.unflatten(q_BGNXF @ _of_chunk_before(states_BGNFC), 3, (-1, size))
+        y_BGNXC = (y_BGNRLC * _fading(_of_chunk_before(last_BGN11), level_BGNL1)[:, :, :, None]).flatten(3, 4)
+        products_BGNRLL = products_BGNRLL * _fading(level_BGNL1.transpose(-2, -1), level_BGNL1)[:, :, :, None]
+    y_BGNXC = y_BGNXC + products_BGNRLL.flatten(3, 4) @ v_BGNLC
     y_BGRNLC = torch.unflatten(y_BGNXC, 3, (-1, size)).movedim(3, 2)
     return y_BGRNLC.flatten(3, 4)[..., :tokens, :].flatten(1, 2)
+
+
+def _chunks(x: Tensor, size: int) -> Tensor:
+    """Return the tokens in chunks, zeros behind the last: [..., T, C] -> [..., N, L, C]."""
+    return torch.unflatten(F.pad(x, (0, 0, 0, -x.shape[-2] % size)), -2, (-1, size))
+
+
+def _of_chunk_before(x_BGNFC: Tensor, distance: int = 1) -> Tensor:
+    """Return for each chunk what the one at that distance before it has; zeros where there is none."""
+    return F.pad(x_BGNFC[:, :, :-distance], (0, 0, 0, 0, distance, 0))
+
+
+def _fading(earlier: Tensor, later: Tensor) -> Tensor:
+    # Levels do not fall: the clamp holds down only what is hidden or stands behind the last token, so that no inf is
+    # multiplied by its zero.
+    return (earlier - later).clamp(max=0.0).exp()
+
+
+def _running_sums(states_BGNFC: Tensor, level_BGN11: Tensor) -> Tensor:
+    """Return the sums over each chunk and all before it, divided by exp of its own level."""
+    # Not cumsum: no one level fits all chunks. Each step doubles how many chunks a sum reaches over.
+    distance = 1
+    while distance < states_BGNFC.shape[2]:
+        fading_BGN11 = _fading(_of_chunk_before(level_BGN11, distance), level_BGN11)
+        states_BGNFC = states_BGNFC + _of_chunk_before(states_BGNFC, distance) * fading_BGN11
+        distance *= 2
+    return states_BGNFC

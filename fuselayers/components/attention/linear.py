@@ -80,8 +80,8 @@ class LinearAttention(PackedHeads):
         return self.join(mixed_BHTC)
 
 
-def _features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor]:
-    return _phi(q_BHTC), _phi(k_BGTC)
+def _features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor, None]:
+    return _phi(q_BHTC), _phi(k_BGTC), None
 
 
 def _phi(x: Tensor) -> Tensor:

@@ -1,3 +1,5 @@
+import copy
+import itertools
 import math
 import re
 
@@ -110,8 +112,34 @@ def test_large_keys_neither_overflow_nor_vanish(causal: bool) -> None:
     expected = reference(layer.double(), x.double(), None, contract.padding(7))
     got = layer.float()(x, key_padding_mask=contract.padding(7))
     torch.testing.assert_close(got.double(), expected, rtol=1e-3, atol=1e-3)
-    # A later key far above the first one is taken down to what float32 holds.
     assert all(value.isfinite().all() for value in run(layer, [x * torch.tensor([1.0] + 6 * [1e3])[:, None]]).values())
+
+
+@pytest.mark.parametrize(
+    ("long", "causal", "place"),
+    [*itertools.product((True,), (True, False), (0, 3, 64, 100)), (False, True, 64), (False, True, 100)],
+)
+def test_a_key_unlike_all_others_leaves_them_as_they_are(long: bool, causal: bool, place: int) -> None:
+    # A long key has exponents far below those of the others, a short one above them: here by hundreds.
+    layer = small(FavorAttention(HIDDEN_DIM, num_heads=1, num_features=64, causal=causal))
+    x = 0.2 * torch.randn(1, 129, HIDDEN_DIM)
+    with torch.no_grad():
+        if long:
+            x[:, place] *= 60
+        else:
+            keys = slice(HIDDEN_DIM, 2 * HIDDEN_DIM)
+            layer.qkv.bias[keys] = 9.0
+            x[:, place] = torch.linalg.solve(layer.qkv.weight[keys], -layer.qkv.bias[keys])
+    others = torch.arange(129) != place
+    exact = copy.deepcopy(layer).double()
+    written_out = run(lambda x: reference(exact, x, None, None)[:, others], [x.double()])
+    got = run(lambda x: layer(x)[:, others], [x])
+    for name, expected in written_out.items():
+        error, value = got[name].double() - expected, expected
+        if name == "gradient of input 0":  # that of the one key is far larger
+            error, value = error[:, others], value[:, others]
+        assert error.abs().max() < 1e-3 * value.abs().max(), name
+    assert got["gradient of input 0"][:, others].abs().amax(-1).min() > 0
 
 
 @pytest.mark.parametrize("causal", [True, False])
