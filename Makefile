@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 ARGS ?=
+# Processes that run the tests side by side; each wants a gigabyte or two.
+WORKERS ?= 2
 
 # Variables, not `-c constraints.txt`: that would pin what is installed, but not what packages are built with. Since
 # pip 25.3 the second has a variable of its own.
@@ -17,23 +19,17 @@ PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 train: $(VENV)/.installed-test
 	$(RUN) -m fuselayers train $(ARGS)
 
-# Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process. Side by side, since a
-# test seldom has use for a second core; what the interpreter's run says comes after the other. Ctrl-C does not reach by
-# itself what runs in the background. 5 is pytest's word for "no tests": ARGS may name some that have no kernels.
-define run_tests
-@TRITON_INTERPRET=1 $(RUN) -m pytest -m "kernels$(1)" $(ARGS) >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
-	trap "kill $$kernels" INT TERM; \
-	echo "pytest, and with Triton's interpreter into $(VENV)/kernels.log"; \
-	$(RUN) -m pytest $(2) $(ARGS); plain=$$?; \
-	wait $$kernels; kernels=$$?; cat $(VENV)/kernels.log; \
-	[ $$plain -eq 0 ] && { [ $$kernels -eq 0 ] || [ $$kernels -eq 5 ]; }
-endef
+# Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process. 5 is pytest's word for
+# "no tests": ARGS may name some that have no kernels. A file's tests stay together, since they share what they compile.
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
 
 test: lint
-	$(call run_tests, and not slow,-m "not slow")
+	$(PYTEST) -m "not slow" $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) -m "kernels and not slow" $(ARGS) || [ $$? -eq 5 ]
 
 test-all: lint
-	$(call run_tests)
+	$(PYTEST) $(ARGS)
+	TRITON_INTERPRET=1 $(PYTEST) -m kernels $(ARGS) || [ $$? -eq 5 ]
 
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .

@@ -56,6 +56,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "mypy",
             "setuptools>=77.0.3",
