@@ -36,6 +36,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    # pytest-xdist tells its workers how wide its own terminal is; a table is then folded where it says.
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "text.py"
