@@ -67,59 +67,6 @@ def test_parameter_count_of_vit_base() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 86_567_656
 
 
-def from_transformers(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our keys for the weights of transformers' ViTForImageClassification."""
-    names = {
-        "vit.embeddings.patch_embeddings.projection": "patch.projection",
-        "vit.layernorm": "norm",
-        "classifier": "head",
-    }
-    ours = {
-        "class_token": theirs["vit.embeddings.cls_token"][0, 0],
-        "position.table.weight": theirs["vit.embeddings.position_embeddings"][0],
-    }
-    for layer in range(sum(name.endswith("mlp.fc1.bias") for name in theirs)):
-        a, b = f"vit.layers.{layer}.", f"blocks.{layer}."
-        names[f"{a}attention.o_proj"] = f"{b}attention.out"
-        names[f"{a}layernorm_before"] = f"{b}residual.norms.0"
-        names[f"{a}layernorm_after"] = f"{b}residual.norms.1"
-        names[f"{a}mlp.fc1"] = f"{b}feedforward.up"
-        names[f"{a}mlp.fc2"] = f"{b}feedforward.down"
-        for leaf in ("weight", "bias"):
-            ours[f"{b}attention.qkv.{leaf}"] = torch.cat([theirs[f"{a}attention.{x}_proj.{leaf}"] for x in "qkv"])
-    return ours | {f"{b}.{leaf}": theirs[f"{a}.{leaf}"] for a, b in names.items() for leaf in ("weight", "bias")}
-
-
-def test_it_is_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        image_size=12,
-        patch_size=4,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        num_labels=5,
-        attn_implementation="eager",
-    )
-    theirs = randomise(transformers.ViTForImageClassification(config)).double()
-    ours = made(norm=Choice("layer_norm", {"eps": config.layer_norm_eps})).double()
-    state = from_transformers(theirs.state_dict())
-    assert set(state) == set(ours.state_dict())
-    ours.load_state_dict(state)
-    images, targets = torch.randn(3, 3, 12, 12).double(), torch.tensor([4, 0, 2])
-    expected = theirs(images, labels=targets)
-    # Their softmax is computed in float32, whatever the dtype of the model.
-    torch.testing.assert_close(ours(images), expected.logits, rtol=1e-6, atol=1e-6)
-    loss = ours(images, targets)
-    torch.testing.assert_close(loss, expected.loss.float())
-    expected.loss.backward()
-    loss.backward()
-    gradients = from_transformers({name: value.grad for name, value in theirs.named_parameters()})
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-6)
-
-
 def test_the_loss_is_the_mean_over_the_images_that_count() -> None:
     model, images = made(), torch.randn(3, 3, 12, 12)
     shares = model(images).softmax(-1)
