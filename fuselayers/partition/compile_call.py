@@ -3,8 +3,7 @@
 Used by the ops, whose calls are so short that the guards of `torch.compile` cost as much as they do.
 """
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,7 +12,7 @@ import torch.fx as fx
 from .torch_private import (
     ConstantSource,
     FakeTensorMode,
-    compile_lock,
+    as_a_compiler,
     disable_current_modes,
     functorch_config,
     inductor_compilers,
@@ -23,18 +22,6 @@ from .torch_private import (
 )
 
 __all__ = ["CompiledCall", "compile_call"]
-
-
-@contextlib.contextmanager
-def _as_a_compiler() -> Iterator[None]:
-    """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
-    compiled function raise, unless somebody says that this is compiling. Only under `compile_lock`."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
 
 
 class CompiledCall(NamedTuple):
@@ -73,8 +60,7 @@ def compile_call(
     shapes = symbolic_shapes.ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, static_shapes=False)
     with (
-        compile_lock,
-        _as_a_compiler(),
+        as_a_compiler(),
         disable_current_modes(),
         torch.no_grad(),
         torch.autocast(tensors[0].device.type, enabled=False),

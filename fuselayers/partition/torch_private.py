@@ -50,8 +50,9 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
@@ -67,8 +68,10 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "GraphBreak",
+    "TorchDispatchMode",
     "TorchDynamoException",
     "aot_autograd",
+    "as_a_compiler",
     "classify_nodes",
     "compile_lock",
     "compile_with_inductor",
@@ -361,6 +364,19 @@ def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     return compile_fx, compile_fx_inner
+
+
+@contextlib.contextmanager
+def as_a_compiler() -> Iterator[None]:
+    """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
+    compiled function raise, unless somebody says that this is compiling."""
+    with compile_lock:
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 def transforms_are_active() -> bool:
