@@ -38,7 +38,7 @@ from .backends import (
     why_unavailable,
 )
 from .partitioners import Partitioner, SavingRule, partitioner
-from .report import GraphReport, ServedGraph, describe_graph
+from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
 from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
@@ -128,7 +128,7 @@ def compile_auto(
     devices = device_types_of(example_inputs)
     if not _keeps_what_was_asked(partition, example_inputs):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
-    known = not _size_places(graph_module) and remembered(_label(report, ()), main_device(example_inputs))
+    known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
     best = best_of(known) if known and has_choice() else None
     if known and (best == UNFUSED or (best in AUTO_ORDER and why_unavailable(best, devices) is None)):
         report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(dict(known)))
@@ -236,7 +236,7 @@ class _Undecided:
         if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is at it
             return
         try:
-            label = _label(self._served.report, sizes)
+            label = label_of(self._served.report, sizes)
             device_type = main_device(inputs)
             seconds = remembered(label, device_type) if sizes else None
             if seconds is None or not seconds.keys() <= {self._begun_with, UNFUSED}:
@@ -313,12 +313,6 @@ def _keeps_what_was_asked(partition: str | Partitioner, example_inputs: Sequence
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
     return isinstance(own, SavingRule) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
-
-
-def _label(report: GraphReport, sizes: Sequence[int]) -> str:
-    """What a graph's times are remembered by."""
-    reached = "".join(f", {1 << size - 1 if size else 0}+" for size in sizes)
-    return f"{report.name} [{report.identity}]{reached}"
 
 
 def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:

@@ -122,21 +122,21 @@ def frozen_choices(backend: str) -> dict[str, str]:
     """Return graph -> backend as a frozen choice says it; under "" that of all other graphs.
 
     Raises:
-        ValueError: it is none: "frozen:inductor,3f2a91b0=unfused" takes Inductor, and leaves one graph as it is.
+        ValueError: it is none: "frozen:inductor+3f2a91b0:unfused" takes Inductor, and leaves one graph as it is.
 
-    >>> frozen_choices("frozen:inductor,3f2a91b0=unfused")
+    >>> frozen_choices("frozen:inductor+3f2a91b0:unfused")
     {'': 'inductor', '3f2a91b0': 'unfused'}
     """
-    others, *single = backend.removeprefix(_FROZEN).split(",")
+    others, *single = backend.removeprefix(_FROZEN).split("+")
     known = tuple(_COMPILERS)
     if others not in known:
         raise ValueError(f"a frozen choice begins with the backend of most graphs: {no_such('backend', others, known)}")
     choices = {"": others}
     for entry in single:
-        identity, equals, name = entry.partition("=")
-        if not (equals and re.fullmatch("[0-9a-f]{8}", identity)):
+        identity, colon, name = entry.partition(":")
+        if not (colon and re.fullmatch("[0-9a-f]{8}", identity)):
             raise ValueError(
-                f"a frozen choice names a graph as in 3f2a91b0=eager, got {entry!r}; `fuselayers tune` writes them"
+                f"a frozen choice names a graph as in 3f2a91b0:eager, got {entry!r}; `fuselayers tune` writes them"
             )
         if name not in (*known, UNFUSED):
             raise ValueError(no_such("backend", name, (*known, UNFUSED)))
