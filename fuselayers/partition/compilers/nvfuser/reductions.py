@@ -1,0 +1,84 @@
+"""Sums, maxima and variances over dimensions."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from .builder import Builder, Rule, Value, computed_in
+
+__all__ = ["REDUCTIONS"]
+
+_aten: Final = torch.ops.aten
+
+
+def _named(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _dims(node: fx.Node) -> list[int]:
+    """The dimensions reduced over, from the front; all of them where none are named."""
+    rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
+    dims = _named(node, 1, "dim", None)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return sorted(dim % rank for dim in dims)
+
+
+def _reduction(name: str) -> Rule:
+    def emit(builder: Builder, node: fx.Node) -> Value:
+        (x, *_) = node.args
+        assert isinstance(x, fx.Node)
+        # In the dtype of the result: a sum of integers is one in int64.
+        dtype = computed_in(node.meta["val"].dtype)
+        keepdim = bool(_named(node, 2, "keepdim", False))
+        operand = builder.cast(builder.value(x), dtype).handle
+        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
+
+    return Rule(emit, accepts=_accepts)
+
+
+def _accepts(node: fx.Node) -> bool:
+    x = node.args[0]
+    assert isinstance(x, fx.Node)
+    # Of a tensor without dimensions nothing is left to reduce; booleans have no largest.
+    return x.meta["val"].dim() > 0 and node.meta["val"].dtype != torch.bool
+
+
+def _var(builder: Builder, node: fx.Node) -> Value:
+    return Value(builder.ops.var(*_of_variance(builder, node)), computed_in(node.meta["val"].dtype))
+
+
+def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    dtype = computed_in(node.meta["val"][0].dtype)
+    return tuple(Value(handle, dtype) for handle in builder.ops.var_mean(*_of_variance(builder, node)))
+
+
+def _of_variance(builder: Builder, node: fx.Node) -> tuple[Any, ...]:
+    (x, *_) = node.args
+    assert isinstance(x, fx.Node)
+    # torch reads a missing correction as 1.
+    correction = node.kwargs.get("correction")
+    keepdim = bool(node.kwargs.get("keepdim", False))
+    return builder.value(x).handle, _dims(node), 1 if correction is None else int(correction), keepdim
+
+
+def _accepts_variance(node: fx.Node) -> bool:
+    x = node.args[0]
+    assert isinstance(x, fx.Node)
+    correction = node.kwargs.get("correction")
+    whole = correction is None or (isinstance(correction, int | float) and correction == int(correction))
+    return whole and x.meta["val"].dim() > 0 and x.meta["val"].dtype.is_floating_point
+
+
+REDUCTIONS: Final[Mapping[Any, Rule]] = MappingProxyType(
+    {
+        _aten.sum.default: _reduction("sum"),
+        _aten.sum.dim_IntList: _reduction("sum"),
+        _aten.amax.default: _reduction("max"),
+        _aten.amin.default: _reduction("min"),
+        _aten.var.correction: Rule(_var, accepts=_accepts_variance),
+        _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
+    }
+)

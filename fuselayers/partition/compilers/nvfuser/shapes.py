@@ -1,0 +1,251 @@
+"""Ops that look at values in another way, and ops that make tensors from numbers."""
+
+import operator
+import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from .builder import NAMES_OF_DTYPES, Builder, Kind, Rule, Value, computed_in
+
+__all__ = ["SHAPES"]
+
+_aten: Final = torch.ops.aten
+
+
+def _source(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _rank(node: fx.Node) -> int:
+    return int(node.meta["val"].dim())
+
+
+def _named(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _same(builder: Builder, node: fx.Node) -> Value:
+    return builder.value(_source(node))
+
+
+def _reshape(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    old, new = _source(node).meta["val"].shape, node.meta["val"].shape
+    if [size for size in old if not _is_one(size)] == [size for size in new if not _is_one(size)]:
+        # Only sizes of 1 come and go, which nvFuser does without looking at the others.
+        gone = [dim for dim, size in enumerate(old) if _is_one(size)]
+        handle = builder.ops.squeeze(handle, gone) if gone else handle
+        come = [_is_one(size) for size in new]
+        return Value(builder.ops.broadcast(handle, come) if any(come) else handle, dtype)
+    sizes: Any = node.args[1]
+    return Value(builder.ops.reshape(handle, [builder.size(size) for size in sizes]), dtype)
+
+
+def _permute(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    dims: Any = node.args[1]
+    return Value(builder.ops.permute(handle, [dim % _rank(node) for dim in dims]), dtype)
+
+
+def _transpose(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    dims = list(range(_rank(node)))
+    first, second = (int(dim) for dim in node.args[1:3])  # type: ignore[arg-type]
+    dims[first], dims[second] = dims[second], dims[first]
+    return Value(builder.ops.permute(handle, dims), dtype)
+
+
+def _unsqueeze(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    rank = _rank(node)
+    place = int(node.args[1]) % rank  # type: ignore[arg-type]
+    return Value(builder.ops.broadcast(handle, [dim == place for dim in range(rank)]), dtype)
+
+
+def _squeeze(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    dims = _squeezed(node)
+    return Value(builder.ops.squeeze(handle, dims), dtype) if dims else Value(handle, dtype)
+
+
+def _squeezed(node: fx.Node) -> list[int]:
+    """The dimensions that go: those named, or all, which are 1 in the graph."""
+    shape = _source(node).meta["val"].shape
+    named: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    named = [named] if isinstance(named, int) else named
+    return sorted(dim % len(shape) for dim in named if isinstance(shape[dim], int) and shape[dim] == 1)
+
+
+def _expand(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    rank, shape = _rank(node), _source(node).meta["val"].shape
+    missing = rank - len(shape)
+    if missing:
+        handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
+    sizes: Any = node.args[1]
+    # -1 for what stays: nvFuser would take a size for a new one.
+    grown = [
+        builder.size(size) if place < missing or _is_one(shape[place - missing]) else -1
+        for place, size in enumerate(sizes)
+    ]
+    return Value(builder.ops.expand(handle, grown), dtype)
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _slice(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    dim, start, end = _sliced(node)
+    # The whole of the other dimensions, in nvFuser's own words, by which it knows that they stay as they are.
+    starts = [start if place == dim else 0 for place in range(_rank(node))]
+    ends = [builder.size(end) if place == dim else builder.ops.size(handle, place) for place in range(_rank(node))]
+    return Value(builder.ops.slice(handle, starts, ends), dtype)
+
+
+def _sliced(node: fx.Node) -> tuple[int, int, Any]:
+    shape = _source(node).meta["val"].shape
+    dim = int(_named(node, 1, "dim", 0)) % len(shape)
+    start, end = _named(node, 2, "start", None), _named(node, 3, "end", None)
+    size = shape[dim]
+    start = 0 if start is None else start
+    end = sys.maxsize if end is None else end
+    if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
+        start, end, _ = slice(start, end).indices(size)
+    return dim, start, end
+
+
+def _accepts_slice(node: fx.Node) -> bool:
+    dim, start, end = _sliced(node)
+    known = isinstance(start, int) and isinstance(end, int) and isinstance(_source(node).meta["val"].shape[dim], int)
+    return known and start < end and _named(node, 4, "step", 1) == 1
+
+
+def _select(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    dim, place, rank = _selected(node)
+    starts = [place if one == dim else 0 for one in range(rank)]
+    ends = [place + 1 if one == dim else builder.ops.size(handle, one) for one in range(rank)]
+    return Value(builder.ops.squeeze(builder.ops.slice(handle, starts, ends), [dim]), dtype)
+
+
+def _selected(node: fx.Node) -> tuple[int, Any, int]:
+    shape = _source(node).meta["val"].shape
+    dim, place = int(node.args[1]) % len(shape), node.args[2]  # type: ignore[arg-type]
+    if isinstance(place, int) and place < 0 and isinstance(shape[dim], int):
+        place += shape[dim]
+    return dim, place, len(shape)
+
+
+def _accepts_select(node: fx.Node) -> bool:
+    dim, place, _ = _selected(node)
+    return isinstance(place, int) and isinstance(_source(node).meta["val"].shape[dim], int)
+
+
+def _cat(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    parts: Any = node.args[0]
+    handles = [builder.cast(builder.value(part), dtype).handle for part in parts]
+    return Value(builder.ops.cat(handles, int(_named(node, 1, "dim", 0)) % _rank(node)), dtype)
+
+
+def _accepts_cat(node: fx.Node) -> bool:
+    parts: Any = node.args[0]
+    # torch lets an empty vector stand beside tensors of any rank.
+    return all(part.meta["val"].dim() == _rank(node) for part in parts)
+
+
+def _getitem(builder: Builder, node: fx.Node) -> Value:
+    (parts, place) = node.args
+    value: Value = builder.values[parts][place]  # type: ignore[index]
+    return value
+
+
+def _full(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    sizes: Any = node.args[0]
+    shape = [builder.size(size) for size in sizes]
+    fill = builder.number(node.args[1], dtype)
+    return Value(builder.ops.full(shape, fill, builder.data_type(dtype)), dtype)
+
+
+def _full_like(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    like = builder.value(_source(node)).handle
+    shape = [builder.ops.size(like, place) for place in range(_rank(node))]
+    return Value(builder.ops.full(shape, builder.number(node.args[1], dtype), builder.data_type(dtype)), dtype)
+
+
+def _scalar_tensor(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    return Value(builder.ops.full([], builder.number(node.args[0], dtype), builder.data_type(dtype)), dtype)
+
+
+def _accepts_number(place: int) -> Any:
+    return lambda node: isinstance(node.args[place], bool | int | float)
+
+
+def _arange(builder: Builder, node: fx.Node) -> Value:
+    dtype = node.meta["val"].dtype
+    start, end = (0, node.args[0]) if len(node.args) == 1 else (node.args[0], node.args[1])
+    length = builder.size(end)
+    if start:
+        length = length - start if isinstance(end, int) else builder.ops.sub(length, start)
+    return Value(builder.ops.iota(length, start, 1, builder.data_type(dtype)), dtype)
+
+
+def _accepts_arange(node: fx.Node) -> bool:
+    start = node.args[0] if len(node.args) > 1 else 0
+    step = node.args[2] if len(node.args) > 2 else 1
+    return isinstance(start, int) and step == 1 and node.meta["val"].dtype == torch.int64
+
+
+def _iota(builder: Builder, node: fx.Node) -> Value:
+    dtype = node.meta["val"].dtype
+    start, step = node.kwargs["start"], node.kwargs["step"]
+    return Value(builder.ops.iota(builder.size(node.args[0]), start, step, builder.data_type(dtype)), dtype)
+
+
+def _accepts_iota(node: fx.Node) -> bool:
+    whole = isinstance(node.kwargs["start"], int) and isinstance(node.kwargs["step"], int)
+    return whole and node.meta["val"].dtype in NAMES_OF_DTYPES
+
+
+_MOVES: Final = Kind.MOVES
+_MAKES: Final = Kind.MAKES
+_table: dict[Any, Rule] = {
+    _aten.view.default: Rule(_reshape, _MOVES),
+    _aten._unsafe_view.default: Rule(_reshape, _MOVES),
+    _aten.reshape.default: Rule(_reshape, _MOVES),
+    _aten.permute.default: Rule(_permute, _MOVES),
+    _aten.transpose.int: Rule(_transpose, _MOVES, lambda node: _rank(node) > 0),
+    _aten.unsqueeze.default: Rule(_unsqueeze, _MOVES),
+    _aten.squeeze.default: Rule(_squeeze, _MOVES),
+    _aten.squeeze.dim: Rule(_squeeze, _MOVES),
+    _aten.squeeze.dims: Rule(_squeeze, _MOVES),
+    _aten.expand.default: Rule(_expand, _MOVES),
+    _aten.slice.Tensor: Rule(_slice, _MOVES, _accepts_slice),
+    _aten.select.int: Rule(_select, _MOVES, _accepts_select),
+    _aten.alias.default: Rule(_same, _MOVES),
+    _aten.detach.default: Rule(_same, _MOVES),
+    # A copy of a value as it stands: alone it is torch's, so that nvFuser never returns its input in the copy's place.
+    _aten.clone.default: Rule(_same, _MOVES),
+    _aten.cat.default: Rule(_cat, Kind.CARRIES, _accepts_cat),
+    operator.getitem: Rule(_getitem, Kind.CARRIES),
+    _aten.full.default: Rule(_full, _MAKES, _accepts_number(1)),
+    _aten.full_like.default: Rule(_full_like, _MAKES, _accepts_number(1)),
+    _aten.scalar_tensor.default: Rule(_scalar_tensor, _MAKES, _accepts_number(0)),
+    _aten.arange.default: Rule(_arange, _MAKES, _accepts_arange),
+    _aten.arange.start: Rule(_arange, _MAKES, _accepts_arange),
+    _aten.arange.start_step: Rule(_arange, _MAKES, _accepts_arange),
+    torch.ops.prims.iota.default: Rule(_iota, _MAKES, _accepts_iota),
+}
+
+SHAPES: Final[Mapping[Any, Rule]] = MappingProxyType(_table)
