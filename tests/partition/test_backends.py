@@ -121,7 +121,7 @@ def test_chain() -> None:
 
 def test_status_of_this_machine() -> None:
     status = {one.name: one for one in backends()}
-    assert set(status) == {"auto", "eager", "inductor", "triton"}
+    assert set(status) == {"auto", "eager", "inductor", "triton", "nvfuser"}
     if status["inductor"].available:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallbackWarning)

@@ -108,7 +108,7 @@ class Region:
             return self(*inputs)
 
     def _in_nvfuser(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
-        definition = definition_for(self.text, self.graph, layout_of(inputs, self._device))
+        definition = definition_for(self.text, self.graph, layout_of(inputs))
         device = self._device if self._device.type == "cuda" else None
         results = definition.execute(list(inputs), device=device)
         # What was traced behind a region counts on its strides.

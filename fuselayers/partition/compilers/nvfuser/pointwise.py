@@ -228,13 +228,13 @@ def _overloads(packet: Any, *names: str) -> tuple[Any, ...]:
 
 
 _BOTH: Final = ("Tensor", "Scalar")
-_FLOAT_FUNCTIONS: Final = tuple(
-    "acos acosh asin asinh atan atanh cos cosh erf erfc exp exp2 expm1 frac lgamma log log10 log1p log2 reciprocal "
-    "rsqrt sigmoid silu sin sinh sqrt tan tanh ceil floor round trunc".split()
-)
+_OF_ANGLES: Final = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh")
+_EXPONENTIALS: Final = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "sigmoid", "silu")
+_ROUNDINGS: Final = ("ceil", "floor", "frac", "round", "trunc")
+_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "rsqrt", "sqrt", *_OF_ANGLES, *_EXPONENTIALS)
 
 _table: dict[Any, Rule] = {
-    **{getattr(_aten, name).default: _on_floats(name) for name in _FLOAT_FUNCTIONS},
+    **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
     **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan")},
     **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg", "relu")},
     **{getattr(_aten, name).Tensor: _with_alpha(name) for name in ("add", "sub")},

@@ -30,7 +30,7 @@ class TensorLayout:
             stride 0, else whether the next one inside lies densely in it.
         stride_order: for each dimension how many lie inside of it in memory.
         dtype: the dtype.
-        on_cpu: True for a number in a tensor on the CPU beside tensors that are elsewhere.
+        on_cpu: True for a number in a tensor on the CPU.
     """
 
     shape: tuple[int, ...]
@@ -44,10 +44,10 @@ Layout = tuple[TensorLayout | None, ...]
 """The layouts of a region's inputs; None for a size."""
 
 
-def layout_of(inputs: Sequence[Any], device: torch.device) -> Layout:
+def layout_of(inputs: Sequence[Any]) -> Layout:
     """Return what a definition has to know of these inputs."""
     return tuple(
-        _tensor_layout(value.shape, value.stride(), value.dtype, value.device != device)
+        _tensor_layout(value.shape, value.stride(), value.dtype, value.is_cpu and value.dim() == 0)
         if isinstance(value, torch.Tensor)
         else None
         for value in inputs
