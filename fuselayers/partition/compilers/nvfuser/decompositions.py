@@ -47,7 +47,6 @@ _NAMES: Final = (
     "log_sigmoid_forward",
     "logsumexp",
     "masked_fill",
-    "mean",
     "mish",
     "mish_backward",
     "mse_loss",

@@ -117,10 +117,10 @@ class Region:
 
 def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The value with its dimensions in this order in memory, densely; itself where they already are."""
-    outer_first = value.permute(*order)
+    outer_first = value.permute(tuple(order))
     if outer_first.is_contiguous():
         return value
     back = [0] * len(order)
     for number, dim in enumerate(order):
         back[dim] = number
-    return outer_first.contiguous().permute(*back)
+    return outer_first.contiguous().permute(tuple(back))

@@ -138,7 +138,7 @@ def _power(builder: Builder, node: fx.Node) -> Value:
     exponent = node.args[1]
     # The powers that formulas are full of, without the general function.
     if exponent == 1:
-        return Value(builder.ops.set(x), dtype)
+        return Value(x, dtype)
     if exponent == 2:
         return Value(builder.ops.mul(x, x), dtype)
     if exponent == 3:
@@ -237,7 +237,8 @@ _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
     **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan")},
     **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg", "relu")},
-    **{getattr(_aten, name).Tensor: _with_alpha(name) for name in ("add", "sub")},
+    **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
+    **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
     **{one: _in_own_dtype("mul", 2) for one in _overloads(_aten.mul, *_BOTH)},
     **{one: _in_own_dtype("truediv", 2) for one in _overloads(_aten.div, *_BOTH)},
     **{getattr(_aten, name).default: _in_own_dtype(name, 2) for name in ("maximum", "minimum", "atan2")},

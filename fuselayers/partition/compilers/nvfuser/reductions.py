@@ -39,6 +39,19 @@ def _reduction(name: str) -> Rule:
     return Rule(emit, accepts=_accepts)
 
 
+def _mean(builder: Builder, node: fx.Node) -> Value:
+    (x, *_) = node.args
+    assert isinstance(x, fx.Node)
+    dtype = computed_in(node.meta["val"].dtype)
+    operand = builder.cast(builder.value(x), dtype).handle
+    dims = _dims(node)
+    total = builder.ops.sum(operand, dims, bool(_named(node, 2, "keepdim", False)))
+    count = builder.ops.size(operand, dims[0])
+    for dim in dims[1:]:
+        count = builder.ops.mul(count, builder.ops.size(operand, dim))
+    return Value(builder.ops.truediv(total, count), dtype)
+
+
 def _accepts(node: fx.Node) -> bool:
     x = node.args[0]
     assert isinstance(x, fx.Node)
@@ -78,6 +91,8 @@ REDUCTIONS: Final[Mapping[Any, Rule]] = MappingProxyType(
         _aten.sum.dim_IntList: _reduction("sum"),
         _aten.amax.default: _reduction("max"),
         _aten.amin.default: _reduction("min"),
+        _aten.mean.default: Rule(_mean, accepts=_accepts),
+        _aten.mean.dim: Rule(_mean, accepts=_accepts),
         _aten.var.correction: Rule(_var, accepts=_accepts_variance),
         _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
     }

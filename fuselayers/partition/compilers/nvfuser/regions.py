@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ...node_kinds import draws
+from ...node_kinds import draws, num_bytes
 from ...passes import merge_equal_nodes_pass
 from .availability import fused_device_types
 from .builder import NAMES_OF_DTYPES, Kind, Rule
@@ -80,16 +80,26 @@ def _is_known(value: torch.Tensor, device: torch.device) -> bool:
 def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
     """Return the regions of a graph, trimmed; the graph itself changes where a view leaves a region."""
     graph = graph_module.graph
-    rules = {node: rule for node in graph.nodes if (rule := rule_of(node, device)) is not None}
+    kinds = {node: _kind_of(node, rule) for node in graph.nodes if (rule := rule_of(node, device)) is not None}
     groups = []
-    for group in _grown(graph, rules):
-        kept = _trimmed(group, rules)
-        if sum(rules[node].kind == Kind.COMPUTES for node in kept) >= _FEWEST_OPS:
-            groups.append(_with_views_outside(kept, rules))
+    for group in _grown(graph, kinds):
+        kept = _trimmed(group, kinds)
+        if sum(kinds[node] == Kind.COMPUTES for node in kept) >= _FEWEST_OPS:
+            groups.append(_with_views_outside(kept, kinds))
     return groups
 
 
-def _grown(graph: fx.Graph, rules: Mapping[fx.Node, Rule]) -> list[list[fx.Node]]:
+def _kind_of(node: fx.Node, rule: Rule) -> str:
+    """A rule's kind; one of the parts that a tensor was split into is a view, as the splitting is."""
+    return RULES[node.args[0].target].kind if _is_part_of_views(node) else rule.kind  # type: ignore[union-attr,index]
+
+
+def _is_part_of_views(node: fx.Node) -> bool:
+    parent = node.args[0] if node.target is operator.getitem else None
+    return isinstance(parent, fx.Node) and parent.target in RULES and RULES[parent.target].kind == Kind.MOVES
+
+
+def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, str]) -> list[list[fx.Node]]:
     place = {node: number for number, node in enumerate(graph.nodes)}
     group_of: dict[fx.Node, list[fx.Node]] = {}
 
@@ -113,30 +123,44 @@ def _grown(graph: fx.Graph, rules: Mapping[fx.Node, Rule]) -> list[list[fx.Node]
                 stack += [above for member in members for above in member.all_input_nodes if above not in inside]
         return False
 
+    def join(own: list[fx.Node], other: list[fx.Node] | None) -> None:
+        if other is not None and other is not own and not (reaches(own, other) or reaches(other, own)):
+            merged = sorted([*own, *other], key=place.__getitem__)
+            group_of.update(dict.fromkeys(merged, merged))
+
     for node in graph.nodes:
-        if node not in rules:
+        if node not in kinds:
             continue
         group_of[node] = [node]
         for source in node.all_input_nodes:
-            own, other = group_of[node], group_of.get(source)
-            if other is None or other is own:
-                continue
-            if not (reaches(own, other) or reaches(other, own)):
-                merged = sorted([*own, *other], key=place.__getitem__)
-                group_of.update(dict.fromkeys(merged, merged))
+            join(group_of[node], group_of.get(source))
+    # Then those that read the same tensor, if it is the largest that they read: it is read once.
+    for source in graph.nodes:
+        readers = [
+            group_of[user] for user in source.users if user in group_of and group_of.get(source) is not group_of[user]
+        ]
+        for reader in readers[1:]:
+            if all(
+                num_bytes(source) >= num_bytes(other) for group in (readers[0], reader) for other in _read_by(group)
+            ):
+                join(group_of[readers[0][0]], group_of[reader[0]])
     return list({id(group): group for group in group_of.values()}.values())
 
 
-def _trimmed(group: list[fx.Node], rules: Mapping[fx.Node, Rule]) -> list[fx.Node]:
+def _read_by(group: list[fx.Node]) -> set[fx.Node]:
+    return {source for node in group for source in node.all_input_nodes} - {*group}
+
+
+def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
     """The group without the views at its front."""
     kept: set[fx.Node] = set()
     for node in group:
-        if rules[node].kind != Kind.MOVES or any(source in kept for source in node.all_input_nodes):
+        if kinds[node] != Kind.MOVES or any(source in kept for source in node.all_input_nodes):
             kept.add(node)
     return [node for node in group if node in kept]
 
 
-def _with_views_outside(group: list[fx.Node], rules: Mapping[fx.Node, Rule]) -> list[fx.Node]:
+def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
     """The group, after each reader outside of it got its own copy of a view, or of a tensor made from numbers.
 
     What nobody in the group reads any more goes.
@@ -144,7 +168,7 @@ def _with_views_outside(group: list[fx.Node], rules: Mapping[fx.Node, Rule]) -> 
     inside = {*group}
     for node in reversed(group):
         outer = [user for user in node.users if user not in inside]
-        if rules[node].kind in (Kind.MOVES, Kind.MAKES) and outer:
+        if kinds[node] in (Kind.MOVES, Kind.MAKES) and outer:
             with node.graph.inserting_after(node):
                 copy = node.graph.node_copy(node)
             for user in outer:

@@ -149,6 +149,24 @@ def _accepts_select(node: fx.Node) -> bool:
     return isinstance(place, int) and isinstance(_source(node).meta["val"].shape[dim], int)
 
 
+def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    handle, dtype = builder.value(_source(node))
+    dim, rank = int(_named(node, 2, "dim", 0)) % _source(node).meta["val"].dim(), _source(node).meta["val"].dim()
+    parts, start = [], 0
+    for part in node.meta["val"]:
+        end = start + part.shape[dim]
+        starts = [start if place == dim else 0 for place in range(rank)]
+        ends = [end if place == dim else builder.ops.size(handle, place) for place in range(rank)]
+        parts.append(Value(builder.ops.slice(handle, starts, ends), dtype))
+        start = end
+    return tuple(parts)
+
+
+def _accepts_split(node: fx.Node) -> bool:
+    dim = int(_named(node, 2, "dim", 0))
+    return all(isinstance(part.shape[dim], int) for part in (_source(node).meta["val"], *node.meta["val"]))
+
+
 def _cat(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
     parts: Any = node.args[0]
@@ -232,6 +250,8 @@ _table: dict[Any, Rule] = {
     _aten.squeeze.dims: Rule(_squeeze, _MOVES),
     _aten.expand.default: Rule(_expand, _MOVES),
     _aten.slice.Tensor: Rule(_slice, _MOVES, _accepts_slice),
+    _aten.split.Tensor: Rule(_split, _MOVES, _accepts_split),
+    _aten.split_with_sizes.default: Rule(_split, _MOVES, _accepts_split),
     _aten.select.int: Rule(_select, _MOVES, _accepts_select),
     _aten.alias.default: Rule(_same, _MOVES),
     _aten.detach.default: Rule(_same, _MOVES),
