@@ -31,10 +31,10 @@ def _in_own_dtype(name: str, places: int) -> Rule:
     return Rule(emit, accepts=_has(places))
 
 
-def _on_floats(name: str) -> Rule:
+def _on_floats(name: str, places: int = 1) -> Rule:
     """The same for an op that nvFuser has for floats only."""
-    rule = _in_own_dtype(name, 1)
-    return Rule(rule.emit, accepts=lambda node: _meta(node).dtype.is_floating_point)
+    rule = _in_own_dtype(name, places)
+    return Rule(rule.emit, accepts=lambda node: _meta(node).dtype.is_floating_point and _has(places)(node))
 
 
 def _on_integers(name: str, places: int) -> Rule:
@@ -235,13 +235,14 @@ _FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "rsqrt", "sqrt
 
 _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
-    **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan")},
+    **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan", "isneginf", "isposinf")},
     **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg", "relu")},
     **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
     **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
     **{one: _in_own_dtype("mul", 2) for one in _overloads(_aten.mul, *_BOTH)},
     **{one: _in_own_dtype("truediv", 2) for one in _overloads(_aten.div, *_BOTH)},
-    **{getattr(_aten, name).default: _in_own_dtype(name, 2) for name in ("maximum", "minimum", "atan2")},
+    **{getattr(_aten, name).default: _in_own_dtype(name, 2) for name in ("maximum", "minimum")},
+    _aten.atan2.default: _on_floats("atan2", 2),
     **{
         getattr(getattr(_aten, name), overload): _comparison(name)
         for name in ("eq", "ge", "gt", "le", "lt", "ne")
@@ -268,9 +269,10 @@ _table: dict[Any, Rule] = {
         _in_own_dtype("bitwise_not", 1).emit, accepts=lambda node: not _meta(node).dtype.is_floating_point
     ),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
-    _aten.pow.Tensor_Tensor: Rule(
-        _in_own_dtype("pow", 2).emit, accepts=lambda node: _meta(node).dtype.is_floating_point
-    ),
+    _aten.pow.Tensor_Tensor: _on_floats("pow", 2),
+    _aten.pow.Scalar: _on_floats("pow", 2),
+    **{one: _on_floats("fmod", 2) for one in _overloads(_aten.fmod, *_BOTH)},
+    **{one: _on_floats("remainder", 2) for one in _overloads(_aten.remainder, *_BOTH)},
     _aten.square.default: Rule(_square),
     _aten.sgn.default: Rule(_sign, accepts=lambda node: _meta(node).dtype != torch.bool),
     _aten.sign.default: Rule(_sign, accepts=lambda node: _meta(node).dtype != torch.bool),

@@ -104,10 +104,7 @@ def _is_one(size: Any) -> bool:
 def _slice(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(_source(node))
     dim, start, end = _sliced(node)
-    # The whole of the other dimensions, in nvFuser's own words, by which it knows that they stay as they are.
-    starts = [start if place == dim else 0 for place in range(_rank(node))]
-    ends = [builder.size(end) if place == dim else builder.ops.size(handle, place) for place in range(_rank(node))]
-    return Value(builder.ops.slice(handle, starts, ends), dtype)
+    return Value(_cut(builder, handle, _rank(node), dim, start, end), dtype)
 
 
 def _sliced(node: fx.Node) -> tuple[int, int, Any]:
@@ -131,9 +128,7 @@ def _accepts_slice(node: fx.Node) -> bool:
 def _select(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(_source(node))
     dim, place, rank = _selected(node)
-    starts = [place if one == dim else 0 for one in range(rank)]
-    ends = [place + 1 if one == dim else builder.ops.size(handle, one) for one in range(rank)]
-    return Value(builder.ops.squeeze(builder.ops.slice(handle, starts, ends), [dim]), dtype)
+    return Value(builder.ops.squeeze(_cut(builder, handle, rank, dim, place, place + 1), [dim]), dtype)
 
 
 def _selected(node: fx.Node) -> tuple[int, Any, int]:
@@ -151,15 +146,34 @@ def _accepts_select(node: fx.Node) -> bool:
 
 def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
     handle, dtype = builder.value(_source(node))
-    dim, rank = int(_named(node, 2, "dim", 0)) % _source(node).meta["val"].dim(), _source(node).meta["val"].dim()
+    rank = _rank(_source(node))
+    dim = int(_named(node, 2, "dim", 0)) % rank
     parts, start = [], 0
     for part in node.meta["val"]:
         end = start + part.shape[dim]
-        starts = [start if place == dim else 0 for place in range(rank)]
-        ends = [end if place == dim else builder.ops.size(handle, place) for place in range(rank)]
-        parts.append(Value(builder.ops.slice(handle, starts, ends), dtype))
+        parts.append(Value(_cut(builder, handle, rank, dim, start, end), dtype))
         start = end
     return tuple(parts)
+
+
+def _unbind(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    handle, dtype = builder.value(_source(node))
+    rank = _rank(_source(node))
+    dim = int(_named(node, 1, "dim", 0)) % rank
+    cuts = (_cut(builder, handle, rank, dim, place, place + 1) for place in range(len(node.meta["val"])))
+    return tuple(Value(builder.ops.squeeze(cut, [dim]), dtype) for cut in cuts)
+
+
+def _cut(builder: Builder, handle: Any, rank: int, dim: int, start: int, end: Any) -> Any:
+    """A part of one dimension, with the whole of the others: in nvFuser's own words, by which it knows that they stay
+    as they are."""
+    starts = [start if place == dim else 0 for place in range(rank)]
+    ends = [end if place == dim else builder.ops.size(handle, place) for place in range(rank)]
+    return builder.ops.slice(handle, starts, ends)
+
+
+def _accepts_unbind(node: fx.Node) -> bool:
+    return isinstance(_source(node).meta["val"].shape[int(_named(node, 1, "dim", 0))], int)
 
 
 def _accepts_split(node: fx.Node) -> bool:
@@ -186,6 +200,42 @@ def _getitem(builder: Builder, node: fx.Node) -> Value:
     return value
 
 
+def _pad(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    widths: Any = node.args[1]
+    fill = builder.number(_named(node, 2, "value", 0), dtype)
+    return Value(builder.ops.pad(handle, list(widths), fill), dtype)
+
+
+def _accepts_pad(node: fx.Node) -> bool:
+    widths: Any = node.args[1]
+    grows = all(isinstance(width, int) and width >= 0 for width in widths)
+    return grows and isinstance(_named(node, 2, "value", 0), bool | int | float)
+
+
+def _slice_backward(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(_source(node))
+    rank = _rank(node)
+    dim, start, end, size = _filled(node)
+    widths = [0] * (2 * (rank - 1 - dim)) + [start, size - end]
+    return Value(builder.ops.pad(handle, widths, builder.number(0, dtype)), dtype)
+
+
+def _filled(node: fx.Node) -> tuple[int, Any, Any, Any]:
+    """The dimension of which only a part has a gradient, that part, and the whole's size."""
+    sizes, dim, start, end, _ = node.args[1:]
+    dim = int(dim) % _rank(node)  # type: ignore[arg-type]
+    size = sizes[dim]  # type: ignore[index]
+    if all(isinstance(one, int) for one in (size, start, end)):
+        start, end, _ = slice(start, end).indices(size)  # type: ignore[arg-type]
+    return dim, start, end, size
+
+
+def _accepts_slice_backward(node: fx.Node) -> bool:
+    _, start, end, size = _filled(node)
+    return all(isinstance(one, int) for one in (start, end, size)) and node.args[5] == 1
+
+
 def _full(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
     sizes: Any = node.args[0]
@@ -195,6 +245,7 @@ def _full(builder: Builder, node: fx.Node) -> Value:
 
 
 def _full_like(builder: Builder, node: fx.Node) -> Value:
+    # Of the other tensor only its sizes are looked at.
     dtype = computed_in(node.meta["val"].dtype)
     like = builder.value(_source(node)).handle
     shape = [builder.ops.size(like, place) for place in range(_rank(node))]
@@ -252,14 +303,18 @@ _table: dict[Any, Rule] = {
     _aten.slice.Tensor: Rule(_slice, _MOVES, _accepts_slice),
     _aten.split.Tensor: Rule(_split, _MOVES, _accepts_split),
     _aten.split_with_sizes.default: Rule(_split, _MOVES, _accepts_split),
+    _aten.unbind.int: Rule(_unbind, _MOVES, _accepts_unbind),
     _aten.select.int: Rule(_select, _MOVES, _accepts_select),
     _aten.alias.default: Rule(_same, _MOVES),
     _aten.detach.default: Rule(_same, _MOVES),
     # A copy of a value as it stands: alone it is torch's, so that nvFuser never returns its input in the copy's place.
     _aten.clone.default: Rule(_same, _MOVES),
+    _aten.constant_pad_nd.default: Rule(_pad, Kind.CARRIES, _accepts_pad),
+    _aten.slice_backward.default: Rule(_slice_backward, Kind.CARRIES, _accepts_slice_backward),
     _aten.cat.default: Rule(_cat, Kind.CARRIES, _accepts_cat),
     operator.getitem: Rule(_getitem, Kind.CARRIES),
     _aten.full.default: Rule(_full, _MAKES, _accepts_number(1)),
+    _aten.fill.Scalar: Rule(_full_like, _MAKES, _accepts_number(1)),
     _aten.full_like.default: Rule(_full_like, _MAKES, _accepts_number(1)),
     _aten.scalar_tensor.default: Rule(_scalar_tensor, _MAKES, _accepts_number(0)),
     _aten.arange.default: Rule(_arange, _MAKES, _accepts_arange),
