@@ -111,8 +111,19 @@ class Region:
         definition = definition_for(self.text, self.graph, layout_of(inputs))
         device = self._device if self._device.type == "cuda" else None
         results = definition.execute(list(inputs), device=device)
-        # What was traced behind a region counts on its strides.
-        return [_laid_out(one, order) for one, order in zip(results, self._orders, strict=True)]
+        # What was traced behind a region counts on its strides, and on new memory: nvFuser may return an input where a
+        # result is equal to it.
+        taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
+        made = []
+        for one, order in zip(results, self._orders, strict=True):
+            result = _laid_out(one, order)
+            made.append(result.clone() if _address(result) in taken else result)
+            taken.add(_address(result))
+        return made
+
+
+def _address(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:

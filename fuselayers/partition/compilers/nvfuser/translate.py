@@ -141,7 +141,7 @@ def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
         if rank > 1 and not (in_rows and tuple(wanted) == _rows(rank)):
             handle = builder.ops.stride_order(handle, wanted)
         elif id(handle) in given:
-            handle = builder.ops.set(handle)  # two results are two tensors
+            handle = builder.ops.set(handle)  # a definition's output is no input, and no other output
         given.add(id(handle))
         builder.definition.add_output(handle)
 

@@ -88,7 +88,10 @@ CASES: dict[str, Case] = {
         for style in ("post", "pre", "prenorm")
     },
     "cross_entropy": Case(
-        lambda logits, target: ops.cross_entropy(logits, target, label_smoothing=0.1, z_loss=0.01), (_X,), _targets
+        lambda logits, target: ops.cross_entropy(logits, target, label_smoothing=0.1, z_loss=0.01),
+        (_X,),
+        _targets,
+        (2, 2),
     ),
     "dropout": Case(lambda x, seed: ops.dropout(x, 0.25, seed=seed), (_X,), _seed),
     "gated_activation": Case(lambda gate, up: ops.gated_activation(gate, up), (_X, _X)),
@@ -98,7 +101,11 @@ CASES: dict[str, Case] = {
         lambda x, weight, bias: ops.linear_activation(x, weight, bias, activation="gelu"), (_X, (8, COLUMNS), (8,))
     ),
     "linear_cross_entropy": Case(
-        lambda x, weight, target: ops.linear_cross_entropy(x, weight, target), ((ROWS, 8), (COLUMNS, 8)), _targets
+        # An op of its own, whose chunks of logits are never all in memory.
+        lambda x, weight, target: ops.linear_cross_entropy(x, weight, target),
+        ((ROWS, 8), (COLUMNS, 8)),
+        _targets,
+        regions=(0, 0),
     ),
     "residual_layer_norm": Case(
         lambda x, residual, weight, bias: ops.residual_layer_norm(x, residual, weight=weight, bias=bias),
@@ -112,6 +119,7 @@ CASES: dict[str, Case] = {
         lambda q, k, cos, sin: ops.rotary(q, k, cos, sin),
         ((2, 3, 5, 8), (2, 3, 5, 8)),
         lambda: (torch.linspace(0, 1, 20).view(5, 4).cos(), torch.linspace(0, 1, 20).view(5, 4).sin()),
+        regions=(2, 2),
     ),
     "softmax": Case(lambda scores: ops.softmax(scores, causal=True, scale=0.5), ((2, 6, 6),)),
 }

