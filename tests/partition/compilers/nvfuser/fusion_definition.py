@@ -148,11 +148,10 @@ class FusionDefinition:
         values = list(_values_of(made))
         for value in values:
             if id(value) not in fusion.names:
-                kind = "t" if isinstance(value, TensorView) else "s"
-                number = sum(name.startswith(kind) for name in fusion.names.values())
-                fusion.names[id(value)] = f"{kind}{number}"
-                # An id is only a name as long as what it names is kept.
-                fusion.named.append(value)
+                # A value is kept with its name: an id is only its own as long as it lives.
+                kept = fusion.tensors if isinstance(value, TensorView) else fusion.scalars
+                fusion.names[id(value)] = f"{'t' if kept is fusion.tensors else 's'}{len(kept)}"
+                kept.append(value)
         targets = ", ".join(map(repr, values))
         if isinstance(made, list) and len(values) == 1:
             targets += ","
@@ -320,6 +319,11 @@ class FusionDefinition:
         is_valid, message = self.validate_definition()
         if not is_valid:
             raise NotImplementedError(message)
+        if _enable_options or _disable_options:
+            raise NotImplementedError("options are not executed by this stand-in")
+        assert device is None or isinstance(device, int) or torch.device(device).type == "cuda", (
+            "If device argument is passed it must be a CUDA device"
+        )
         fusion = self._fusion
         assert fusion is not None
         checked(fusion not in self._stand_in.open, "a fusion is executed after its definition, outside of the with")
@@ -351,9 +355,13 @@ class FusionDefinition:
             self._check_tensor(where, value, concrete)
             return
         checked(not isinstance(concrete, Tensor), where, ", to be a scalar but got a tensor")
-        family = of_torch(type(concrete)).family
         checked(
-            family == value.data_type.family,
+            isinstance(concrete, (int, float, complex)),
+            where,
+            ": Cannot convert provided py::handle to a PolymorphicValue.",
+        )
+        checked(
+            of_torch(type(concrete)).family == value.data_type.family,
             f"Scalar value {concrete} is not compatible with the expected data type: {value.data_type!r}.",
         )
 

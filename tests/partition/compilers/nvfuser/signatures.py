@@ -171,9 +171,9 @@ OVERLOADS: Mapping[str, tuple[Overload, ...]] = {
     **dict.fromkeys(
         _names(
             "abs acos acosh asin asinh atan atanh ceil cos cosh exp exp2 expm1 erf erfc erfinv erfcinv floor frac "
-            "lgamma log log10 log1p log2 neg logical_not bitwise_not relu rand_like randn_like reciprocal round rsqrt set "
-            "segment_set sign sigmoid signbit silu sin sinh sqrt tan tanh trunc isfinite isinf isnan isneginf isposinf "
-            "isreal real imag"
+            "lgamma log log10 log1p log2 neg logical_not bitwise_not relu rand_like randn_like reciprocal round rsqrt "
+            "set segment_set sign sigmoid signbit silu sin sinh sqrt tan tanh trunc isfinite isinf isnan isneginf "
+            "isposinf isreal real imag"
         ),
         _UNARY,
     ),

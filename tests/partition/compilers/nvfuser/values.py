@@ -118,9 +118,9 @@ class Step:
     compute: Callable[..., Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Fusion:
-    """A definition while it is written and after: its inputs, outputs, steps, and the lines that wrote it."""
+    """A definition, while it is written and after: its inputs, outputs, steps, and the lines that wrote it."""
 
     called: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
     inputs: list[Val] = field(default_factory=list)
@@ -128,7 +128,8 @@ class Fusion:
     steps: list[Step] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
-    named: list[Val] = field(default_factory=list)
+    tensors: list[Val] = field(default_factory=list)
+    scalars: list[Val] = field(default_factory=list)
 
     def tensor(
         self, data_type: DataType, axes: Sequence[Axis], inputs: Sequence[Val], compute: Callable[..., Tensor]
