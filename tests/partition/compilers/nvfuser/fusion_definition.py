@@ -132,7 +132,7 @@ class FusionDefinition:
             self._stand_in.defined.append(self)
 
     def __repr__(self) -> str:
-        return self.script()
+        return "a FusionDefinition that is not defined" if self._fusion is None else self.script()
 
     @property
     def fusion(self) -> Fusion | None:
@@ -155,9 +155,8 @@ class FusionDefinition:
         targets = ", ".join(map(repr, values))
         if isinstance(made, list) and len(values) == 1:
             targets += ","
-        fusion.lines.append(
-            f"{targets} = {function}({call.written(_written)})" if values else f"{function}({call.written(_written)})"
-        )
+        written = f"{function}({call.written(_written)})"
+        fusion.lines.append(f"{targets} = {written}" if values else written)
         return made
 
     def _bound(
@@ -327,6 +326,11 @@ class FusionDefinition:
         fusion = self._fusion
         assert fusion is not None
         checked(fusion not in self._stand_in.open, "a fusion is executed after its definition, outside of the with")
+        for output, _ in fusion.outputs:
+            checked(
+                not output.is_cpu or output in fusion.inputs,
+                f"KernelExecutor does not support the Fusion provided. {output!r} is made of CPU scalars alone.",
+            )
         # A list of sizes may be given as one input.
         given = [one for each in inputs for one in (each if isinstance(each, (list, tuple)) else (each,))]
         checked(
@@ -344,7 +348,7 @@ class FusionDefinition:
             fusion.run(values)
             for output, alias in fusion.outputs:
                 if alias is not None:
-                    values[id(alias)].copy_(values[id(output)])
+                    values[id(output)] = values[id(alias)].copy_(values[id(output)])
         self.executions += 1
         return [values[id(output)] for output, alias in fusion.outputs if alias is None]
 

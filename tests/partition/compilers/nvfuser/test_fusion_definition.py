@@ -375,9 +375,18 @@ class TestInputs:
 
     def test_a_tensor_without_dimensions_on_the_cpu(self, nvfuser_stand_in: StandIn) -> None:
         scalar = torch.tensor(2.0)
-        close(self.negated(nvfuser_stand_in, [], [], is_cpu=True).execute([scalar])[0], -scalar)
+        close(run(nvfuser_stand_in, lambda fd, x, y: fd.ops.mul(x, y), X, scalar), X * 2.0)
         with pytest.raises(RuntimeError, match="bound to a CUDA or meta tensor, but got a tensor on device cpu"):
             self.negated(nvfuser_stand_in, [], []).execute([scalar])
+
+    def test_an_output_of_scalars_on_the_cpu_alone(self, nvfuser_stand_in: StandIn) -> None:
+        scalar = torch.tensor(2.0)
+        fd = self.negated(nvfuser_stand_in, [], is_cpu=True)
+        with pytest.raises(RuntimeError, match="KernelExecutor does not support the Fusion provided"):
+            fd.execute([scalar])
+        assert run(nvfuser_stand_in, lambda fd, x: x, scalar) is scalar
+        filled = run(nvfuser_stand_in, lambda fd, x: fd.ops.mul(fd.ops.full([2], 3.0, fd_type("Float")), x), scalar)
+        close(filled, torch.full((2,), 6.0))
 
     def test_the_cpu_when_nothing_is_pretended(self, nvfuser_stand_in: StandIn) -> None:
         fd = self.negated(nvfuser_stand_in, [-1, -1])
@@ -395,6 +404,16 @@ class TestInputs:
 
 
 class TestDescriptors:
+    def test_a_broadcast_axis_among_permuted_ones(self, nvfuser_stand_in: StandIn) -> None:
+        # nvFuser's own example: dimension 1 is the slowest and was expanded.
+        with nvfuser_stand_in.FusionDefinition() as fd:
+            x = fd.define_tensor(shape=[-1, 16, 3], contiguity=[None, True, True], stride_order=[1, 2, 0])
+            fd.add_output(fd.ops.mul(x, 3.0))
+        strided = floats(6).as_strided((2, 16, 3), (3, 0, 1))
+        close(fd.execute([strided])[0], strided * 3.0)
+        with pytest.raises(RuntimeError, match="has expanded extent but input tensor has size 16 and stride 3"):
+            fd.execute([floats(2, 16, 3)])
+
     @pytest.mark.parametrize(
         ("tensor", "contiguity", "stride_order"),
         [
@@ -405,6 +424,11 @@ class TestDescriptors:
             (torch.empty(2, 6)[:, ::2], [True, False], [1, 0]),
             (torch.empty(3).expand(4, 3), [None, True], [1, 0]),
             (torch.empty(3, 1).expand(3, 4), [True, None], [1, 0]),
+            (
+                torch.empty(4800).as_strided((5, 4, 1, 5, 16), (960, 48, 16, 192, 1)),
+                [True, True, False, None, True],
+                [4, 2, 1, 3, 0],
+            ),
             (torch.empty(()), [], []),
         ],
     )

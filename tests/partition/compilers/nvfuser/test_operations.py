@@ -231,7 +231,7 @@ OTHERS: dict[str, Sequence[tuple[Build, Callable[..., Any], Sequence[Any]]]] = {
         (lambda fd, x: fd.ops.sum(x, [0], dtype=fd_type("Double")), lambda x: x.double().sum(0), (X,)),
         (lambda fd, x: fd.ops.sum(x, 0), lambda x: x.sum(0), (P,)),
         (lambda fd, x: fd.ops.sum(x, [1]), lambda x: x.sum(1), (floats(5, 1).expand(5, 7),)),
-        (lambda fd, x: fd.ops.sum(x, 0), lambda x: x, (torch.tensor(2.0),)),
+        (lambda fd, x: fd.ops.sum(fd.ops.max(x), 0), lambda x: x.amax(), (X,)),
     ],
     "take_along_axis": [
         (
@@ -419,12 +419,15 @@ class TestMemory:
     def test_an_output_may_be_written_into_an_input(self, nvfuser_stand_in: StandIn) -> None:
         with nvfuser_stand_in.FusionDefinition() as fd:
             t = fd.from_pytorch(X)
-            fd.add_output(fd.ops.add(t, 1.0), t)
+            added = fd.ops.add(t, 1.0)
+            fd.add_output(added, alias_input=t)
             fd.add_output(fd.ops.neg(t))
+            fd.add_output(added)
         x = X.clone()
-        (negated,) = fd.execute([x])
+        negated, written = fd.execute([x])
         close(negated, -X)
         close(x, X + 1.0)
+        assert written is x
 
 
 class TestRandomNumbers:
