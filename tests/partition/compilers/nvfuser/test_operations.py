@@ -175,6 +175,8 @@ OTHERS: dict[str, Sequence[tuple[Build, Callable[..., Any], Sequence[Any]]]] = {
         (lambda fd, x: fd.ops.max(x, dims=[0, 2]), lambda x: x.amax((0, 2)), (T,)),
         (lambda fd, x: fd.ops.max(x, 0), lambda x: x.any(0), (P,)),
         (lambda fd, x: fd.ops.max(x, 1), lambda x: torch.full((3,), -math.inf), (floats(3, 0),)),
+        (lambda fd, x: fd.ops.max(x, 1), lambda x: torch.full((3,), -(2**63)), (integers(3, 0),)),
+        (lambda fd, x: fd.ops.max(x, 1), lambda x: torch.full((3,), False), (bools(3, 0),)),
     ],
     "min": [
         (lambda fd, x: fd.ops.min(x, dim=1), lambda x: x.amin(1), (X,)),
@@ -206,6 +208,8 @@ OTHERS: dict[str, Sequence[tuple[Build, Callable[..., Any], Sequence[Any]]]] = {
         (lambda fd, x: fd.ops.reshape(x, [7, 5]), lambda x: x.reshape(7, 5), (X,)),
         (lambda fd, x: fd.ops.reshape(x, (2, -1)), lambda x: x.reshape(2, -1), (T,)),
         (lambda fd, x: fd.ops.reshape(x, [x.size(0), -1]), lambda x: x.flatten(1), (T,)),
+        (lambda fd, x: fd.ops.reshape(x, [fd.ops.mul(x.size(0), x.size(1)), 4]), lambda x: x.flatten(0, 1), (T,)),
+        (lambda fd, x, n: fd.ops.reshape(x, [fd.ops.add(x.size(0), n), 4]), lambda x, n: x.flatten(0, 1), (T, 4)),
     ],
     "select": [(lambda fd, x, n: fd.ops.select(x, n, 1), lambda x, n: x.select(1, n), (X, 2))],
     "shape": [
@@ -400,6 +404,66 @@ class TestTypes:
     def test_a_tensor_without_dimensions_yields_to_one_with_them(self, nvfuser_stand_in: StandIn) -> None:
         zero = torch.tensor(0.5, dtype=torch.float64)
         close(run(nvfuser_stand_in, lambda fd, x, z: fd.ops.mul(x, z), X, zero), X * zero)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"),
+    [
+        ("Half", "BFloat16", "Float"),
+        ("Half", "Int", "Float"),
+        ("Half", "Double", "Double"),
+        ("Int", "Float", "Float"),
+        ("Int32", "Int", "Int"),
+        ("Int32", "Bool", "Int32"),
+        ("ComplexFloat", "Double", "ComplexDouble"),
+        ("ComplexFloat", "Half", "ComplexFloat"),
+        ("ComplexFloat", "Int", "ComplexFloat"),
+    ],
+)
+def test_two_tensors_meet_in_a_type(nvfuser_stand_in: StandIn, first: str, second: str, wanted: str) -> None:
+    with nvfuser_stand_in.FusionDefinition() as fd:
+        x, y = (fd.define_tensor([3], True, fd_type(name)) for name in (first, second))
+        assert fd.ops.mul(x, y).dtype() is fd.ops.mul(y, x).dtype() is fd_type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "scalar", "wanted"),
+    [
+        ("Float", "Double", "Float"),
+        ("Half", "Double", "Float"),
+        ("Int", "Float", "Float"),
+        ("Int", "Double", "Double"),
+        ("Bool", "Double", "Double"),
+        ("Bool", "Int", "Int"),
+        ("Int32", "Int", "Int32"),
+        ("Int", "Index", "Int"),
+        ("Float", "ComplexDouble", "ComplexFloat"),
+        ("Double", "ComplexFloat", "ComplexDouble"),
+        ("Int", "ComplexFloat", "ComplexFloat"),
+        ("ComplexFloat", "Double", "ComplexFloat"),
+    ],
+)
+def test_a_tensor_and_a_scalar_meet_in_a_type(nvfuser_stand_in: StandIn, tensor: str, scalar: str, wanted: str) -> None:
+    with nvfuser_stand_in.FusionDefinition() as fd:
+        x, s = fd.define_tensor([3], True, fd_type(tensor)), fd.define_scalar(fd_type(scalar))
+        assert fd.ops.mul(x, s).dtype() is fd.ops.mul(s, x).dtype() is fd_type(wanted)
+
+
+def test_sizes_that_are_known(nvfuser_stand_in: StandIn) -> None:
+    with nvfuser_stand_in.FusionDefinition() as fd:
+        x = fd.define_tensor([5, 7], True)
+        assert (x.size(0).value, x.ndim, x.is_tensor(), x.is_symbolic()) == (5, 2, True, True)
+        assert not x.size(1).is_symbolic()
+        flat = fd.ops.reshape(x, [1, -1])
+        part = fd.ops.slice(flat, [0, 0], [1, 7])
+        wide = fd.ops.expand(part, [5, 7])
+        fd.add_output(fd.ops.add(fd.ops.expand(x, [-1, 7]), wide))
+        fd.add_output(fd.ops.slice(x, [3, 0], [9, 7]))
+        assert [axis.size for tensor in (flat, part, wide) for axis in tensor.axes] == [1, 35, 1, 7, 5, 7]
+    assert fd.fusion.inputs == [x]
+    first, second = fd.execute([X])
+    close(first, X + X[0])
+    close(second, X[3:])
 
 
 class TestMemory:
