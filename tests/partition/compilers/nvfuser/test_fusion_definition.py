@@ -352,6 +352,14 @@ class TestInputs:
         with pytest.raises(RuntimeError, match="with size != 1, dimension 0 has size 5"):
             fd.execute([X, 5])
 
+    def test_tensors_that_do_not_fit_beside_each_other(self, nvfuser_stand_in: StandIn) -> None:
+        fd = defined(nvfuser_stand_in, lambda fd, x, y: fd.ops.cat([x, y], 1), X, Y)
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match except in dimension 1"):
+            fd.execute([X, Y[:4]])
+        fd = defined(nvfuser_stand_in, lambda fd, x, i: fd.ops.take_along_axis(x, i, 1), X, torch.zeros(5, 2).long())
+        with pytest.raises(RuntimeError, match="Expected sizes to match: 5 vs 4 in dimension 0"):
+            fd.execute([X, torch.zeros(4, 2).long()])
+
     def test_an_expanded_input_is_said_at_definition(self, nvfuser_stand_in: StandIn) -> None:
         fd = self.negated(nvfuser_stand_in, [-1, -1], [None, True])
         close(fd.execute([X[:1].expand(5, 7)])[0], -X[:1].expand(5, 7))
