@@ -124,8 +124,6 @@ def promoted(first: DataType, second: DataType) -> DataType:
     for one in pair:
         if one.is_floating:
             return one
-    if DataType.UInt64 in pair:
-        return DataType.UInt64
     return DataType.Int if DataType.Int in pair else DataType.Int32
 
 

@@ -1,7 +1,9 @@
 """The elementwise operations: which type each computes in, which it answers, and how torch computes it.
 
 After nvFuser 0.2.36, `csrc/ops/arith.cpp` and `runtime/helpers.cu`. An operation that promotes computes half precision
-in float *and answers float*; one that does not promote (relu, abs, clamp, ...) computes it as it is.
+in float *and answers float*. One that does not promote (relu, clamp, sum, ...) is generated for it as it is, and for
+most of them nvFuser's run-time library has no half-precision function: the CUDA compiler refuses the kernel. So a cast
+that was forgotten is seen either in an output's type or as an error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,16 @@ from torch import Tensor
 from tests.partition.compilers.nvfuser.data_types import DataType, common_type, promoted, to_torch
 from tests.partition.compilers.nvfuser.values import Axis, Fusion, Scalar, TensorView, Val, checked
 
-__all__ = ["ELEMENTWISE", "as_val", "cast", "elementwise", "joined_axes", "promoted_elementwise", "same_sizes"]
+__all__ = [
+    "ELEMENTWISE",
+    "as_val",
+    "cast",
+    "compiled",
+    "elementwise",
+    "joined_axes",
+    "promoted_elementwise",
+    "same_sizes",
+]
 
 Function = Callable[..., Tensor]
 
@@ -21,6 +32,14 @@ Function = Callable[..., Tensor]
 def as_val(fusion: Fusion, value: Any) -> Val:
     """A value of the fusion: what was given, or the constant of a Python number."""
     return value if isinstance(value, Val) else fusion.constant(value)
+
+
+def compiled(name: str, data_type: DataType) -> None:
+    """Raises RuntimeError where the kernel of an operation in half precision does not compile."""
+    checked(
+        not data_type.is_reduced,
+        f"{name} is not compiled for {data_type!r}: nvFuser's run time has no such function. Cast to Float first.",
+    )
 
 
 def _aligned(tensors: Sequence[TensorView]) -> list[list[Axis]]:
@@ -148,11 +167,20 @@ def _optionally_cast(fusion: Fusion, value: Val, dtype: DataType) -> Val:
 _Operation = Callable[..., Any]
 
 
-def _kept(function: Function) -> _Operation:
+def _kept(name: str, function: Function) -> _Operation:
     """Computes and answers in the type that it is given."""
-    return lambda fusion, x: elementwise(
-        fusion, function, [value := as_val(fusion, x)], value.data_type, value.data_type
-    )
+
+    def operation(fusion: Fusion, x: Any) -> Any:
+        value = as_val(fusion, x)
+        compiled(name, value.data_type)
+        return elementwise(fusion, function, [value], value.data_type)
+
+    return operation
+
+
+def _copied(fusion: Fusion, x: Any) -> Any:
+    value = as_val(fusion, x)
+    return elementwise(fusion, lambda operand: operand, [value], value.data_type)
 
 
 def _floating(function: Function) -> _Operation:
@@ -161,8 +189,14 @@ def _floating(function: Function) -> _Operation:
     )
 
 
-def _asking(function: Function) -> _Operation:
-    return lambda fusion, x: elementwise(fusion, function, [as_val(fusion, x)], DataType.Bool)
+def _asking(name: str, function: Function) -> _Operation:
+    def operation(fusion: Fusion, x: Any) -> Any:
+        value = as_val(fusion, x)
+        if name not in ("isfinite", "isreal"):
+            compiled(name, value.data_type)
+        return elementwise(fusion, function, [value], DataType.Bool)
+
+    return operation
 
 
 def _arithmetic(function: Function) -> _Operation:
@@ -215,6 +249,11 @@ def _divided(x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return x / y
     return torch.div(x, y, rounding_mode="trunc")
+
+
+def _relu(x: Tensor) -> Tensor:
+    # nvFuser's relu of integers answers a float, which is cast back.
+    return torch.relu(x) if x.dtype.is_floating_point else torch.relu(x).to(torch.float32)
 
 
 def _frac(x: Tensor) -> Tensor:
@@ -317,11 +356,18 @@ def _clamp(fusion: Fusion, x: Any, low: Any, high: Any) -> Any:
         not isinstance(low, TensorView) and not isinstance(high, TensorView),
         "For Clamp operation: Min and Max values should be Scalars.",
     )
-    for bound, applied in ((low, torch.maximum), (high, torch.minimum)):
-        if bound is not None:
-            limit = _optionally_cast(fusion, as_val(fusion, bound), value.data_type)
-            value = elementwise(fusion, applied, [value, limit], value.data_type, value.data_type)
-    return value if value is not x else elementwise(fusion, lambda operand: operand, [value], value.data_type)
+    compiled("clamp", value.data_type)
+    limits = [
+        _optionally_cast(fusion, as_val(fusion, limit), value.data_type) for limit in (low, high) if limit is not None
+    ]
+
+    def function(operand: Tensor, *given: Tensor) -> Tensor:
+        left = list(given)
+        if low is not None:
+            operand = torch.maximum(operand, left.pop(0))
+        return operand if high is None else torch.minimum(operand, left.pop(0))
+
+    return elementwise(fusion, function, [value, *limits], value.data_type, value.data_type)
 
 
 def _threshold(fusion: Fusion, x: Any, threshold: Any, replacement: Any) -> Any:
@@ -331,6 +377,7 @@ def _threshold(fusion: Fusion, x: Any, threshold: Any, replacement: Any) -> Any:
     )
     checked(threshold is not None and replacement is not None, "threshold needs a threshold and a value, got None")
     value = as_val(fusion, x)
+    compiled("threshold", value.data_type)
     limits = [_optionally_cast(fusion, as_val(fusion, one), value.data_type) for one in (threshold, replacement)]
     return elementwise(
         fusion, lambda a, t, v: torch.where(a <= t, v, a), [value, *limits], value.data_type, value.data_type
@@ -352,17 +399,15 @@ def _logical_right_shift(fusion: Fusion, x: Any, shift: Any) -> Any:
 
 ELEMENTWISE: Mapping[str, _Operation] = {
     **{
-        name: _kept(function)
+        name: _kept(name, function)
         for name, function in {
             "ceil": torch.ceil,
             "floor": torch.floor,
             "frac": _frac,
-            "relu": torch.relu,
+            "relu": _relu,
             "round": torch.round,
             "silu": torch.nn.functional.silu,
             "trunc": torch.trunc,
-            "set": lambda operand: operand,
-            "segment_set": lambda operand: operand,
         }.items()
     },
     **{
@@ -401,7 +446,7 @@ ELEMENTWISE: Mapping[str, _Operation] = {
         }.items()
     },
     **{
-        name: _asking(function)
+        name: _asking(name, function)
         for name, function in {
             "isfinite": torch.isfinite,
             "isinf": torch.isinf,
@@ -437,6 +482,7 @@ ELEMENTWISE: Mapping[str, _Operation] = {
             "ne": torch.ne,
         }.items()
     },
+    **dict.fromkeys(("set", "segment_set"), _copied),
     "nextafter": lambda fusion, x, y: promoted_elementwise(
         fusion, torch.nextafter, [as_val(fusion, x), as_val(fusion, y)], full_precision=True
     ),

@@ -132,7 +132,7 @@ class FusionDefinition:
             self._stand_in.defined.append(self)
 
     def __repr__(self) -> str:
-        return self.script()
+        return "a FusionDefinition that is not defined" if self._fusion is None else self.script()
 
     @property
     def fusion(self) -> Fusion | None:
@@ -148,17 +148,15 @@ class FusionDefinition:
         values = list(_values_of(made))
         for value in values:
             if id(value) not in fusion.names:
-                kind = "t" if isinstance(value, TensorView) else "s"
-                number = sum(name.startswith(kind) for name in fusion.names.values())
-                fusion.names[id(value)] = f"{kind}{number}"
-                # An id is only a name as long as what it names is kept.
-                fusion.named.append(value)
+                # A value is kept with its name: an id is only its own as long as it lives.
+                kept = fusion.tensors if isinstance(value, TensorView) else fusion.scalars
+                fusion.names[id(value)] = f"{'t' if kept is fusion.tensors else 's'}{len(kept)}"
+                kept.append(value)
         targets = ", ".join(map(repr, values))
         if isinstance(made, list) and len(values) == 1:
             targets += ","
-        fusion.lines.append(
-            f"{targets} = {function}({call.written(_written)})" if values else f"{function}({call.written(_written)})"
-        )
+        written = f"{function}({call.written(_written)})"
+        fusion.lines.append(f"{targets} = {written}" if values else written)
         return made
 
     def _bound(
@@ -320,9 +318,19 @@ class FusionDefinition:
         is_valid, message = self.validate_definition()
         if not is_valid:
             raise NotImplementedError(message)
+        if _enable_options or _disable_options:
+            raise NotImplementedError("options are not executed by this stand-in")
+        assert device is None or isinstance(device, int) or torch.device(device).type == "cuda", (
+            "If device argument is passed it must be a CUDA device"
+        )
         fusion = self._fusion
         assert fusion is not None
         checked(fusion not in self._stand_in.open, "a fusion is executed after its definition, outside of the with")
+        for output, _ in fusion.outputs:
+            checked(
+                not output.is_cpu or output in fusion.inputs,
+                f"KernelExecutor does not support the Fusion provided. {output!r} is made of CPU scalars alone.",
+            )
         # A list of sizes may be given as one input.
         given = [one for each in inputs for one in (each if isinstance(each, (list, tuple)) else (each,))]
         checked(
@@ -340,7 +348,7 @@ class FusionDefinition:
             fusion.run(values)
             for output, alias in fusion.outputs:
                 if alias is not None:
-                    values[id(alias)].copy_(values[id(output)])
+                    values[id(output)] = values[id(alias)].copy_(values[id(output)])
         self.executions += 1
         return [values[id(output)] for output, alias in fusion.outputs if alias is None]
 
@@ -351,9 +359,13 @@ class FusionDefinition:
             self._check_tensor(where, value, concrete)
             return
         checked(not isinstance(concrete, Tensor), where, ", to be a scalar but got a tensor")
-        family = of_torch(type(concrete)).family
         checked(
-            family == value.data_type.family,
+            isinstance(concrete, (int, float, complex)),
+            where,
+            ": Cannot convert provided py::handle to a PolymorphicValue.",
+        )
+        checked(
+            of_torch(type(concrete)).family == value.data_type.family,
             f"Scalar value {concrete} is not compatible with the expected data type: {value.data_type!r}.",
         )
 

@@ -1,7 +1,7 @@
 """The reductions and the scans: which axes they leave, in which type, and how torch computes them.
 
-After nvFuser 0.2.36, `csrc/ops/arith.cpp` and `csrc/ops/normalization.cpp`. Nothing here promotes half precision: a sum
-of bfloat16 is rounded after each addition, and `var_mean` refuses it. That is what a forgotten cast looks like.
+After nvFuser 0.2.36, `csrc/ops/arith.cpp` and `csrc/ops/normalization.cpp`. Nothing here promotes half precision,
+and only the maximum of it compiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.partition.compilers.nvfuser.data_types import DataType, to_torch
-from tests.partition.compilers.nvfuser.elementwise import ELEMENTWISE, cast
+from tests.partition.compilers.nvfuser.elementwise import ELEMENTWISE, cast, compiled
 from tests.partition.compilers.nvfuser.shaping import SHAPING, broadcast, wrapped
 from tests.partition.compilers.nvfuser.values import Axis, Fusion, TensorView, Val, checked
 
@@ -25,15 +25,6 @@ def _reduced_axes(arg: TensorView, dims: Sequence[int]) -> list[int]:
     return sorted(found)
 
 
-def _pairwise(combined: Callable[[Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
-    """The last axis combined in pairs, so that each result is rounded to the type of the values."""
-    while value.shape[-1] > 1:
-        half = value.shape[-1] // 2
-        rest = value[..., 2 * half :]
-        value = torch.cat([combined(value[..., :half], value[..., half : 2 * half]), rest], -1)
-    return value[..., 0]
-
-
 def _last(value: Tensor, dims: Sequence[int]) -> Tensor:
     """The reduced axes at the end, as one."""
     kept = [dim for dim in range(value.dim()) if dim not in dims]
@@ -42,14 +33,10 @@ def _last(value: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _summed(value: Tensor) -> Tensor:
-    if value.dtype in (torch.float16, torch.bfloat16) and value.shape[-1]:
-        return _pairwise(torch.add, value)
     return value.sum(-1, dtype=value.dtype)
 
 
 def _multiplied(value: Tensor) -> Tensor:
-    if value.dtype in (torch.float16, torch.bfloat16) and value.shape[-1]:
-        return _pairwise(torch.mul, value)
     return value.prod(-1, dtype=value.dtype)
 
 
@@ -83,7 +70,7 @@ def _reduced(
     return broadcast(fusion, out, [dim in gone for dim in range(arg.ndim)]) if keepdim else out
 
 
-def _reduction(function: Callable[[Tensor], Tensor], *, casts: bool) -> Callable[..., TensorView]:
+def _reduction(name: str, function: Callable[[Tensor], Tensor], *, casts: bool) -> Callable[..., TensorView]:
     def operation(
         fusion: Fusion,
         arg: TensorView,
@@ -101,6 +88,8 @@ def _reduction(function: Callable[[Tensor], Tensor], *, casts: bool) -> Callable
         checked(casts or dtype is DataType.Null, "A dtype other than Null is not currently supported.")
         if dtype not in (DataType.Null, arg.data_type):
             arg = cast(fusion, arg, dtype)
+        if name != "max":
+            compiled(name, arg.data_type)
         return _reduced(fusion, function, arg, dims, keepdim)
 
     return operation
@@ -134,6 +123,7 @@ def _var(fusion: Fusion, arg: TensorView, dims: Sequence[int], correction: int, 
 
 def _welford(fusion: Fusion, arg: TensorView, dims: Sequence[int]) -> tuple[TensorView, TensorView, TensorView]:
     checked(arg.ndim > 0, "Tried to reduce a 0-dim tensor")
+    compiled("welford", arg.data_type)
     checked(arg.data_type.is_floating, f"welford is not executed by this stand-in for {arg.data_type!r}")
     gone = _reduced_axes(arg, dims)
     axes = _without(arg, gone)
@@ -181,10 +171,11 @@ def _scanned(combined: Callable[[Tensor, Tensor], Tensor], value: Tensor, dim: i
     return torch.stack(parts, dim) if parts else value
 
 
-def _scan(combined: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., TensorView]:
+def _scan(name: str, combined: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., TensorView]:
     def operation(fusion: Fusion, arg: TensorView, dim: int, init: Val | None) -> TensorView:
         if init is not None:
             raise NotImplementedError("a scan from an initial value is not executed by this stand-in")
+        compiled(name, arg.data_type)
         at = wrapped(dim, arg.ndim)
         checked(not arg.axes[at].is_expanded, "Closed-form scan of expanded dimension is not yet implemented")
         torch_type = to_torch(arg.data_type)
@@ -194,16 +185,16 @@ def _scan(combined: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., TensorV
 
 
 REDUCTIONS: Mapping[str, Callable[..., Any]] = {
-    "sum": _reduction(_summed, casts=True),
-    "prod": _reduction(_multiplied, casts=True),
-    "max": _reduction(_extreme(largest=True), casts=False),
-    "min": _reduction(_extreme(largest=False), casts=False),
+    "sum": _reduction("sum", _summed, casts=True),
+    "prod": _reduction("prod", _multiplied, casts=True),
+    "max": _reduction("max", _extreme(largest=True), casts=False),
+    "min": _reduction("min", _extreme(largest=False), casts=False),
     "var": _var,
     "var_mean": _var_mean,
     "welford": _welford,
-    "cumsum": _scan(torch.add),
-    "cumprod": _scan(torch.mul),
-    "cummin": _scan(torch.minimum),
-    "cummax": _scan(torch.maximum),
+    "cumsum": _scan("cumsum", torch.add),
+    "cumprod": _scan("cumprod", torch.mul),
+    "cummin": _scan("cummin", torch.minimum),
+    "cummax": _scan("cummax", torch.maximum),
 }
 """What each of these operations does, by its name: a function of the fusion and the arguments."""

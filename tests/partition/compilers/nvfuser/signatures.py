@@ -2,7 +2,8 @@
 
 Written after nvFuser 0.2.36, `python/python_direct/ops.cpp`. pybind11 chooses the first overload that the arguments
 fit, knows no keyword for a parameter that the binding left unnamed, and answers a TypeError that lists what there is.
-`bound` does the same. A short line per family says how its overloads look; the rest of the table is written out.
+`bound` does the same. Where the binding has an overload for tensors beside one that takes any value, the table has the
+one that takes any value: a TensorView is a Val, and the arguments and the result are the same.
 
 Where pybind11 would convert silently (a DataType to an integer, anything to a bool), this table does not: a translator
 has no reason to lean on it.
@@ -16,7 +17,6 @@ from tests.partition.compilers.nvfuser.data_types import DataType
 from tests.partition.compilers.nvfuser.values import Scalar, TensorView
 
 __all__ = ["ADD_OUTPUT", "DEFINE_SCALAR", "DEFINE_TENSOR", "OVERLOADS", "Bound", "Overload", "Parameter", "bound"]
-
 
 _MISSING: Any = object()
 
@@ -102,7 +102,6 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# A TensorView is a Val to pybind11, so the first overload of each of these families fits whatever the others fit.
 _UNARY = (_overload("Val | number"),)
 _BINARY = (_overload("Val | number", "Val | number"),)
 _TERNARY = (_overload("Val | number", "Val | number", "Val | number"),)
@@ -171,9 +170,9 @@ OVERLOADS: Mapping[str, tuple[Overload, ...]] = {
     **dict.fromkeys(
         _names(
             "abs acos acosh asin asinh atan atanh ceil cos cosh exp exp2 expm1 erf erfc erfinv erfcinv floor frac "
-            "lgamma log log10 log1p log2 neg logical_not bitwise_not relu rand_like randn_like reciprocal round rsqrt set "
-            "segment_set sign sigmoid signbit silu sin sinh sqrt tan tanh trunc isfinite isinf isnan isneginf isposinf "
-            "isreal real imag"
+            "lgamma log log10 log1p log2 neg logical_not bitwise_not relu rand_like randn_like reciprocal round rsqrt "
+            "set segment_set sign sigmoid signbit silu sin sinh sqrt tan tanh trunc isfinite isinf isnan isneginf "
+            "isposinf isreal real imag"
         ),
         _UNARY,
     ),

@@ -78,7 +78,10 @@ class Scalar(Val):
 
 
 class TensorView(Val):
-    """A tensor: its axes and its type. `allocation` is how an input lies in memory, outermost axis first."""
+    """A tensor: its axes and its type, and whether it is made of nothing but scalar tensors on the CPU.
+
+    `allocation` is how an input lies in memory, outermost axis first; `contiguity` is in that order.
+    """
 
     def __init__(self, fusion: Fusion, data_type: DataType, axes: Sequence[Axis], *, is_cpu: bool = False) -> None:
         super().__init__(fusion, data_type)
@@ -118,9 +121,9 @@ class Step:
     compute: Callable[..., Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Fusion:
-    """A definition while it is written and after: its inputs, outputs, steps, and the lines that wrote it."""
+    """A definition, while it is written and after: its inputs, outputs, steps, and the lines that wrote it."""
 
     called: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
     inputs: list[Val] = field(default_factory=list)
@@ -128,13 +131,16 @@ class Fusion:
     steps: list[Step] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
-    named: list[Val] = field(default_factory=list)
+    tensors: list[Val] = field(default_factory=list)
+    scalars: list[Val] = field(default_factory=list)
 
     def tensor(
         self, data_type: DataType, axes: Sequence[Axis], inputs: Sequence[Val], compute: Callable[..., Tensor]
     ) -> TensorView:
         """A new tensor that `compute` makes of the inputs' values."""
-        made = TensorView(self, data_type, axes)
+        tensors = [one for one in inputs if isinstance(one, TensorView)]
+        on_cpu = bool(tensors) and all(one.is_cpu for one in tensors)
+        made = TensorView(self, data_type, axes, is_cpu=on_cpu)
         self.steps.append(Step(tuple(inputs), (made,), lambda *values: (compute(*values),)))
         return made
 
