@@ -18,7 +18,7 @@ def _fixed_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
-    from fuselayers.ops import patience
+    from fuselayers.partition import patience
 
     with pytest.MonkeyPatch.context() as patch, patience(math.inf):
         patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))

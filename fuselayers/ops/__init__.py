@@ -10,7 +10,6 @@ from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm a
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
 from .cross_entropy import cross_entropy as cross_entropy
 from .dropout import dropout as dropout
-from .forms import patience as patience
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
 from .linear_activation import linear_activation as linear_activation

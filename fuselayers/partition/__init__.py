@@ -32,4 +32,8 @@ from .receipt import Receipt as Receipt
 from .receipt import RecomputedValue as RecomputedValue
 from .receipt import SavedValue as SavedValue
 from .receipt import Totals as Totals
+from .report import FusionReport as FusionReport
+from .report import GraphReport as GraphReport
 from .saved_bytes import saved_bytes as saved_bytes
+from .timings import auto_file as auto_file
+from .timings import patience as patience

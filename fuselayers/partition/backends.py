@@ -1,8 +1,9 @@
 """Backends by name: which there are, which work here, and what happens when the one asked for does not."""
 
+import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,16 +22,36 @@ from .compilers import (
 from .fallback_warning import FallbackWarning
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
+from .report import GraphReport, ServedGraph
 from .torch_private import BackendCompilerFailed, TorchDynamoException, copy_of
 
-__all__ = ["BackendStatus", "BackendUnavailableError", "FallbackWarning", "backends", "check_backends", "compile_chain"]
+__all__ = [
+    "AUTO_ORDER",
+    "UNFUSED",
+    "BackendStatus",
+    "BackendUnavailableError",
+    "FallbackWarning",
+    "backends",
+    "check_backends",
+    "compile_chain",
+    "device_types_of",
+    "frozen_choices",
+    "main_device",
+    "why_unavailable",
+]
 
 # Inductor is what writes Triton; under that name it is asked for on a GPU or not at all.
 _COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_inductor, "nvfuser": compile_nvfuser}
 )
 _NAMES: Final = ("auto", *_COMPILERS)
-_AUTO_ORDER: Final = ("inductor", "eager")
+_FROZEN: Final = "frozen:"
+
+AUTO_ORDER: Final = ("inductor", "eager")
+"""The backends that "auto" begins with, and the order in which it settles ties."""
+
+UNFUSED: Final = "unfused"
+"""What "auto" and a frozen choice may take, and is no backend: the function as it is."""
 
 
 class BackendUnavailableError(RuntimeError):
@@ -61,12 +82,12 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
     ['auto', 'eager', 'inductor', 'triton', 'nvfuser']
     """
     device_type = torch.device(device).type
-    missing, without_triton = (_why_unavailable(name, {device_type}) for name in ("inductor", "triton"))
-    without_nvfuser = _why_unavailable("nvfuser", {device_type})
+    missing, without_triton = (why_unavailable(name, {device_type}) for name in ("inductor", "triton"))
+    without_nvfuser = why_unavailable("nvfuser", {device_type})
     serving = "inductor" if missing is None else "eager"
     hint = "apt install g++" if device_type == "cpu" else "pip install triton"
     return (
-        BackendStatus("auto", True, f"the first that works of {', '.join(_AUTO_ORDER)}: here {serving}", ""),
+        BackendStatus("auto", True, f"begins with {serving}, measures, and takes the fastest", ""),
         BackendStatus("eager", True, "runs the partitioned graphs op by op", ""),
         BackendStatus(
             "inductor",
@@ -90,21 +111,60 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
 
 
 def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
-    """Return the compilers to try, in order.
+    """Return the compilers to try, in order; for "auto" those that it begins with.
 
     Raises:
-        ValueError: a name is unknown; the message lists what there is.
+        ValueError: a name is unknown, or a frozen choice cannot be read; the message lists what there is.
         TypeError: `fallback` is one string instead of a sequence of them.
     """
     if isinstance(fallback, str):
         raise TypeError(f"fallback must be a sequence of backends, got the string {fallback!r}; write ({fallback!r},)")
-    for name in (backend, *fallback):
-        if name not in _NAMES:
-            raise ValueError(no_such("backend", name, _NAMES))
     chain: list[str] = []
     for name in (backend, *fallback):
-        chain += _AUTO_ORDER if name == "auto" else (name,)
+        if name is backend and name.startswith(_FROZEN):
+            chosen = [one for one in frozen_choices(name).values() if one != UNFUSED]
+            chain += chosen[:1]
+            continue
+        if name not in _NAMES:
+            raise ValueError(no_such("backend", name, _NAMES))
+        chain += AUTO_ORDER if name == "auto" else (name,)
     return tuple(dict.fromkeys(chain))
+
+
+def frozen_choices(backend: str) -> dict[str, str]:
+    """Return graph -> backend as a frozen choice says it; under "" that of all other graphs.
+
+    Raises:
+        ValueError: it is none: "frozen:inductor,3f2a91b0=unfused" takes Inductor, and leaves one graph as it is.
+
+    >>> frozen_choices("frozen:inductor,3f2a91b0=unfused")
+    {'': 'inductor', '3f2a91b0': 'unfused'}
+    """
+    others, *single = backend.removeprefix(_FROZEN).split(",")
+    known = tuple(_COMPILERS)
+    if others not in known:
+        raise ValueError(f"a frozen choice begins with the backend of most graphs: {no_such('backend', others, known)}")
+    choices = {"": others}
+    for entry in single:
+        identity, equals, name = entry.partition("=")
+        if not (equals and re.fullmatch("[0-9a-f]{8}", identity)):
+            raise ValueError(
+                f"a frozen choice names a graph as in 3f2a91b0=eager, got {entry!r}; `fuselayers tune` writes them"
+            )
+        if name not in (*known, UNFUSED):
+            raise ValueError(no_such("backend", name, (*known, UNFUSED)))
+        choices[identity] = name
+    return choices
+
+
+def device_types_of(values: Sequence[Any]) -> set[str]:
+    """The kinds of devices that tensors among some values are on: {"cpu"} where there is none."""
+    return {value.device.type for value in values if isinstance(value, torch.Tensor)} or {"cpu"}
+
+
+def main_device(values: Sequence[Any]) -> str:
+    """The kind of device that does the work: a GPU, if any of the tensors is on one."""
+    return next(iter(sorted(device_types_of(values) - {"cpu"})), "cpu")
 
 
 def compile_chain(
@@ -112,22 +172,22 @@ def compile_chain(
     example_inputs: Sequence[Any],
     *,
     chain: Sequence[str],
+    report: GraphReport,
     partition: str | Partitioner,
     torch_random: bool,
-    served: Callable[[str], None],
-) -> Callable[..., Any]:
-    """Compile a graph with the first backend of `chain` that can, and tell `served` its name.
+) -> tuple[Callable[..., Any], ServedGraph]:
+    """Compile a graph with the first backend of `chain` that can, and complete its report.
 
     A backend serves the whole graph or nothing of it: each attempt starts from an untouched copy.
 
     Raises:
         BackendUnavailableError: every backend of the chain failed; the message says why each did.
     """
-    devices = {value.device.type for value in example_inputs if isinstance(value, torch.Tensor)} or {"cpu"}
+    devices = device_types_of(example_inputs)
     failures: list[tuple[str, str]] = []
     cause: Exception | None = None
     for place, name in enumerate(chain):
-        reason = _why_unavailable(name, devices)
+        reason = why_unavailable(name, devices)
         if reason is None:
             attempt = graph_module if place == len(chain) - 1 else copy_of(graph_module)
             try:
@@ -142,8 +202,10 @@ def compile_chain(
             else:
                 for failed, why in failures:
                     _say_once(failed, why, name)
-                served(name)
-                return compiled
+                why_this = "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
+                return compiled, ServedGraph(
+                    replace(report, served_by=name, reason=why_this or report.reason or "the first that works")
+                )
         failures.append((name, reason))
     said = "; ".join(f"{name}: {why}" for name, why in failures)
     raise BackendUnavailableError(
@@ -151,7 +213,8 @@ def compile_chain(
     ) from cause
 
 
-def _why_unavailable(name: str, device_types: set[str]) -> str | None:
+def why_unavailable(name: str, device_types: set[str]) -> str | None:
+    """Return None if the backend compiles for all of these kinds of devices, else what is missing."""
     if name == "eager":
         return None
     if name == "triton" and device_types == {"cpu"}:

@@ -1,15 +1,17 @@
-"""cache -- the folder in which measurements outlive a process, one JSON file for each kind. Used by machine and choice.
+"""cache -- the folder in which measurements outlive a process, a JSON file for each kind. Used by machine and timings.
 
 A cache must never hold a half-written file: what is read is either the old content or the new.
 """
 
+import functools
+import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_file", "write_json"]
+__all__ = ["cache_file", "sources_hash", "write_json"]
 
 
 def cache_file(name: str) -> Path:
@@ -22,6 +24,16 @@ def cache_file(name: str) -> Path:
     if own:
         return Path(own) / name
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuselayers" / name
+
+
+@functools.cache
+def sources_hash() -> str:
+    """Return a hash of the fusion core and the ops: what was measured or compiled with other ones says nothing."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted((*package.glob("partition/**/*.py"), *package.glob("ops/**/*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -11,17 +11,19 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, overload
 
 import torch
 from torch import nn
 
-from .backends import BackendUnavailableError, check_backends, compile_chain
+from .auto import Runs, compile_auto, compile_frozen, glance
+from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
 from .fused_module import FusedModule
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
+from .report import FusionReport, ServedGraph, describe_graph
 from .torch_private import BackendCompilerFailed, torch_compile
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
@@ -95,8 +97,10 @@ def fuse(
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is.
-        backend: "auto" (Inductor where it can compile, else eager), "eager", "inductor", or "triton": Inductor, if it
-            runs on a GPU, where it writes Triton.
+        backend: "auto" (begins with Inductor where it can compile, else with eager; measures, and takes the fastest of
+            all that work and of the function as it is, see `partition.auto`), "eager", "inductor", or "triton":
+            Inductor, if it runs on a GPU, where it writes Triton. "frozen:inductor,3f2a91b0=unfused" is a choice that
+            `fuselayers tune` wrote down: a backend, and others for single graphs.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
         fallback: the backends to try when `backend` does not work here, in order; each is said once, as a
@@ -127,6 +131,7 @@ def fuse(
     True
     """
     options = FuseOptions(
+        backend=backend,
         chain=check_backends(backend, fallback),
         partition=partition,
         static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
@@ -152,10 +157,11 @@ class FuseOptions:
     """How a function is fused: the arguments of `fuse`, checked.
 
     Attributes:
+        backend: as in `fuse`, as the others are.
         chain: the backends to try, in order.
-        partition: as in `fuse`, as the others are.
     """
 
+    backend: str
     chain: tuple[str, ...]
     partition: str | Partitioner
     static_argnums: tuple[int, ...]
@@ -174,13 +180,15 @@ class FusedFunction:
     Attributes:
         fn: the function as it was given.
         options: how it is fused.
-        served_by: the backends that compiled graphs of this function so far, in order of first use.
+        served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
         self.fn = fn
         self.options = options
-        self.served_by: tuple[str, ...] = ()
+        self._graphs: list[ServedGraph] = []
+        self._runs = Runs()
+        self._as_it_is: set[Hashable] = set()
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
@@ -194,6 +202,20 @@ class FusedFunction:
         # Inside another compiler the function is transparent: it is traced as if it had never been fused.
         if torch.compiler.is_compiling():
             return self.fn(*args, **kwargs)
+        if self._runs.unfused == 0:
+            return self._call_compiled(args, kwargs)
+        # Some graph is fastest as it was traced. Where all of a call are, the function itself is called from then on,
+        # which is right whatever it is called with: Dynamo's guards would be all that is left of the fusion.
+        seen = glance(self.fn, args, kwargs)
+        if seen is not None and seen in self._as_it_is:
+            return self.fn(*args, **kwargs)
+        fused, unfused = self._runs.fused, self._runs.unfused
+        result = self._call_compiled(args, kwargs)
+        if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:
+            self._as_it_is.add(seen)
+        return result
+
+    def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             if self._only is not None:
                 return self._only(*args, **kwargs)
@@ -245,18 +267,38 @@ class FusedFunction:
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_chain(
-            graph_module,
-            example_inputs,
-            chain=self.options.chain,
-            partition=self.options.partition,
-            torch_random=self.options.torch_random,
-            served=self._note_backend,
-        )
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        kept: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
+        choice: dict[str, Any] = {"name": name, "chain": self.options.chain, "runs": self._runs, **kept}
+        if self.options.backend == "auto":
+            compiled, served = compile_auto(graph_module, example_inputs, **choice)
+        elif self.options.backend in self.options.chain:
+            report = describe_graph(graph_module, name=name, **kept)
+            report = replace(report, reason="as asked")
+            compiled, served = compile_chain(
+                graph_module, example_inputs, chain=self.options.chain, report=report, **kept
+            )
+        else:
+            choices = frozen_choices(self.options.backend)
+            compiled, served = compile_frozen(graph_module, example_inputs, choices=choices, **choice)
+        self._graphs.append(served)
+        return compiled
 
-    def _note_backend(self, name: str) -> None:
-        if name not in self.served_by:
-            self.served_by += (name,)
+    def report(self) -> FusionReport:
+        """Return which backend serves each graph that was compiled so far, and why. Its text has a line for each.
+
+        >>> @fuse(backend="eager")
+        ... def double(x):
+        ...     return x * 2
+        >>> _ = double(torch.ones(3))
+        >>> print(double.report())
+        double(float32[3]) forward [...]: eager, as asked
+        """
+        return FusionReport(tuple(one.report for one in self._graphs))
+
+    @property
+    def served_by(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.report.served_by for one in self._graphs))
 
     def over(self, fn: Callable[..., Any]) -> "FusedFunction":
         """Return a fused `fn` with this one's options and nothing compiled yet."""

@@ -8,6 +8,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from .report import FusionReport
+
 __all__ = ["FusedModule", "is_unfused", "unfused"]
 
 _SHARED: Final = (
@@ -62,6 +64,11 @@ class FusedModule(nn.Module):
         if torch.compiler.is_compiling():
             return self.module(*args, **kwargs)
         return self.fused(*args, **kwargs)
+
+    def report(self) -> FusionReport:
+        """Return which backend serves each graph of the module that was compiled so far, and why."""
+        report: FusionReport = self.__dict__["fused"].report()
+        return report
 
     # Note: [what a module may override] These are inherited from nn.Module, so that `__getattr__` is never asked for
     # them; a module that freezes its batch norm in `train`, or saves more than its parameters, has its own.

@@ -11,8 +11,8 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
 
 import torch
 import torch.fx as fx
@@ -28,7 +28,7 @@ from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._dynamo.exc import Unsupported as GraphBreak
 from torch._dynamo.guards import DeletedGuardManagerWrapper
-from torch._dynamo.source import ConstantSource
+from torch._dynamo.source import ConstantSource as ConstantSource
 from torch._dynamo.utils import CleanupManager
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as _partitioners
@@ -46,13 +46,14 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental import symbolic_shapes as symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
@@ -61,17 +62,18 @@ __all__ = [
     "AsOnGPU",
     "BackendCompilerFailed",
     "CheckpointPolicy",
-    "CompiledCall",
+    "ConstantSource",
     "CustomPartitionerFn",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "GraphBreak",
+    "TorchDispatchMode",
     "TorchDynamoException",
     "aot_autograd",
+    "as_a_compiler",
     "classify_nodes",
-    "compile_call",
     "compile_lock",
     "compile_with_inductor",
     "copy_of",
@@ -86,6 +88,8 @@ __all__ = [
     "extract_forward_and_backward",
     "forget_donated_buffers",
     "forward_inputs",
+    "functorch_config",
+    "inductor_compilers",
     "is_effect",
     "is_gradient_input",
     "is_opaque",
@@ -93,13 +97,16 @@ __all__ = [
     "is_tagged_backward",
     "known_ops",
     "make_boxed_func",
+    "make_fx",
     "mark_boxed",
     "must_recompute",
     "mutated_inputs",
     "overload_packet",
     "placement",
+    "pytree",
     "size_hint",
     "size_of",
+    "symbolic_shapes",
     "torch_compile",
     "torch_default_partition",
     "torch_min_cut_at_budget",
@@ -344,8 +351,8 @@ def trace_with_inductor(
 ) -> Callable[..., Any]:
     """Take a Dynamo graph through Inductor up to the partitioner; the parts go to `run`, nothing is compiled."""
     from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx
 
+    compile_fx, _ = inductor_compilers()
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
@@ -359,90 +366,24 @@ def trace_with_inductor(
     return cast(Callable[..., Any], compiled)
 
 
-@contextlib.contextmanager
-def _as_a_compiler() -> Iterator[None]:
-    """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
-    compiled function raise, unless somebody says that this is compiling. Only under `compile_lock`."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
-class CompiledCall(NamedTuple):
-    """What Inductor made of a function: `run` takes the tensors as a list and frees it, `takes` says whether it may."""
-
-    takes: Callable[[Sequence[torch.Tensor]], bool]
-    run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-
-
-def compile_call(
-    fn: Callable[..., tuple[torch.Tensor, ...]],
-    tensors: Sequence[torch.Tensor],
-    any_size: Sequence[Collection[int]],
-) -> CompiledCall:
-    """Compile a function for calls like this one, without Dynamo in front and without autograd behind.
-
-    Dynamo guards a call, and AOTAutograd takes care of what a function may do with its inputs. Who can do without pays
-    for neither: two cores of an AMD EPYC spend 11 us on a call of 2x1024 elements through `torch.compile`, and 2 here.
-
-    Args:
-        fn: of contiguous tensors, all of which it takes; it writes to none of them, and returns new ones. When the code
-            runs, autograd must not record: none of them needs a gradient there, or the call is below autograd.
-        tensors: of an example, one at least.
-        any_size: of each of them the dimensions that may have other sizes; those of 0 and 1 may not.
-
-    Raises:
-        ValueError: the function returns one of its arguments, or a view of it, or two views of one tensor.
-    """
+def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return Inductor's compilers of a whole graph and of one without autograd; importing them takes a while."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    made: list[Any] = []
+    return compile_fx, compile_fx_inner
 
-    def innermost(graph_module: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        made.append(compile_fx_inner(graph_module, inputs, **options))
-        return made[-1]
 
-    shapes = symbolic_shapes.ShapeEnv()
-    mode = FakeTensorMode(shape_env=shapes, static_shapes=False)
-    with (
-        compile_lock,
-        _as_a_compiler(),
-        disable_current_modes(),
-        torch.no_grad(),
-        torch.autocast(tensors[0].device.type, enabled=False),
-        functorch_config.patch(enable_autograd_cache=False),
-    ):
-        examples, fixed = [], []
-        for number, (tensor, dimensions) in enumerate(zip(tensors, any_size, strict=True)):
-            free = {place for place in dimensions if tensor.shape[place] > 1}
-            fixed += [(number, place, size) for place, size in enumerate(tensor.shape) if place not in free]
-            kinds = symbolic_shapes.DimDynamic
-            context: Any = symbolic_shapes.StatelessSymbolicContext(
-                dynamic_sizes=[kinds.DYNAMIC if place in free else kinds.STATIC for place in range(tensor.dim())],
-                constraint_sizes=[None] * tensor.dim(),
-            )
-            blank = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            source = ConstantSource(f"argument_{number}")
-            examples.append(mode.from_tensor(blank, symbolic_context=context, source=source))
-        with mode:
-            graph_module = make_fx(fn)(*examples)
-        returned = [node.meta["val"] for node in pytree.tree_leaves(graph_module.graph.output_node().args)]
-        storages = [one.untyped_storage()._cdata for one in (*examples, *returned)]
-        if len(set(storages)) < len(storages):
-            raise ValueError("what it returns lies in its arguments, or twice in one place; return new tensors")
-        compile_fx(graph_module, examples, inner_compile=cast(Any, innermost))
-    (code,) = made
-    guards = shapes.produce_guards_expression(examples)
-
-    def takes(given: Sequence[torch.Tensor]) -> bool:
-        return all(given[number].shape[place] == size for number, place, size in fixed) and (
-            not guards or shapes.evaluate_guards_expression(guards, given)
-        )
-
-    return CompiledCall(takes, getattr(code, "current_callable", None) or code)
+@contextlib.contextmanager
+def as_a_compiler() -> Iterator[None]:
+    """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
+    compiled function raise, unless somebody says that this is compiling."""
+    with compile_lock:
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 def transforms_are_active() -> bool:

@@ -58,7 +58,7 @@ class TestWithoutACompiler:
         status = {one.name: one for one in backends()}
         assert not status["inductor"].available
         assert status["inductor"].hint == "apt install g++"
-        assert status["auto"].reason.endswith("here eager")
+        assert status["auto"].reason.startswith("begins with eager, ")
         assert status["eager"].available
 
 
@@ -117,6 +117,26 @@ def test_chain() -> None:
     assert check_backends("auto", ("inductor", "eager")) == ("inductor", "eager")
     assert check_backends("eager", ("inductor", "eager")) == ("eager", "inductor")
     assert check_backends("inductor", ()) == ("inductor",)
+    assert check_backends("eager", ("auto",)) == ("eager", "inductor")
+    assert check_backends("frozen:eager,3f2a91b0=unfused", ("inductor",)) == ("eager", "inductor")
+
+
+@pytest.mark.parametrize(
+    ("backend", "text"),
+    [
+        ("frozen:", "a frozen choice begins with the backend of most graphs: no backend ''; there are: eager, "),
+        ("frozen:unfused", "a frozen choice begins with the backend of most graphs: no backend 'unfused'; "),
+        ("frozen:auto", "a frozen choice begins with the backend of most graphs: no backend 'auto'; "),
+        (
+            "frozen:eager,3f2a=eager",
+            "a frozen choice names a graph as in 3f2a91b0=eager, got '3f2a=eager'; `fuselayers tune` writes them",
+        ),
+        ("frozen:eager,3f2a91b0=egger", "no backend 'egger'; did you mean 'eager'? there are: "),
+    ],
+)
+def test_frozen_choices_that_cannot_be_read(backend: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        fuse(wave, backend=backend)
 
 
 def test_status_of_this_machine() -> None:
@@ -128,7 +148,7 @@ def test_status_of_this_machine() -> None:
             fused = fuse(wave, backend="auto")
             fused(torch.randn(4))
         assert fused.served_by == ("inductor",)
-    assert re.fullmatch(r"the first that works of inductor, eager: here (inductor|eager)", status["auto"].reason)
+    assert re.fullmatch(r"begins with (inductor|eager), measures, and takes the fastest", status["auto"].reason)
 
 
 def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:

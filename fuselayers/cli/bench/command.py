@@ -16,8 +16,7 @@ from rich.table import Table
 
 from ..._version import __version__
 from ...names import no_such
-from ...ops import patience
-from ...partition import backends
+from ...partition import backends, patience
 from ..files import write_whole
 from ..machine import choose_device
 from .cases import OPS, Settings

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from ...ops import patience
-from ...partition import saved_bytes
+from ...partition import patience, saved_bytes
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_form

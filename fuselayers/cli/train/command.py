@@ -17,7 +17,7 @@ from ...configs import Config, DataConfig, TrainConfig, build, compose, to_yaml
 from ...configs.folders import COMPONENT_SECTIONS
 from ...configs.overrides import parse_overrides
 from ...configs.settings import settings_of
-from ...ops import patience
+from ...partition import patience
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
 from ..plain import plain_config

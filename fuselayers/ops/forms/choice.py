@@ -3,8 +3,8 @@
 A formula of one or two ops may run faster op by op, a long one compiled; it depends on the shape, the layout, the dtype
 and the machine. So "auto" tries. To compile takes seconds, and is done only where it pays: an op begins as its formula,
 and when its forwards have taken as long as `patience` says, both forms are measured in turns, forward and backward. The
-compiled form serves from then on where it is clearly faster, in this process and in later ones: `auto_file` keeps the
-times.
+compiled form serves from then on where it is clearly faster, in this process and in later ones: `partition.timings`
+keeps the times, beside those of fused functions.
 
 The forms differ in the last bits. So nothing is measured, and the formula serves, while torch shall be deterministic
 (`torch.use_deterministic_algorithms`). It also serves small tensors, where there is no C++ compiler, under dispatch
@@ -12,30 +12,21 @@ modes, which watch what is called, and under `torch.utils.checkpoint` and its ki
 with what it saves when it runs again.
 """
 
-import functools
-import hashlib
-import json
 import logging
-import math
-import platform
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ...partition import BackendUnavailableError
-from ...partition.cache import cache_file, write_json
-from ...partition.machine import processor_name
+from ...partition.timings import has_choice, may_measure, patience_in_seconds, remember, remembered
 from ...partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
 from .compiled import why_not_compiled
 
-__all__ = ["auto_file", "call_faster", "is_settled", "patience"]
+__all__ = ["call_faster", "is_settled"]
 
 _log = logging.getLogger("fuselayers")
 
@@ -48,38 +39,10 @@ _CLEARLY: Final = 0.9
 _MOST_SETTLED: Final = 4096
 
 _Key = tuple[Any, ...]
-_patience = 1.0
 _spent: dict[_Key, float] = {}
 _decided: dict[_Key, bool] = {}
 _settled: set[_Key] = set()
 _lock = threading.RLock()
-
-
-@contextmanager
-def patience(seconds: float) -> Iterator[None]:
-    """Change how long "auto" runs an op's formula on a CPU before it measures whether compiled code is faster.
-
-    Dropout's masks are no part of it: they have the same bits however they are made.
-
-    Args:
-        seconds: 0 measures at the first call; `math.inf` takes the formula always, whatever was measured before, so
-            that a run gives the same bits each time. Where nothing is said it is 1.
-
-    Raises:
-        ValueError: the number is below 0.
-
-    >>> with patience(math.inf):
-    ...     torch.nn.Linear(8, 8)
-    Linear(in_features=8, out_features=8, bias=True)
-    """
-    global _patience
-    if not seconds >= 0:
-        raise ValueError(f"patience must be a number of seconds from 0 on, got {seconds}")
-    before, _patience = _patience, seconds
-    try:
-        yield
-    finally:
-        _patience = before
 
 
 def is_settled(
@@ -122,16 +85,11 @@ def call_faster(
     if first.numel() < _SMALLEST:
         _settle(_glance(formula, tensors, options))
         return formula(*tensors, *options)
-    if (
-        math.isinf(_patience)
-        or torch.are_deterministic_algorithms_enabled()
-        or saved_tensors_hooks_are_active()
-        or dispatch_mode_is_active()
-    ):
+    if not has_choice() or saved_tensors_hooks_are_active() or dispatch_mode_is_active():
         return formula(*tensors, *options)
     key = _key(formula, tensors, options)
     compiled = _decided.get(key)
-    if compiled is None and (key not in _spent or _spent[key] >= _patience):
+    if compiled is None and (key not in _spent or _spent[key] >= patience_in_seconds()):
         compiled = _decide(key, formula, fused, tensors, options)
     if compiled:
         try:
@@ -146,11 +104,6 @@ def call_faster(
     result = formula(*tensors, *options)
     _spent[key] = _spent.get(key, 0.0) + time.perf_counter() - started
     return result
-
-
-def auto_file() -> Path:
-    """Where the measurements are kept, a JSON file that may be read, edited or deleted."""
-    return cache_file("auto.json")
 
 
 def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
@@ -209,14 +162,15 @@ def _decide(
         if key in _decided:
             return _decided[key]
         name = _described(formula, tensors, options)
-        seconds = _remembered().get(_machine(), {}).get(name)
-        if seconds is None:
-            if _spent.setdefault(key, 0.0) < _patience:
+        seconds = remembered(name)
+        if seconds is None or not {"eager", "inductor"} <= seconds.keys():
+            if _spent.setdefault(key, 0.0) < patience_in_seconds() or not may_measure():
                 return None
+            seconds = None
             if why_not_compiled(torch.device("cpu")) is None:
                 seconds = _measure(formula, fused, tensors, options)
             if seconds is not None:
-                _remember(name, seconds)
+                remember(name, seconds)
         _decided[key] = seconds is not None and seconds["inductor"] < _CLEARLY * seconds["eager"]
         return _decided[key]
 
@@ -256,54 +210,3 @@ def _measure(
     # What else the machine does only makes a call longer: the least is the most like the call itself.
     eager, inductor = (min(times) for times in zip(*rounds, strict=True))
     return {"eager": eager, "inductor": inductor}
-
-
-@functools.cache
-def _source() -> str:
-    """A hash of the ops' code: times of an older one say nothing."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-def _machine() -> str:
-    threads = torch.get_num_threads()
-    return f"{processor_name()} {platform.machine()}, {threads} threads, torch {torch.__version__}, ops {_source()}"
-
-
-def _remembered() -> Mapping[str, Any]:
-    """What the file holds. A file that cannot be used is said once, and stops nothing."""
-    try:
-        path = auto_file()
-        return _read(path, path.stat().st_mtime_ns)
-    except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
-        return {}
-
-
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, _modified: int) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for known in content.values():
-            for seconds in known.values():
-                seconds["eager"] + seconds["inductor"] + 0.0
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        warnings.warn(
-            f"{path} does not hold times as they are written there ({type(error).__name__}: {error}) and is not used; "
-            f"mend it, or delete it",
-            stacklevel=2,
-        )
-        return {}
-    return content  # type: ignore[no-any-return]
-
-
-def _remember(name: str, seconds: dict[str, float]) -> None:
-    try:
-        path = auto_file()
-        known = {machine: dict(times) for machine, times in _remembered().items()}
-        known.setdefault(_machine(), {})[name] = seconds
-        write_json(path, known)
-        _log.info("%s: %s; kept in %s", name, seconds, path)
-    except (OSError, RuntimeError) as error:
-        _log.info("times are not kept for later processes: %s", error)

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ...partition import BackendUnavailableError, FallbackWarning
+from ...partition.compile_call import CompiledCall, compile_call
 from ...partition.compilers import why_inductor_is_unavailable
-from ...partition.torch_private import CompiledCall, compile_call, compile_lock
+from ...partition.torch_private import compile_lock
 from .launch import INTERPRETED
 
 __all__ = ["compiled", "why_not_compiled"]

@@ -1,15 +1,13 @@
 """The Inductor compiler: C++ on the CPU, Triton on a GPU, with forward and backward cut by our partitioner."""
 
-import functools
-import hashlib
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.fx as fx
 from torch.utils._triton import has_triton
 
+from ..cache import sources_hash
 from ..machine import machine_of
 from ..partitioners import Partitioner, SavingRule, partitioner
 from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
@@ -58,7 +56,7 @@ class _InductorPartitioner(CustomPartitionerFn):
         # so nothing is found for it across processes.
         machines = [machine_of(device_type) for device_type in ("cpu", "cuda")]
         settings = f"{torch_random}-{donates_buffers()}-{machines}"
-        self._key = f"{cut}-{settings}-{_sources_hash()}" if isinstance(cut, SavingRule) else str(uuid.uuid4())
+        self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavingRule) else str(uuid.uuid4())
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -74,11 +72,3 @@ class _InductorPartitioner(CustomPartitionerFn):
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (self._key,)
-
-
-@functools.cache
-def _sources_hash() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -27,7 +27,6 @@ def test_every_op_of_the_library_can_be_timed() -> None:
         "draw_seed",
         "keep_mask",
         "keep_scale",
-        "patience",
     }
     functions = {name for name in vars(ops) if callable(getattr(ops, name)) and name.islower()}
     assert set(OPS) == {name for name in functions - helpers if not name.startswith("_")}

@@ -11,7 +11,7 @@ from fuselayers import ops
 from fuselayers.cli.bench import suite as module
 from fuselayers.cli.bench.cases import OPS, OpCase, Settings, dtype_name, op_case
 from fuselayers.cli.bench.suite import EAGER, OURS, Round, Suite, Variant, measure_suite, variants
-from fuselayers.ops import patience
+from fuselayers.partition import patience
 from tests.ops.cases import CASES
 
 CPU = torch.device("cpu")

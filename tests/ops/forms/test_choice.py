@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
-from fuselayers.ops import patience
 from fuselayers.ops.forms import choice
 from fuselayers.ops.forms.dispatch import run
-from fuselayers.partition import BackendUnavailableError
+from fuselayers.partition import BackendUnavailableError, patience, timings
 
 WORTH_IT = (256, 256)
 
@@ -63,14 +62,14 @@ def test_the_faster_form_serves() -> None:
     slow, fast = Form(0.02), Form(0.001)
     assert settle(slow, fast) is fast
     choice._decided.clear()
-    choice.auto_file().unlink()
+    timings.auto_file().unlink()
     assert settle(fast, slow) is fast
 
 
 def test_both_times_are_kept_and_read_again() -> None:
     slow, fast = Form(0.02), Form(0.001)
     settle(slow, fast)
-    (machine,) = json.loads(choice.auto_file().read_text()).values()
+    (machine,) = json.loads(timings.auto_file().read_text()).values()
     ((key, seconds),) = machine.items()
     assert "float32 256+x256, double" in key
     assert seconds["eager"] > seconds["inductor"] > 0
@@ -88,7 +87,7 @@ def test_another_layout_and_other_threads_are_other_questions() -> None:
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
     finally:
         torch.set_num_threads(threads)
-    known = json.loads(choice.auto_file().read_text())
+    known = json.loads(timings.auto_file().read_text())
     assert [len(times) for times in known.values()] == [2, 1]
 
 
@@ -97,7 +96,7 @@ def test_a_forward_alone_is_another_question_than_training() -> None:
     settle(slow, fast)
     x = torch.ones(WORTH_IT, requires_grad=True)
     choice.call_faster(slow, fast, (x,), ("double",))
-    (machine,) = json.loads(choice.auto_file().read_text()).values()
+    (machine,) = json.loads(timings.auto_file().read_text()).values()
     assert [key.count("grad") for key in machine] == [0, 1]
     assert x.grad is None
 
@@ -177,14 +176,14 @@ def test_a_form_that_cannot_be_compiled() -> None:
     formula, broken = Form(0.001), Form(0.0, fails=True)
     assert settle(formula, broken) is formula
     assert broken.calls == 1
-    assert not choice.auto_file().exists()
+    assert not timings.auto_file().exists()
 
 
-@pytest.mark.parametrize("text", ["", '{"machine": {"key": {"eager": 1}}}', "[]", '{"another": 3}'])
+@pytest.mark.parametrize("text", ["", '{"machine": {"key": {"eager": "fast"}}}', "[]", '{"another": 3}'])
 def test_a_file_that_cannot_be_used_is_said_and_stops_nothing(text: str) -> None:
-    choice.auto_file().write_text(text)
+    timings.auto_file().write_text(text)
     slow, fast = Form(0.02), Form(0.001)
-    with pytest.warns(UserWarning, match=rf"^{choice.auto_file()} does not hold times as they are written there \("):
+    with pytest.warns(UserWarning, match=rf"^{timings.auto_file()} does not hold times as they are written there \("):
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -228,7 +227,7 @@ def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
     with patience(math.inf):
         *formula, _ = step()
     *measured, _ = step()
-    (machine,) = json.loads(choice.auto_file().read_text()).values()
+    (machine,) = json.loads(timings.auto_file().read_text()).values()
     ((key, seconds),) = machine.items()
     assert key == "bias_activation_dropout, float32 64+x1024 grad, None, None, 0, gelu, 0.3"
     assert set(seconds) == {"eager", "inductor"}

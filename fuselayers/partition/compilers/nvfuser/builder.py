@@ -12,7 +12,18 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.fx as fx
 
-__all__ = ["NAMES_OF_DTYPES", "Builder", "Kind", "Rule", "Value", "computed_in"]
+__all__ = [
+    "NAMES_OF_DTYPES",
+    "Builder",
+    "Kind",
+    "Rule",
+    "Value",
+    "argument_of",
+    "computed_in",
+    "is_number",
+    "source_of",
+    "tensor_of",
+]
 
 NAMES_OF_DTYPES: Final = {
     torch.float64: "Double",
@@ -29,6 +40,30 @@ NAMES_OF_DTYPES: Final = {
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The dtype that values of `dtype` have inside a definition."""
     return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor that a node stands for."""
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def source_of(node: fx.Node) -> fx.Node:
+    """A node's first argument, where it is a tensor."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def argument_of(node: fx.Node, place: int, name: str, default: Any) -> Any:
+    """An argument that may be given by its place or by its name, or not at all."""
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def is_number(argument: Any) -> bool:
+    """True for a number that is known while the graph is translated."""
+    return isinstance(argument, bool | int | float)
 
 
 class Value(NamedTuple):

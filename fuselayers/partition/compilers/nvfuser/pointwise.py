@@ -7,24 +7,28 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from .builder import NAMES_OF_DTYPES, Builder, Rule, Value, computed_in
+from .builder import (
+    NAMES_OF_DTYPES,
+    Builder,
+    Rule,
+    Value,
+    argument_of,
+    computed_in,
+    is_number,
+    source_of,
+    tensor_of,
+)
 
 __all__ = ["POINTWISE"]
 
 _aten: Final = torch.ops.aten
 
 
-def _meta(node: fx.Node) -> torch.Tensor:
-    value = node.meta["val"]
-    assert isinstance(value, torch.Tensor)
-    return value
-
-
 def _in_own_dtype(name: str, places: int) -> Rule:
     """An op whose operands are computed with in the dtype of the result, as add, exp and the like are."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(_meta(node).dtype), _meta(node).dim()
+        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
         operands = [builder.operand(argument, dtype, rank) for argument in node.args[:places]]
         return Value(getattr(builder.ops, name)(*operands), dtype)
 
@@ -34,30 +38,30 @@ def _in_own_dtype(name: str, places: int) -> Rule:
 def _on_floats(name: str, places: int = 1) -> Rule:
     """The same for an op that nvFuser has for floats only."""
     rule = _in_own_dtype(name, places)
-    return Rule(rule.emit, accepts=lambda node: _meta(node).dtype.is_floating_point and _has(places)(node))
+    return Rule(rule.emit, accepts=lambda node: tensor_of(node).dtype.is_floating_point and _has(places)(node))
 
 
 def _on_integers(name: str, places: int) -> Rule:
     """The same for an op that nvFuser has for integers only."""
     rule = _in_own_dtype(name, places)
     whole = (torch.int64, torch.int32)
-    return Rule(rule.emit, accepts=lambda node: _meta(node).dtype in whole and _has(places)(node))
+    return Rule(rule.emit, accepts=lambda node: tensor_of(node).dtype in whole and _has(places)(node))
 
 
 def _with_alpha(name: str) -> Rule:
     """add and sub: the second operand may come with a factor."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(_meta(node).dtype), _meta(node).dim()
+        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
         left, right = (builder.operand(argument, dtype, rank) for argument in node.args[:2])
-        alpha = _argument(node, 2, "alpha", 1)
+        alpha = argument_of(node, 2, "alpha", 1)
         if alpha != 1:
             right = builder.ops.mul(right, builder.number(alpha, dtype))
         return Value(getattr(builder.ops, name)(left, right), dtype)
 
     def accepts(node: fx.Node) -> bool:
-        boolean = _meta(node).dtype == torch.bool  # where adding is another op
-        return not boolean and not isinstance(_argument(node, 2, "alpha", 1), fx.Node) and _has(2)(node)
+        boolean = tensor_of(node).dtype == torch.bool  # where adding is another op
+        return not boolean and not isinstance(argument_of(node, 2, "alpha", 1), fx.Node) and _has(2)(node)
 
     return Rule(emit, accepts=accepts)
 
@@ -66,7 +70,7 @@ def _comparison(name: str) -> Rule:
     """An op that compares in the dtype that its operands are promoted to."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(_promoted(node)), _meta(node).dim()
+        dtype, rank = computed_in(_promoted(node)), tensor_of(node).dim()
         operands = [builder.operand(argument, dtype, rank) for argument in node.args[:2]]
         return Value(getattr(builder.ops, name)(*operands), torch.bool)
 
@@ -74,7 +78,8 @@ def _comparison(name: str) -> Rule:
 
 
 def _promoted(node: fx.Node) -> torch.dtype:
-    left, right = (value.meta["val"] if isinstance(value, fx.Node) else value for value in node.args[:2])
+    operands: Any = node.args[:2]
+    left, right = (value.meta["val"] if isinstance(value, fx.Node) else value for value in operands)
     return torch.result_type(left, right)
 
 
@@ -82,7 +87,7 @@ def _on_booleans(name: str, places: int) -> Rule:
     """An op that looks at whether its operands are zero."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        operands = [builder.operand(argument, torch.bool, _meta(node).dim()) for argument in node.args[:places]]
+        operands = [builder.operand(argument, torch.bool, tensor_of(node).dim()) for argument in node.args[:places]]
         return Value(getattr(builder.ops, name)(*operands), torch.bool)
 
     return Rule(emit, accepts=_has(places))
@@ -90,22 +95,16 @@ def _on_booleans(name: str, places: int) -> Rule:
 
 def _on_bits(name: str) -> Rule:
     rule = _in_own_dtype(name, 2)
-    return Rule(rule.emit, accepts=lambda node: not _meta(node).dtype.is_floating_point)
+    return Rule(rule.emit, accepts=lambda node: not tensor_of(node).dtype.is_floating_point)
 
 
 def _asks(name: str) -> Rule:
     """isnan and its kin, which look at a float."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        (x,) = node.args
-        assert isinstance(x, fx.Node)
-        return Value(getattr(builder.ops, name)(builder.value(x).handle), torch.bool)
+        return Value(getattr(builder.ops, name)(builder.value(source_of(node)).handle), torch.bool)
 
-    def accepts(node: fx.Node) -> bool:
-        x = node.args[0]
-        return isinstance(x, fx.Node) and _meta(x).dtype.is_floating_point
-
-    return Rule(emit, accepts=accepts)
+    return Rule(emit, accepts=lambda node: tensor_of(source_of(node)).dtype.is_floating_point)
 
 
 def _has(places: int) -> Callable[[fx.Node], bool]:
@@ -114,27 +113,19 @@ def _has(places: int) -> Callable[[fx.Node], bool]:
     def accepts(node: fx.Node) -> bool:
         operands = node.args[:places]
         tensors = [one for one in operands if isinstance(one, fx.Node) and isinstance(one.meta["val"], torch.Tensor)]
-        known = all(_is_number(one) or one in tensors or _is_size(one) for one in operands)
+        known = all(is_number(one) or one in tensors or _is_size(one) for one in operands)
         return len(operands) == places and bool(tensors) and known
 
     return accepts
-
-
-def _is_number(argument: Any) -> bool:
-    return isinstance(argument, bool | int | float)
 
 
 def _is_size(argument: Any) -> bool:
     return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), int | torch.SymInt)
 
 
-def _argument(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
-
-
 def _power(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(_meta(node).dtype)
-    x = builder.operand(node.args[0], dtype, _meta(node).dim())
+    dtype = computed_in(tensor_of(node).dtype)
+    x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
     exponent = node.args[1]
     # The powers that formulas are full of, without the general function.
     if exponent == 1:
@@ -153,19 +144,19 @@ def _power(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts_power(node: fx.Node) -> bool:
-    return _is_number(node.args[1]) and _meta(node).dtype.is_floating_point
+    return is_number(node.args[1]) and tensor_of(node).dtype.is_floating_point
 
 
 def _square(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(_meta(node).dtype)
-    x = builder.operand(node.args[0], dtype, _meta(node).dim())
+    dtype = computed_in(tensor_of(node).dtype)
+    x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
     return Value(builder.ops.mul(x, x), dtype)
 
 
 def _sign(builder: Builder, node: fx.Node) -> Value:
     # In two comparisons, so that the sign of nan is 0, as in torch.
-    dtype = computed_in(_meta(node).dtype)
-    x = builder.operand(node.args[0], dtype, _meta(node).dim())
+    dtype = computed_in(tensor_of(node).dtype)
+    x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
     zero = builder.number(0, dtype)
     above = builder.cast(Value(builder.ops.gt(x, zero), torch.bool), dtype)
     below = builder.cast(Value(builder.ops.lt(x, zero), torch.bool), dtype)
@@ -173,19 +164,19 @@ def _sign(builder: Builder, node: fx.Node) -> Value:
 
 
 def _where(builder: Builder, node: fx.Node) -> Value:
-    dtype, rank = computed_in(_meta(node).dtype), _meta(node).dim()
+    dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
     condition = builder.operand(node.args[0], torch.bool, rank)
     return Value(builder.ops.where(condition, *(builder.operand(one, dtype, rank) for one in node.args[1:3])), dtype)
 
 
 def _accepts_where(node: fx.Node) -> bool:
     condition = node.args[0]
-    return isinstance(condition, fx.Node) and _meta(condition).dtype == torch.bool and _has(3)(node)
+    return isinstance(condition, fx.Node) and tensor_of(condition).dtype == torch.bool and _has(3)(node)
 
 
 def _clamp(builder: Builder, node: fx.Node) -> Value:
     # Two steps, so that nan stays nan and either bound may be missing.
-    dtype, rank = computed_in(_meta(node).dtype), _meta(node).dim()
+    dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
     handle = builder.operand(node.args[0], dtype, rank)
     lowest, highest = _bounds(node)
     if lowest is not None:
@@ -196,30 +187,26 @@ def _clamp(builder: Builder, node: fx.Node) -> Value:
 
 
 def _bounds(node: fx.Node) -> tuple[Any, Any]:
-    only = {_aten.clamp_min: 0, _aten.clamp_max: 1}.get(getattr(node.target, "overloadpacket", None))
-    if only is not None:
-        return (node.args[1], None) if only == 0 else (None, node.args[1])
-    return _argument(node, 1, "min", None), _argument(node, 2, "max", None)
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in (_aten.clamp_min, _aten.clamp_max):
+        return (node.args[1], None) if packet is _aten.clamp_min else (None, node.args[1])
+    return argument_of(node, 1, "min", None), argument_of(node, 2, "max", None)
 
 
 def _accepts_clamp(node: fx.Node) -> bool:
     given = [bound for bound in _bounds(node) if bound is not None]
-    known = (_is_number(bound) or (isinstance(bound, fx.Node) and not _is_size(bound)) for bound in given)
-    return bool(given) and all(known) and _meta(node).dtype != torch.bool
+    known = (is_number(bound) or (isinstance(bound, fx.Node) and not _is_size(bound)) for bound in given)
+    return bool(given) and all(known) and tensor_of(node).dtype != torch.bool
 
 
 def _convert(builder: Builder, node: fx.Node) -> Value:
     # To a half precision it is nothing here: the value is rounded where it leaves the definition.
-    (x, *_) = node.args
-    assert isinstance(x, fx.Node)
-    return builder.cast(builder.value(x), computed_in(_meta(node).dtype))
+    return builder.cast(builder.value(source_of(node)), computed_in(tensor_of(node).dtype))
 
 
 def _accepts_copy(node: fx.Node) -> bool:
     moved = {"device", "layout", "pin_memory"} & {name for name, value in node.kwargs.items() if value is not None}
-    x = node.args[0]
-    assert isinstance(x, fx.Node)
-    same = _meta(x).device == _meta(node).device and _meta(node).layout == torch.strided
+    same = tensor_of(source_of(node)).device == tensor_of(node).device and tensor_of(node).layout == torch.strided
     return same and moved <= {"device", "layout"}
 
 
@@ -266,7 +253,7 @@ _table: dict[Any, Rule] = {
     **{one: _on_bits("bitwise_or") for one in _overloads(_aten.__or__, *_BOTH)},
     **{one: _on_bits("bitwise_xor") for one in _overloads(_aten.__xor__, *_BOTH)},
     _aten.bitwise_not.default: Rule(
-        _in_own_dtype("bitwise_not", 1).emit, accepts=lambda node: not _meta(node).dtype.is_floating_point
+        _in_own_dtype("bitwise_not", 1).emit, accepts=lambda node: not tensor_of(node).dtype.is_floating_point
     ),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
     _aten.pow.Tensor_Tensor: _on_floats("pow", 2),
@@ -274,8 +261,8 @@ _table: dict[Any, Rule] = {
     **{one: _on_floats("fmod", 2) for one in _overloads(_aten.fmod, *_BOTH)},
     **{one: _on_floats("remainder", 2) for one in _overloads(_aten.remainder, *_BOTH)},
     _aten.square.default: Rule(_square),
-    _aten.sgn.default: Rule(_sign, accepts=lambda node: _meta(node).dtype != torch.bool),
-    _aten.sign.default: Rule(_sign, accepts=lambda node: _meta(node).dtype != torch.bool),
+    _aten.sgn.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
+    _aten.sign.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
     **{one: Rule(_where, accepts=_accepts_where) for one in (_aten.where.self, _aten.where.ScalarSelf)},
     **{one: Rule(_where, accepts=_accepts_where) for one in (_aten.where.ScalarOther, _aten.where.Scalar)},
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp, "default", "Tensor")},

@@ -7,45 +7,37 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from .builder import Builder, Rule, Value, computed_in
+from .builder import Builder, Rule, Value, argument_of, computed_in, source_of, tensor_of
 
 __all__ = ["REDUCTIONS"]
 
 _aten: Final = torch.ops.aten
 
 
-def _named(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
-
-
 def _dims(node: fx.Node) -> list[int]:
     """The dimensions reduced over, from the front; all of them where none are named."""
-    rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
-    dims = _named(node, 1, "dim", None)
+    rank = tensor_of(source_of(node)).dim()
+    dims = argument_of(node, 1, "dim", None)
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     return sorted(dim % rank for dim in dims)
 
 
 def _reduction(name: str) -> Rule:
     def emit(builder: Builder, node: fx.Node) -> Value:
-        (x, *_) = node.args
-        assert isinstance(x, fx.Node)
         # In the dtype of the result: a sum of integers is one in int64.
-        dtype = computed_in(node.meta["val"].dtype)
-        keepdim = bool(_named(node, 2, "keepdim", False))
-        operand = builder.cast(builder.value(x), dtype).handle
+        dtype = computed_in(tensor_of(node).dtype)
+        keepdim = bool(argument_of(node, 2, "keepdim", False))
+        operand = builder.cast(builder.value(source_of(node)), dtype).handle
         return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
 
     return Rule(emit, accepts=_accepts)
 
 
 def _mean(builder: Builder, node: fx.Node) -> Value:
-    (x, *_) = node.args
-    assert isinstance(x, fx.Node)
-    dtype = computed_in(node.meta["val"].dtype)
-    operand = builder.cast(builder.value(x), dtype).handle
+    dtype = computed_in(tensor_of(node).dtype)
+    operand = builder.cast(builder.value(source_of(node)), dtype).handle
     dims = _dims(node)
-    total = builder.ops.sum(operand, dims, bool(_named(node, 2, "keepdim", False)))
+    total = builder.ops.sum(operand, dims, bool(argument_of(node, 2, "keepdim", False)))
     count = builder.ops.size(operand, dims[0])
     for dim in dims[1:]:
         count = builder.ops.mul(count, builder.ops.size(operand, dim))
@@ -53,14 +45,12 @@ def _mean(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts(node: fx.Node) -> bool:
-    x = node.args[0]
-    assert isinstance(x, fx.Node)
     # Of a tensor without dimensions nothing is left to reduce; booleans have no largest.
-    return x.meta["val"].dim() > 0 and node.meta["val"].dtype != torch.bool
+    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype != torch.bool
 
 
 def _var(builder: Builder, node: fx.Node) -> Value:
-    return Value(builder.ops.var(*_of_variance(builder, node)), computed_in(node.meta["val"].dtype))
+    return Value(builder.ops.var(*_of_variance(builder, node)), computed_in(tensor_of(node).dtype))
 
 
 def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -69,20 +59,18 @@ def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
 
 
 def _of_variance(builder: Builder, node: fx.Node) -> tuple[Any, ...]:
-    (x, *_) = node.args
-    assert isinstance(x, fx.Node)
     # torch reads a missing correction as 1.
-    correction = node.kwargs.get("correction")
+    correction: Any = node.kwargs.get("correction")
+    correction = 1 if correction is None else int(correction)
     keepdim = bool(node.kwargs.get("keepdim", False))
-    return builder.value(x).handle, _dims(node), 1 if correction is None else int(correction), keepdim
+    return builder.value(source_of(node)).handle, _dims(node), correction, keepdim
 
 
 def _accepts_variance(node: fx.Node) -> bool:
-    x = node.args[0]
-    assert isinstance(x, fx.Node)
     correction = node.kwargs.get("correction")
     whole = correction is None or (isinstance(correction, int | float) and correction == int(correction))
-    return whole and x.meta["val"].dim() > 0 and x.meta["val"].dtype.is_floating_point
+    x = tensor_of(source_of(node))
+    return whole and x.dim() > 0 and x.dtype.is_floating_point
 
 
 REDUCTIONS: Final[Mapping[Any, Rule]] = MappingProxyType(

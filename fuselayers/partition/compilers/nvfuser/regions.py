@@ -24,7 +24,7 @@ import torch.fx as fx
 from ...node_kinds import draws, num_bytes
 from ...passes import merge_equal_nodes_pass
 from .availability import fused_device_types
-from .builder import NAMES_OF_DTYPES, Kind, Rule
+from .builder import NAMES_OF_DTYPES, Kind, Rule, source_of
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
 from .shapes import SHAPES
@@ -81,7 +81,7 @@ def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]
     """Return the regions of a graph, trimmed; the graph itself changes where a view leaves a region."""
     graph = graph_module.graph
     kinds = {node: _kind_of(node, rule) for node in graph.nodes if (rule := rule_of(node, device)) is not None}
-    groups = []
+    groups: list[Group] = []
     for group in _grown(graph, kinds):
         kept = _trimmed(group, kinds)
         if sum(kinds[node] == Kind.COMPUTES for node in kept) >= _FEWEST_OPS:
@@ -91,12 +91,9 @@ def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]
 
 def _kind_of(node: fx.Node, rule: Rule) -> str:
     """A rule's kind; one of the parts that a tensor was split into is a view, as the splitting is."""
-    return RULES[node.args[0].target].kind if _is_part_of_views(node) else rule.kind  # type: ignore[union-attr,index]
-
-
-def _is_part_of_views(node: fx.Node) -> bool:
-    parent = node.args[0] if node.target is operator.getitem else None
-    return isinstance(parent, fx.Node) and parent.target in RULES and RULES[parent.target].kind == Kind.MOVES
+    if node.target is operator.getitem and RULES[source_of(node).target].kind == Kind.MOVES:
+        return Kind.MOVES
+    return rule.kind
 
 
 def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, str]) -> list[list[fx.Node]]:
@@ -209,7 +206,8 @@ def extract(
             with graph.inserting_after(after):
                 after = graph.call_function(operator.getitem, (fused, number))
             after.meta = dict(node.meta)
-            node.replace_all_uses_with(after, delete_user_cb=lambda user, inside=inside: user not in inside)
+            for user in [user for user in node.users if user not in inside]:
+                user.replace_input_with(node, after)
         for node in reversed(group):
             graph.erase_node(node)
     graph.lint()

@@ -2,41 +2,42 @@
 
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 import torch.fx as fx
 
-from .builder import NAMES_OF_DTYPES, Builder, Kind, Rule, Value, computed_in
+from .builder import (
+    NAMES_OF_DTYPES,
+    Builder,
+    Kind,
+    Rule,
+    Value,
+    argument_of,
+    computed_in,
+    is_number,
+    source_of,
+    tensor_of,
+)
 
 __all__ = ["SHAPES"]
 
 _aten: Final = torch.ops.aten
 
 
-def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
-
-
 def _rank(node: fx.Node) -> int:
-    return int(node.meta["val"].dim())
-
-
-def _named(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+    return tensor_of(node).dim()
 
 
 def _same(builder: Builder, node: fx.Node) -> Value:
-    return builder.value(_source(node))
+    return builder.value(source_of(node))
 
 
 def _reshape(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
-    old, new = _source(node).meta["val"].shape, node.meta["val"].shape
+    handle, dtype = builder.value(source_of(node))
+    old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
     if [size for size in old if not _is_one(size)] == [size for size in new if not _is_one(size)]:
         # Only sizes of 1 come and go, which nvFuser does without looking at the others.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
@@ -48,13 +49,13 @@ def _reshape(builder: Builder, node: fx.Node) -> Value:
 
 
 def _permute(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     dims: Any = node.args[1]
     return Value(builder.ops.permute(handle, [dim % _rank(node) for dim in dims]), dtype)
 
 
 def _transpose(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     dims = list(range(_rank(node)))
     first, second = (int(dim) for dim in node.args[1:3])  # type: ignore[arg-type]
     dims[first], dims[second] = dims[second], dims[first]
@@ -62,29 +63,29 @@ def _transpose(builder: Builder, node: fx.Node) -> Value:
 
 
 def _unsqueeze(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     rank = _rank(node)
     place = int(node.args[1]) % rank  # type: ignore[arg-type]
     return Value(builder.ops.broadcast(handle, [dim == place for dim in range(rank)]), dtype)
 
 
 def _squeeze(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     dims = _squeezed(node)
     return Value(builder.ops.squeeze(handle, dims), dtype) if dims else Value(handle, dtype)
 
 
 def _squeezed(node: fx.Node) -> list[int]:
     """The dimensions that go: those named, or all, which are 1 in the graph."""
-    shape = _source(node).meta["val"].shape
+    shape = tensor_of(source_of(node)).shape
     named: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
     named = [named] if isinstance(named, int) else named
     return sorted(dim % len(shape) for dim in named if isinstance(shape[dim], int) and shape[dim] == 1)
 
 
 def _expand(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
-    rank, shape = _rank(node), _source(node).meta["val"].shape
+    handle, dtype = builder.value(source_of(node))
+    rank, shape = _rank(node), tensor_of(source_of(node)).shape
     missing = rank - len(shape)
     if missing:
         handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
@@ -102,15 +103,15 @@ def _is_one(size: Any) -> bool:
 
 
 def _slice(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     dim, start, end = _sliced(node)
     return Value(_cut(builder, handle, _rank(node), dim, start, end), dtype)
 
 
 def _sliced(node: fx.Node) -> tuple[int, int, Any]:
-    shape = _source(node).meta["val"].shape
-    dim = int(_named(node, 1, "dim", 0)) % len(shape)
-    start, end = _named(node, 2, "start", None), _named(node, 3, "end", None)
+    shape = tensor_of(source_of(node)).shape
+    dim = int(argument_of(node, 1, "dim", 0)) % len(shape)
+    start, end = argument_of(node, 2, "start", None), argument_of(node, 3, "end", None)
     size = shape[dim]
     start = 0 if start is None else start
     end = sys.maxsize if end is None else end
@@ -121,18 +122,18 @@ def _sliced(node: fx.Node) -> tuple[int, int, Any]:
 
 def _accepts_slice(node: fx.Node) -> bool:
     dim, start, end = _sliced(node)
-    known = isinstance(start, int) and isinstance(end, int) and isinstance(_source(node).meta["val"].shape[dim], int)
-    return known and start < end and _named(node, 4, "step", 1) == 1
+    known = isinstance(start, int) and isinstance(end, int) and isinstance(tensor_of(source_of(node)).shape[dim], int)
+    return known and start < end and argument_of(node, 4, "step", 1) == 1
 
 
 def _select(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     dim, place, rank = _selected(node)
     return Value(builder.ops.squeeze(_cut(builder, handle, rank, dim, place, place + 1), [dim]), dtype)
 
 
 def _selected(node: fx.Node) -> tuple[int, Any, int]:
-    shape = _source(node).meta["val"].shape
+    shape = tensor_of(source_of(node)).shape
     dim, place = int(node.args[1]) % len(shape), node.args[2]  # type: ignore[arg-type]
     if isinstance(place, int) and place < 0 and isinstance(shape[dim], int):
         place += shape[dim]
@@ -141,13 +142,13 @@ def _selected(node: fx.Node) -> tuple[int, Any, int]:
 
 def _accepts_select(node: fx.Node) -> bool:
     dim, place, _ = _selected(node)
-    return isinstance(place, int) and isinstance(_source(node).meta["val"].shape[dim], int)
+    return isinstance(place, int) and isinstance(tensor_of(source_of(node)).shape[dim], int)
 
 
 def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
-    handle, dtype = builder.value(_source(node))
-    rank = _rank(_source(node))
-    dim = int(_named(node, 2, "dim", 0)) % rank
+    handle, dtype = builder.value(source_of(node))
+    rank = _rank(source_of(node))
+    dim = int(argument_of(node, 2, "dim", 0)) % rank
     parts, start = [], 0
     for part in node.meta["val"]:
         end = start + part.shape[dim]
@@ -157,9 +158,9 @@ def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
 
 
 def _unbind(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
-    handle, dtype = builder.value(_source(node))
-    rank = _rank(_source(node))
-    dim = int(_named(node, 1, "dim", 0)) % rank
+    handle, dtype = builder.value(source_of(node))
+    rank = _rank(source_of(node))
+    dim = int(argument_of(node, 1, "dim", 0)) % rank
     cuts = (_cut(builder, handle, rank, dim, place, place + 1) for place in range(len(node.meta["val"])))
     return tuple(Value(builder.ops.squeeze(cut, [dim]), dtype) for cut in cuts)
 
@@ -173,19 +174,19 @@ def _cut(builder: Builder, handle: Any, rank: int, dim: int, start: int, end: An
 
 
 def _accepts_unbind(node: fx.Node) -> bool:
-    return isinstance(_source(node).meta["val"].shape[int(_named(node, 1, "dim", 0))], int)
+    return isinstance(tensor_of(source_of(node)).shape[int(argument_of(node, 1, "dim", 0))], int)
 
 
 def _accepts_split(node: fx.Node) -> bool:
-    dim = int(_named(node, 2, "dim", 0))
-    return all(isinstance(part.shape[dim], int) for part in (_source(node).meta["val"], *node.meta["val"]))
+    dim = int(argument_of(node, 2, "dim", 0))
+    return all(isinstance(part.shape[dim], int) for part in (source_of(node).meta["val"], *node.meta["val"]))
 
 
 def _cat(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
     parts: Any = node.args[0]
     handles = [builder.cast(builder.value(part), dtype).handle for part in parts]
-    return Value(builder.ops.cat(handles, int(_named(node, 1, "dim", 0)) % _rank(node)), dtype)
+    return Value(builder.ops.cat(handles, int(argument_of(node, 1, "dim", 0)) % _rank(node)), dtype)
 
 
 def _accepts_cat(node: fx.Node) -> bool:
@@ -201,20 +202,20 @@ def _getitem(builder: Builder, node: fx.Node) -> Value:
 
 
 def _pad(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     widths: Any = node.args[1]
-    fill = builder.number(_named(node, 2, "value", 0), dtype)
+    fill = builder.number(argument_of(node, 2, "value", 0), dtype)
     return Value(builder.ops.pad(handle, list(widths), fill), dtype)
 
 
 def _accepts_pad(node: fx.Node) -> bool:
     widths: Any = node.args[1]
     grows = all(isinstance(width, int) and width >= 0 for width in widths)
-    return grows and isinstance(_named(node, 2, "value", 0), bool | int | float)
+    return grows and is_number(argument_of(node, 2, "value", 0))
 
 
 def _slice_backward(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(_source(node))
+    handle, dtype = builder.value(source_of(node))
     rank = _rank(node)
     dim, start, end, size = _filled(node)
     widths = [0] * (2 * (rank - 1 - dim)) + [start, size - end]
@@ -233,7 +234,8 @@ def _filled(node: fx.Node) -> tuple[int, Any, Any, Any]:
 
 def _accepts_slice_backward(node: fx.Node) -> bool:
     _, start, end, size = _filled(node)
-    return all(isinstance(one, int) for one in (start, end, size)) and node.args[5] == 1
+    step: Any = node.args[5]
+    return step == 1 and all(isinstance(one, int) for one in (start, end, size))
 
 
 def _full(builder: Builder, node: fx.Node) -> Value:
@@ -247,7 +249,7 @@ def _full(builder: Builder, node: fx.Node) -> Value:
 def _full_like(builder: Builder, node: fx.Node) -> Value:
     # Of the other tensor only its sizes are looked at.
     dtype = computed_in(node.meta["val"].dtype)
-    like = builder.value(_source(node)).handle
+    like = builder.value(source_of(node)).handle
     shape = [builder.ops.size(like, place) for place in range(_rank(node))]
     return Value(builder.ops.full(shape, builder.number(node.args[1], dtype), builder.data_type(dtype)), dtype)
 
@@ -257,8 +259,8 @@ def _scalar_tensor(builder: Builder, node: fx.Node) -> Value:
     return Value(builder.ops.full([], builder.number(node.args[0], dtype), builder.data_type(dtype)), dtype)
 
 
-def _accepts_number(place: int) -> Any:
-    return lambda node: isinstance(node.args[place], bool | int | float)
+def _accepts_number(place: int) -> Callable[[fx.Node], bool]:
+    return lambda node: is_number(node.args[place])
 
 
 def _arange(builder: Builder, node: fx.Node) -> Value:
@@ -272,8 +274,8 @@ def _arange(builder: Builder, node: fx.Node) -> Value:
 
 def _accepts_arange(node: fx.Node) -> bool:
     start = node.args[0] if len(node.args) > 1 else 0
-    step = node.args[2] if len(node.args) > 2 else 1
-    return isinstance(start, int) and step == 1 and node.meta["val"].dtype == torch.int64
+    steps: Any = node.args[2:]
+    return isinstance(start, int) and steps in ((), (1,)) and tensor_of(node).dtype == torch.int64
 
 
 def _iota(builder: Builder, node: fx.Node) -> Value:

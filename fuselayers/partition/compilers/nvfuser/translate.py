@@ -127,10 +127,10 @@ def _widen(builder: Builder, node: fx.Node) -> None:
 
 def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
     in_rows = all(known is None or known.stride_order == _rows(len(known.shape)) for known in layout)
-    (results,) = graph.output_node().args
+    results: Any = graph.output_node().args[0]
     inputs = {id(builder.values[node].handle) for node in graph.find_nodes(op="placeholder") if _is_tensor(node)}
     given = set(inputs)
-    for node in results:  # type: ignore[union-attr]
+    for node in results:
         value = node.meta["val"]
         handle = builder.cast(builder.value(node), value.dtype).handle
         rank = value.dim()

@@ -1,0 +1,381 @@
+"""auto -- which backend serves a graph best: measured once, on the caller's own inputs, and remembered on disk.
+
+A graph begins with the first backend that works. When its calls have taken as long as `patience` says, every candidate
+runs on copies of the inputs of that call, forward and backward, in turns and in random order:
+
+    the backends     each that works for the graph's device
+    "unfused"        the graph as it was traced, op by op under plain autograd
+
+The winner serves from then on, in this process and, by what `timings` keeps, in later ones, where nothing else is
+compiled then. What ties with the fastest to two percent wins by its place in the list, so that a fused form, which
+keeps fewer bytes for backward, is not given up for noise.
+
+Where a candidate would not give what was asked for, nothing is measured and the first backend stays: fused forms alone
+keep a budget of bytes or a user's own partitioner, and each candidate draws torch's own random numbers in its own way.
+Nor is anything measured where `timings.may_measure` says so, or on tensor subclasses.
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+from torch import Tensor, nn
+
+from .backends import (
+    AUTO_ORDER,
+    UNFUSED,
+    BackendUnavailableError,
+    compile_chain,
+    device_types_of,
+    main_device,
+    why_unavailable,
+)
+from .partitioners import Partitioner, SavingRule, partitioner
+from .report import GraphReport, ServedGraph, describe_graph
+from .side_effects import side_effects
+from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
+from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
+
+__all__ = ["Runs", "best_of", "compile_auto", "compile_frozen", "glance"]
+
+_TIE: Final = 1.02
+_MOST_ROUNDS: Final = 9
+_FEWEST_ROUNDS: Final = 3
+# A measurement of a large graph stops here, once it has its fewest rounds.
+_ENOUGH_SECONDS: Final = 2.0
+# What Dynamo's guards take before a compiled graph runs: 11 us on two cores of an AMD EPYC. An unfused function is
+# called without them.
+_FRONT_SECONDS: Final = 11e-6
+
+_log = logging.getLogger("fuselayers")
+_Run = Callable[..., Any]
+
+
+class Runs:
+    """Counts the graphs of a function that ran, so that one of which none is fused can be called directly.
+
+    Attributes:
+        fused: how many ran through a backend.
+        unfused: how many ran as they were traced.
+    """
+
+    def __init__(self) -> None:
+        self.fused = 0
+        self.unfused = 0
+
+
+def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Return what a call looks like, for the question whether it would run unfused; None for what is not looked at.
+
+    Calls that look alike may still differ, so the answer must not matter for the result.
+    """
+    seen: list[Any] = [torch.is_grad_enabled(), getattr(fn, "training", None)]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            seen.append((value.shape, value.dtype, value.device, value.requires_grad))
+        elif value is None or isinstance(value, bool | int | float | str):
+            seen.append((type(value), value))
+        else:
+            return None
+    return (*seen, *kwargs)
+
+
+def best_of(seconds: Mapping[str, float]) -> str:
+    """Return the candidate to take: the first that is as fast as the fastest, to two percent.
+
+    >>> best_of({"inductor": 1.01, "eager": 1.5, "unfused": 1.0})
+    'inductor'
+    >>> best_of({"inductor": 1.3, "eager": 1.5, "unfused": 1.0})
+    'unfused'
+    """
+    fastest = min(seconds.values())
+    return next(name for name, one in seconds.items() if one <= _TIE * fastest)
+
+
+def compile_auto(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    name: str,
+    chain: Sequence[str],
+    partition: str | Partitioner,
+    torch_random: bool,
+    runs: Runs,
+) -> tuple[_Run, ServedGraph]:
+    """Compile a graph with what was measured to be best before, or so that it will be measured.
+
+    Args:
+        graph_module: a graph of Dynamo's; it is used up.
+        example_inputs: what it will be called with first.
+        name: of the function, for people.
+        chain: the backends to begin with, in order.
+        partition: what to save.
+        torch_random: as in `fuse`.
+        runs: what counts the runs of all graphs of the function.
+
+    Raises:
+        BackendUnavailableError: no backend of the chain works.
+    """
+    options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
+    report = describe_graph(graph_module, name=name, **options)
+    devices = device_types_of(example_inputs)
+    if not _keeps_what_was_asked(partition, example_inputs):
+        return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
+    known = not _size_places(graph_module) and remembered(_label(report, ()), main_device(example_inputs))
+    best = best_of(known) if known and has_choice() else None
+    if known and (best == UNFUSED or (best in AUTO_ORDER and why_unavailable(best, devices) is None)):
+        report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(dict(known)))
+        if best == UNFUSED:
+            return _Unfused(graph_module, runs), ServedGraph(report)
+        rest = [other for other in chain if other != best]
+        run, served = compile_chain(graph_module, example_inputs, chain=(best, *rest), report=report, **options)
+        return _Fused(run, runs), served
+    run, served = compile_chain(copy_of(graph_module), example_inputs, chain=chain, report=report, **options)
+    served.report = replace(served.report, reason=f"{served.report.reason}; not measured yet")
+    return _Undecided(graph_module, run, served, options=options, runs=runs), served
+
+
+def compile_frozen(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    name: str,
+    choices: Mapping[str, str],
+    chain: Sequence[str],
+    partition: str | Partitioner,
+    torch_random: bool,
+    runs: Runs,
+) -> tuple[_Run, ServedGraph]:
+    """Compile a graph with what a frozen choice says for it; the others as `compile_auto` has them.
+
+    Args:
+        choices: as `frozen_choices` gives them.
+        chain: what to fall back to.
+
+    Raises:
+        BackendUnavailableError: no backend of the chain works.
+    """
+    options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
+    report = describe_graph(graph_module, name=name, **options)
+    chosen = choices.get(report.identity, choices[""])
+    report = replace(report, served_by=chosen, reason="frozen")
+    if chosen == UNFUSED:
+        return _Unfused(graph_module, runs), ServedGraph(report)
+    rest = [other for other in chain if other not in (chosen, UNFUSED)]
+    run, served = compile_chain(graph_module, example_inputs, chain=(chosen, *rest), report=report, **options)
+    return _Fused(run, runs), served
+
+
+class _Unfused:
+    """Runs a graph as it was traced."""
+
+    def __init__(self, graph_module: fx.GraphModule, runs: Runs) -> None:
+        self._run, self._runs = graph_module, runs
+
+    def __call__(self, *inputs: Any) -> Any:
+        self._runs.unfused += 1
+        return self._run(*inputs)
+
+
+class _Fused:
+    """Runs what a backend compiled."""
+
+    def __init__(self, run: _Run, runs: Runs) -> None:
+        self._run, self._runs = run, runs
+
+    def __call__(self, *inputs: Any) -> Any:
+        self._runs.fused += 1
+        return self._run(*inputs)
+
+
+class _Undecided:
+    """Runs a graph with the backend it began with, until it is time to measure; from then on with the best.
+
+    A graph with symbolic sizes is measured once for each power of two that they reach, against "unfused" alone: what
+    is compiled later is compiled for the sizes of that moment.
+    """
+
+    def __init__(
+        self, graph_module: fx.GraphModule, run: _Run, served: ServedGraph, *, options: dict[str, Any], runs: Runs
+    ) -> None:
+        self._graph_module = graph_module
+        self._first = _Fused(run, runs)
+        self._served = served
+        self._options = options
+        self._runs = runs
+        self._candidates: dict[str, _Run] = {}
+        self._begun_with = served.report.served_by
+        self._size_places = _size_places(graph_module)
+        self._decided: dict[tuple[int, ...], _Run] = {}
+        self._spent: dict[tuple[int, ...], float] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        sizes = tuple(int(inputs[place]).bit_length() for place in self._size_places)
+        run = self._decided.get(sizes)
+        if run is not None:
+            return run(*inputs)
+        self._consider(sizes, inputs)
+        started = time.perf_counter()
+        result = self._decided.get(sizes, self._first)(*inputs)
+        self._spent[sizes] = self._spent.get(sizes, 0.0) + time.perf_counter() - started
+        return result
+
+    def _consider(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> None:
+        """Decide, if it can be decided now."""
+        if saved_tensors_hooks_are_active():
+            # A checkpoint compares what a forward saves with what it saves when it runs again: no change in between.
+            self._stay(sizes, "since it runs under hooks for saved tensors, as in a checkpoint")
+        if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is at it
+            return
+        try:
+            label = _label(self._served.report, sizes)
+            device_type = main_device(inputs)
+            seconds = remembered(label, device_type) if sizes else None
+            if seconds is None or not seconds.keys() <= {self._begun_with, UNFUSED}:
+                if self._spent.get(sizes, 0.0) < patience_in_seconds() or not may_measure():
+                    return
+                seconds = self._measured(sizes, inputs)
+                if seconds is None:
+                    return
+                remember(label, seconds, device_type)
+            self._take(sizes, seconds)
+        finally:
+            self._lock.release()
+
+    def _measured(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> Mapping[str, float] | None:
+        """The seconds of every candidate, or None if nothing can be measured and the first backend stays."""
+        # What goes wrong here goes wrong on copies, most likely for want of memory: the call itself may be fine.
+        try:
+            effects = side_effects(self._graph_module, inputs)
+            if effects.draws:
+                self._stay(sizes, "since the graph draws torch's own random numbers")
+                return None
+            self._candidates = self._compiled(sizes, inputs)
+            return _measure(self._candidates, inputs, overwritten=effects.overwritten)
+        except Exception as error:
+            said = str(error).strip().splitlines()
+            self._stay(sizes, f"since measuring failed with {type(error).__name__}: {said[0] if said else ''}")
+            return None
+
+    def _compiled(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> dict[str, _Run]:
+        """Every candidate, in the order in which ties are broken."""
+        candidates: dict[str, _Run] = {}
+        for name in AUTO_ORDER:
+            if name == self._begun_with:
+                candidates[name] = self._first
+            elif not sizes and why_unavailable(name, device_types_of(inputs)) is None:
+                try:
+                    with as_a_compiler():
+                        run, _ = compile_chain(
+                            copy_of(self._graph_module),
+                            _copies(inputs, frozenset())[0],
+                            chain=(name,),
+                            report=self._served.report,
+                            **self._options,
+                        )
+                except BackendUnavailableError as error:
+                    _log.info("%s is no candidate: %s", name, error)
+                else:
+                    candidates[name] = _Fused(run, self._runs)
+        candidates[UNFUSED] = _Unfused(self._graph_module, self._runs)
+        return candidates
+
+    def _take(self, sizes: tuple[int, ...], seconds: Mapping[str, float]) -> None:
+        best = best_of(seconds)
+        made: dict[str, _Run] = {
+            self._begun_with: self._first,
+            UNFUSED: _Unfused(self._graph_module, self._runs),
+            **self._candidates,
+        }
+        self._decided[sizes] = made[best]
+        self._served.report = replace(
+            self._served.report, served_by=best, reason="measured", seconds=MappingProxyType(dict(seconds))
+        )
+        self._candidates = {}
+        if not sizes and best != UNFUSED:
+            self._graph_module = fx.GraphModule({}, fx.Graph())  # the only call that was to be decided is
+
+    def _stay(self, sizes: tuple[int, ...], why: str) -> None:
+        self._decided[sizes] = self._first
+        self._served.report = replace(self._served.report, reason=f"the first that works; not measured, {why}")
+
+
+def _keeps_what_was_asked(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
+    """Whether any candidate would do: no limit on bytes, no partitioner of the user's own, no tensor subclasses."""
+    own = partitioner(partition)
+    kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
+    return isinstance(own, SavingRule) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
+
+
+def _label(report: GraphReport, sizes: Sequence[int]) -> str:
+    """What a graph's times are remembered by."""
+    reached = "".join(f", {1 << size - 1 if size else 0}+" for size in sizes)
+    return f"{report.name} [{report.identity}]{reached}"
+
+
+def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:
+    """Which inputs of a graph are sizes."""
+    inputs = graph_module.graph.find_nodes(op="placeholder")
+    return tuple(
+        place for place, node in enumerate(inputs) if isinstance(node.meta.get("example_value"), torch.SymInt | int)
+    )
+
+
+def _measure(candidates: Mapping[str, _Run], inputs: Sequence[Any], *, overwritten: frozenset[int]) -> dict[str, float]:
+    """Return the least seconds that each candidate takes for one call, with its backward if there will be one."""
+    wait = torch.cuda.synchronize if main_device(inputs) == "cuda" else _nothing
+
+    def seconds(run: _Run) -> float:
+        given, leaves = _copies(inputs, overwritten)
+        wait()
+        started = time.perf_counter()
+        outputs = run(*given)
+        reached = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+        if reached:
+            torch.autograd.grad(reached, leaves, [torch.ones_like(one) for one in reached], allow_unused=True)
+        wait()
+        return time.perf_counter() - started
+
+    names = list(candidates)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)  # not the user's numbers
+    # The seeds that a graph draws are drawn again afterwards, so that a run has the same masks measured or not.
+    cuda = [torch.cuda.current_device()] if main_device(inputs) == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        for name in names:
+            seconds(candidates[name])
+        began = time.perf_counter()
+        for done in range(_MOST_ROUNDS):
+            if done >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
+                break
+            for name in order.sample(names, len(names)):
+                times[name].append(seconds(candidates[name]))
+    # What else the machine does only makes a call longer: the least is the most like the call itself.
+    return {name: min(taken) + (0.0 if name == UNFUSED else _FRONT_SECONDS) for name, taken in times.items()}
+
+
+def _copies(inputs: Sequence[Any], overwritten: frozenset[int]) -> tuple[list[Any], list[Tensor]]:
+    """Inputs to call a candidate with, and what of them is differentiated. They share memory where nobody writes."""
+    given, leaves = [], []
+    for place, one in enumerate(inputs):
+        if not isinstance(one, Tensor):
+            given.append(one)
+            continue
+        copy = one.detach().clone() if place in overwritten else one.detach()
+        if one.requires_grad:
+            leaves.append(copy.requires_grad_())
+        # A leaf cannot be overwritten.
+        given.append(copy.clone() if place in overwritten and one.requires_grad else copy)
+    return given, leaves
+
+
+def _nothing() -> None:
+    pass

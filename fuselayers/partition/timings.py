@@ -1,0 +1,154 @@
+"""timings -- what "auto" measured: how long it waits before it measures, when it may, and what it remembers on disk.
+
+Two things choose by time: an op called by itself, between its formula and its compiled form, and a fused function,
+between backends. They share one file, `auto_file`: for each machine, with the versions that decide its speed, what was
+measured and the seconds of each candidate.
+"""
+
+import functools
+import json
+import logging
+import math
+import platform
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cache import cache_file, sources_hash, write_json
+from .machine import processor_name
+from .torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active, transforms_are_active
+
+__all__ = [
+    "auto_file",
+    "has_choice",
+    "may_measure",
+    "patience",
+    "patience_in_seconds",
+    "remember",
+    "remembered",
+]
+
+_log = logging.getLogger("fuselayers")
+_patience = 1.0
+_lock = threading.RLock()
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Change how long "auto" runs what it begins with before it measures whether something else is faster.
+
+    An op on a CPU begins with its formula, a fused function with Inductor. Dropout's masks are no part of it: they have
+    the same bits however they are made.
+
+    Args:
+        seconds: 0 measures at the first call; `math.inf` stays with what it begins with, whatever was measured before,
+            so that a run gives the same bits each time. Where nothing is said it is 1.
+
+    Raises:
+        ValueError: the number is below 0.
+
+    >>> with patience(math.inf):
+    ...     torch.nn.Linear(8, 8)
+    Linear(in_features=8, out_features=8, bias=True)
+    """
+    global _patience
+    if not seconds >= 0:
+        raise ValueError(f"patience must be a number of seconds from 0 on, got {seconds}")
+    before, _patience = _patience, seconds
+    try:
+        yield
+    finally:
+        _patience = before
+
+
+def patience_in_seconds() -> float:
+    """What `patience` says at this moment."""
+    return _patience
+
+
+def has_choice() -> bool:
+    """Return whether "auto" may take another candidate than the one it begins with.
+
+    Not where torch shall be deterministic, since the candidates differ in the last bits; nor without patience.
+    """
+    return not (math.isinf(_patience) or torch.are_deterministic_algorithms_enabled())
+
+
+def may_measure() -> bool:
+    """Return whether "auto" may run its candidates here and now.
+
+    Not where somebody watches what is called or saved: under a dispatch mode, under `torch.utils.checkpoint` and its
+    kin, inside a transform of `torch.func`, while something is compiled or captured in a CUDA graph. Nor between the
+    ranks of a distributed run, which would decide each for itself; those use what is remembered.
+    """
+    return has_choice() and not (
+        torch.compiler.is_compiling()
+        or saved_tensors_hooks_are_active()
+        or dispatch_mode_is_active()
+        or transforms_are_active()
+        or (torch.distributed.is_available() and torch.distributed.is_initialized())
+        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def auto_file() -> Path:
+    """Where the measurements are kept, a JSON file that may be read, edited or deleted."""
+    return cache_file("auto.json")
+
+
+def remembered(name: str, device_type: str = "cpu") -> Mapping[str, float] | None:
+    """Return the seconds of each candidate that were measured for `name` on this machine, or None."""
+    seconds: Mapping[str, float] | None = _all_remembered().get(_machine(device_type), {}).get(name)
+    return seconds
+
+
+def remember(name: str, seconds: Mapping[str, float], device_type: str = "cpu") -> None:
+    """Keep the seconds of each candidate for `name`, for this process and later ones."""
+    try:
+        with _lock:
+            path = auto_file()
+            known = {machine: dict(times) for machine, times in _all_remembered().items()}
+            known.setdefault(_machine(device_type), {})[name] = dict(seconds)
+            write_json(path, known)
+        _log.info("%s: %s; kept in %s", name, dict(seconds), path)
+    except (OSError, RuntimeError) as error:
+        _log.info("times are not kept for later processes: %s", error)
+
+
+def _machine(device_type: str) -> str:
+    if device_type == "cuda":
+        where = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+    else:
+        where = f"{processor_name()} {platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{where}, torch {torch.__version__}, fuselayers {sources_hash()[:12]}"
+
+
+def _all_remembered() -> Mapping[str, Any]:
+    """What the file holds. A file that cannot be used is said once, and stops nothing."""
+    try:
+        path = auto_file()
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
+        return {}
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, _modified: int) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for known in content.values():
+            for seconds in known.values():
+                min(seconds.values()) + sum(seconds.values()) + 0.0
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        warnings.warn(
+            f"{path} does not hold times as they are written there ({type(error).__name__}: {error}) and is not used; "
+            f"mend it, or delete it",
+            stacklevel=2,
+        )
+        return {}
+    return content  # type: ignore[no-any-return]

@@ -1,0 +1,372 @@
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fuselayers import ops
+from fuselayers.partition import FusedFunction, GraphReport, auto, auto_file, budget, fuse, patience
+from fuselayers.partition.auto import best_of
+
+
+@pytest.fixture(autouse=True)
+def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    torch.compiler.reset()  # Dynamo remembers by file and line which sizes changed in another test
+    with patience(0):
+        yield
+
+
+class Measured:
+    """In the place of the clock: says that one candidate is the fastest, and runs each of them once."""
+
+    def __init__(self, fastest: str) -> None:
+        self.fastest = fastest
+        self.asked: list[list[str]] = []
+
+    def __call__(
+        self, candidates: Mapping[str, Callable[..., Any]], inputs: Sequence[Any], *, overwritten: frozenset[int]
+    ) -> dict[str, float]:
+        self.asked.append(list(candidates))
+        for run in candidates.values():
+            run(*auto._copies(inputs, overwritten)[0])
+        return {name: 1.0 if name == self.fastest else 2.0 for name in candidates}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Measured]:
+    def say(fastest: str) -> Measured:
+        clock = Measured(fastest)
+        monkeypatch.setattr(auto, "_measure", clock)
+        return clock
+
+    return say
+
+
+def wave(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+def inputs(size: int = 12) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, requires_grad=True), torch.randn(size)
+
+
+def only(fused: FusedFunction) -> GraphReport:
+    (graph,) = fused.report().graphs
+    return graph
+
+
+def check(fused: FusedFunction, *args: Tensor) -> None:
+    """Values and gradients are those of the plain function."""
+    leaves = [one for one in args if one.requires_grad]
+    results = []
+    for fn in (fused.fn, fused):
+        out = fn(*args)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    torch.testing.assert_close(results[0], results[1])
+
+
+class TestWhichServes:
+    @pytest.mark.parametrize("fastest", ["inductor", "eager", "unfused"])
+    def test_the_fastest_serves_and_the_numbers_stay(self, measured: Any, fastest: str) -> None:
+        clock, fused = measured(fastest), fuse(wave)
+        for _ in range(3):
+            check(fused, *inputs())
+        assert clock.asked == [["inductor", "eager", "unfused"]]
+        report = only(fused)
+        assert (report.served_by, report.reason) == (fastest, "measured")
+        assert report.seconds[fastest] == 1.0
+        assert fused.served_by == (fastest,)
+
+    @pytest.mark.parametrize("fastest", ["inductor", "eager", "unfused"])
+    def test_what_was_measured_before_serves_at_once(
+        self, measured: Any, fastest: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        measured(fastest)
+        fuse(wave)(*inputs())
+        monkeypatch.setattr(auto, "_measure", None)
+        torch.compiler.reset()
+        again = fuse(wave)
+        check(again, *inputs())
+        assert (only(again).served_by, only(again).reason) == (fastest, "measured before")
+
+    def test_the_real_clock(self) -> None:
+        few, many = inputs(8), inputs(1 << 20)
+        for args, served_by in ((few, "unfused"), (many, "inductor")):
+            fused = fuse(wave, dynamic=False)
+            check(fused, *args)
+            report = only(fused)
+            assert report.served_by == served_by == best_of(report.seconds)
+            assert set(report.seconds) == {"inductor", "eager", "unfused"}
+            assert report.seconds[served_by] <= 1.02 * report.seconds["unfused"]
+
+    def test_a_forward_alone_and_a_training_step_are_two_questions(self, measured: Any) -> None:
+        clock, fused = measured("eager"), fuse(wave)
+        check(fused, *inputs())
+        with torch.no_grad():
+            fused(*inputs())
+        assert len(clock.asked) == 2
+        assert [one.name.split()[-1] for one in fused.report().graphs] == ["training", "forward"]
+
+    def test_ties_go_to_the_form_that_keeps_less(self) -> None:
+        assert best_of({"inductor": 1.019, "eager": 1.0, "unfused": 1.0}) == "inductor"
+        assert best_of({"inductor": 1.03, "eager": 1.019, "unfused": 1.0}) == "eager"
+        assert best_of({"inductor": 1.03, "eager": 1.03, "unfused": 1.0}) == "unfused"
+
+
+class TestWhen:
+    def test_not_before_its_time(self, measured: Any) -> None:
+        clock, fused = measured("eager"), fuse(wave)
+        with patience(1000):
+            for _ in range(3):
+                fused(*inputs())
+            assert only(fused).reason == "the first that works; not measured yet"
+        assert clock.asked == []
+        fused(*inputs())
+        assert len(clock.asked) == 1
+
+    def test_never_without_patience_whatever_was_measured(self, measured: Any) -> None:
+        clock = measured("unfused")
+        fuse(wave)(*inputs())
+        torch.compiler.reset()
+        with patience(math.inf):
+            fused = fuse(wave)
+            fused(*inputs())
+        assert fused.served_by == ("inductor",)
+        assert len(clock.asked) == 1
+
+    def test_a_checkpointed_graph_keeps_the_backend_it_began_with(self, measured: Any) -> None:
+        clock, fused = measured("unfused"), fuse(wave)
+        a, b = inputs()
+        checkpoint(fused, a, b, use_reentrant=False).sum().backward()
+        fused(a, b)
+        assert clock.asked == []
+        assert only(fused).reason.endswith("since it runs under hooks for saved tensors, as in a checkpoint")
+        torch.testing.assert_close(a.grad, torch.autograd.grad(wave(a, b).sum(), a)[0])
+
+    def test_not_between_the_ranks_of_a_distributed_run(self, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock, fused = measured("unfused"), fuse(wave)
+        with patience(1000):
+            fused(*inputs())
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        fused(*inputs())
+        assert clock.asked == []
+
+    def test_another_thread_is_served_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        measuring, go_on = threading.Event(), threading.Event()
+
+        def slow(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+            measuring.set()
+            assert go_on.wait(60)
+            return dict.fromkeys(candidates, 1.0)
+
+        monkeypatch.setattr(auto, "_measure", slow)
+        fused = fuse(wave)
+        with patience(1000):
+            fused(*inputs())
+        one = threading.Thread(target=fused, args=inputs())
+        one.start()
+        assert measuring.wait(60)
+        try:
+            check(fused, *inputs())
+        finally:
+            go_on.set()
+            one.join()
+
+
+class TestWhatIsNeverMeasured:
+    def test_a_budget_is_kept(self, measured: Any) -> None:
+        clock, fused = measured("unfused"), fuse(wave, partition=budget(0.5))
+        check(fused, *inputs())
+        assert clock.asked == []
+        assert fused.served_by == ("inductor",)
+
+    def test_a_graph_that_draws_torchs_numbers(self, measured: Any) -> None:
+        clock = measured("unfused")
+        fused = fuse(lambda x: F.dropout(x, 0.5) * 2)
+        for _ in range(2):
+            fused(torch.ones(64, requires_grad=True))
+        assert clock.asked == []
+        assert only(fused).reason == (
+            "the first that works; not measured, since the graph draws torch's own random numbers"
+        )
+
+    def test_a_measurement_that_fails_is_said_and_stops_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*args: Any, **kwargs: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+        monkeypatch.setattr(auto, "_measure", fails)
+        fused = fuse(wave)
+        check(fused, *inputs())
+        assert only(fused).reason == (
+            "the first that works; not measured, since measuring failed with OutOfMemoryError: CUDA out of memory."
+        )
+
+    def test_tensor_subclasses(self, measured: Any) -> None:
+        class Named(Tensor):
+            pass
+
+        clock, fused = measured("unfused"), fuse(wave)
+        a, b = inputs()
+        fused(a.detach().as_subclass(Named), b)
+        assert clock.asked == []
+
+
+class TestMeasuringLeavesNoTrace:
+    def test_masks_are_those_of_a_run_without_it(self) -> None:
+        def layer(x: Tensor) -> Tensor:
+            return ops.dropout(x, 0.5) * x
+
+        def losses(seconds: float) -> list[Tensor]:
+            torch.compiler.reset()
+            torch.manual_seed(3)
+            fused, x = fuse(layer), torch.ones(4, 64, requires_grad=True)
+            with patience(seconds):
+                results = [fused(x).detach() for _ in range(4)]
+            assert (only(fused).reason == "measured") is (seconds == 0)
+            return [*results, torch.rand(2)]
+
+        torch.testing.assert_close(losses(0), losses(1000), rtol=0, atol=0)
+
+    def test_what_a_graph_overwrites_is_overwritten_once_per_call(self) -> None:
+        norm, twin = nn.BatchNorm1d(5), nn.BatchNorm1d(5)
+        fused, x = fuse(norm), torch.randn(16, 5, requires_grad=True)
+        for _ in range(3):
+            torch.testing.assert_close(fused(x), twin(x))
+        torch.testing.assert_close(norm.state_dict(), twin.state_dict())
+        assert only(fused.fused).reason == "measured"  # type: ignore[arg-type]
+
+    def test_an_input_that_needs_a_gradient_is_overwritten_too(self) -> None:
+        def double(x: Tensor, y: Tensor) -> Tensor:
+            x.mul_(2)
+            return x * y
+
+        x, y = torch.randn(6, requires_grad=True), torch.randn(6, requires_grad=True)
+        fused = fuse(double)
+        for _ in range(2):
+            results = []
+            for fn in (double, fused):
+                own = x * 1
+                out = fn(own, y)
+                results.append((own, out, *torch.autograd.grad(out.sum(), (x, y))))
+            torch.testing.assert_close(results[0], results[1])
+        assert only(fused).reason == "measured"
+
+    def test_gradients_are_not_accumulated(self) -> None:
+        x, y = inputs()
+        fused = fuse(wave)
+        fused(x, y)
+        assert only(fused).reason == "measured"
+        assert x.grad is None
+
+
+class TestSizesThatChange:
+    def test_each_power_of_two_is_a_question(self, measured: Any) -> None:
+        clock, fused = measured("unfused"), fuse(wave, dynamic=True)
+        for size in (5, 6, 7, 9, 15):
+            check(fused, *inputs(size))
+        assert clock.asked == [["inductor", "unfused"]] * 2
+        (machine,) = json.loads(auto_file().read_text()).values()
+        assert [name.rpartition("]")[2] for name in machine] == [", 4+", ", 8+"]
+        assert all(name.startswith("wave(float32[*], float32[*]) training") for name in machine)
+
+    def test_what_is_remembered_serves_without_a_measurement(self, measured: Any) -> None:
+        clock = measured("unfused")
+        fuse(wave, dynamic=True)(*inputs(5))
+        torch.compiler.reset()
+        fused = fuse(wave, dynamic=True)
+        check(fused, *inputs(7))
+        assert len(clock.asked) == 1
+        assert fused.served_by == ("unfused",)
+
+
+class TestUnfused:
+    def test_the_function_itself_is_called_when_nothing_in_it_is_fused(self, measured: Any) -> None:
+        calls = []
+
+        def spoken(a: Tensor, b: Tensor) -> Tensor:
+            if not torch.compiler.is_compiling():
+                calls.append(1)
+            return (a + b).cos()
+
+        measured("unfused")
+        fused = fuse(spoken)
+        for _ in range(4):
+            fused(*inputs())
+        assert len(calls) == 2  # the first call measured, the second found out
+        with torch.no_grad():
+            fused(*inputs())
+        assert len(calls) == 2  # which is another graph
+
+    def test_a_graph_break_between_fused_and_unfused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers = iter(["unfused", "inductor"])
+
+        def clock(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+            fastest = next(answers)
+            return {name: 1.0 if name == fastest else 2.0 for name in candidates}
+
+        monkeypatch.setattr(auto, "_measure", clock)
+
+        def broken(a: Tensor, b: Tensor) -> Tensor:
+            c = a + b
+            torch._dynamo.graph_break()
+            return c.cos()
+
+        fused = fuse(broken)
+        for _ in range(4):
+            check(fused, *inputs())
+        assert fused.served_by == ("unfused", "inductor")
+        assert not fused._as_it_is
+
+
+class TestFrozen:
+    def test_a_choice_that_was_written_down_serves(self, measured: Any) -> None:
+        measured("eager")
+        first = fuse(wave)
+        first(*inputs())
+        identity = only(first).identity
+        for chosen in ("eager", "inductor", "unfused"):
+            torch.compiler.reset()
+            fused = fuse(wave, backend=f"frozen:inductor,{identity}={chosen}")
+            check(fused, *inputs())
+            assert (only(fused).served_by, only(fused).reason) == (chosen, "frozen")
+
+    def test_all_other_graphs_have_the_first(self) -> None:
+        fused = fuse(wave, backend="frozen:eager,00000000=unfused")
+        check(fused, *inputs())
+        assert fused.served_by == ("eager",)
+
+    def test_it_falls_back_visibly(self) -> None:
+        fused = fuse(wave, backend="frozen:triton", fallback=("eager",))
+        with pytest.warns(UserWarning, match="^backend 'triton' is not used: Triton compiles for GPUs"):
+            fused(*inputs())
+        assert only(fused).served_by == "eager"
+        assert only(fused).reason.startswith("since triton is not used: Triton compiles for GPUs")
+
+
+class TestTheClock:
+    def test_the_slower_takes_longer_backward_included(self) -> None:
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x * 1
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> Tensor:
+                time.sleep(0.01)
+                return grad
+
+        x = torch.ones(3, requires_grad=True)
+        seconds = auto._measure(
+            {"eager": lambda x: (Slow.apply(x),), "unfused": lambda x: (x * 1,)}, [x], overwritten=frozenset()
+        )
+        assert seconds["eager"] > 0.01 > seconds["unfused"] > 0
+        assert x.grad is None

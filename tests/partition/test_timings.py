@@ -1,0 +1,74 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from fuselayers.partition import auto_file, patience, timings
+from fuselayers.partition.timings import has_choice, may_measure, remember, remembered
+
+
+@pytest.fixture(autouse=True)
+def _own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+
+
+def test_what_is_remembered_is_found_again_on_the_same_machine() -> None:
+    remember("one", {"eager": 1.0, "inductor": 0.5})
+    remember("two", {"eager": 2.0})
+    assert remembered("one") == {"eager": 1.0, "inductor": 0.5}
+    assert remembered("three") is None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert remembered("one") is None
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_file_says_what_it_was_measured_on() -> None:
+    remember("one", {"eager": 1.0})
+    (machine,) = json.loads(auto_file().read_text())
+    assert f"{torch.get_num_threads()} threads, torch {torch.__version__}, fuselayers " in machine
+
+
+def test_times_of_other_sources_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember("one", {"eager": 1.0})
+    monkeypatch.setattr(timings, "sources_hash", lambda: "0" * 64)
+    assert remembered("one") is None
+
+
+def test_patience_decides_whether_there_is_a_choice() -> None:
+    with patience(0):
+        assert has_choice()
+        assert may_measure()
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert not has_choice()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    with patience(math.inf):
+        assert not has_choice()
+
+
+def test_nothing_is_measured_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(may_measure())
+        return x
+
+    x = torch.ones(2, requires_grad=True)
+    with patience(0):
+        with FlopCounterMode(display=False):
+            look(x)
+        checkpoint(look, x, use_reentrant=False)
+        torch.func.vmap(look)(x)
+        torch.func.grad(lambda x: look(x).sum())(x)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        look(x)
+        monkeypatch.undo()
+    assert seen == [False] * 5
