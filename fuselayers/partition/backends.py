@@ -11,7 +11,15 @@ import torch
 import torch.fx as fx
 
 from ..names import no_such
-from .compilers import compile_eager, compile_inductor, why_inductor_is_unavailable
+from .compilers import (
+    compile_eager,
+    compile_inductor,
+    compile_nvfuser,
+    nvfuser_hint,
+    why_inductor_is_unavailable,
+    why_nvfuser_is_unavailable,
+)
+from .fallback_warning import FallbackWarning
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
@@ -33,7 +41,9 @@ __all__ = [
 ]
 
 # Inductor is what writes Triton; under that name it is asked for on a GPU or not at all.
-_COMPILERS: Final = MappingProxyType({"eager": compile_eager, "inductor": compile_inductor, "triton": compile_inductor})
+_COMPILERS: Final = MappingProxyType(
+    {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_inductor, "nvfuser": compile_nvfuser}
+)
 _NAMES: Final = ("auto", *_COMPILERS)
 _FROZEN: Final = "frozen:"
 
@@ -42,10 +52,6 @@ AUTO_ORDER: Final = ("inductor", "eager")
 
 UNFUSED: Final = "unfused"
 """What "auto" and a frozen choice may take, and is no backend: the function as it is."""
-
-
-class FallbackWarning(UserWarning):
-    """The backend that was asked for does not work here, and another one serves; said once per reason."""
 
 
 class BackendUnavailableError(RuntimeError):
@@ -73,10 +79,11 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
     """Return every backend with whether it works for `device`, and why not.
 
     >>> [status.name for status in backends()]
-    ['auto', 'eager', 'inductor', 'triton']
+    ['auto', 'eager', 'inductor', 'triton', 'nvfuser']
     """
     device_type = torch.device(device).type
     missing, without_triton = (why_unavailable(name, {device_type}) for name in ("inductor", "triton"))
+    without_nvfuser = why_unavailable("nvfuser", {device_type})
     serving = "inductor" if missing is None else "eager"
     hint = "apt install g++" if device_type == "cpu" else "pip install triton"
     return (
@@ -93,6 +100,12 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
             without_triton is None,
             without_triton or "Inductor, which compiles to Triton",
             "pip install triton" if without_triton is not None and device_type != "cpu" else "",
+        ),
+        BackendStatus(
+            "nvfuser",
+            without_nvfuser is None,
+            without_nvfuser or "nvFuser runs what can be fused, and torch the rest",
+            nvfuser_hint() if without_nvfuser is not None and device_type != "cpu" else "",
         ),
     )
 
@@ -206,8 +219,9 @@ def why_unavailable(name: str, device_types: set[str]) -> str | None:
         return None
     if name == "triton" and device_types == {"cpu"}:
         return "Triton compiles for GPUs, and this runs on a CPU"
+    why = why_nvfuser_is_unavailable if name == "nvfuser" else why_inductor_is_unavailable
     for device_type in sorted(device_types):
-        reason = why_inductor_is_unavailable(device_type)
+        reason = why(device_type)
         if reason is not None:
             return reason
     return None

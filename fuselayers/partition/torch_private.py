@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import torch
 import torch.fx as fx
+from torch._decomp import get_decompositions
 from torch._dynamo import config as dynamo_config
 from torch._dynamo import eval_frame as dynamo_eval_frame
 from torch._dynamo import optimize as dynamo_optimize
@@ -77,6 +78,7 @@ __all__ = [
     "compile_with_inductor",
     "copy_of",
     "cpp_compiler",
+    "decompositions_of",
     "descriptors",
     "direct_call",
     "disable_current_modes",
@@ -274,6 +276,11 @@ def compile_with_inductor(
     with functorch_config.patch(force_non_lazy_backward_lowering=True):
         compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings)
     return cast(Callable[..., Any], compiled)
+
+
+def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, Callable[..., Any]]:
+    """torch's own formulas for these ops, in simpler ones, by overload. Used by the nvFuser compiler."""
+    return dict(get_decompositions(ops))
 
 
 def cpp_compiler() -> str:

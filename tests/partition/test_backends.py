@@ -141,7 +141,7 @@ def test_frozen_choices_that_cannot_be_read(backend: str, text: str) -> None:
 
 def test_status_of_this_machine() -> None:
     status = {one.name: one for one in backends()}
-    assert set(status) == {"auto", "eager", "inductor", "triton"}
+    assert set(status) == {"auto", "eager", "inductor", "triton", "nvfuser"}
     if status["inductor"].available:
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallbackWarning)

@@ -5,7 +5,7 @@ its place come three nodes: something of a few bytes that is kept, the mask made
 makes the mask again, which costs nothing but arithmetic.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -95,12 +95,18 @@ def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The same for a graph of Dynamo's, which still calls `F.dropout`: on the CPU, before Inductor takes it apart.
+def seeded_dropout_calls_pass(
+    graph_module: fx.GraphModule, *, device_types: Collection[str] = ("cpu",)
+) -> fx.GraphModule:
+    """The same for a graph of Dynamo's, which still calls `F.dropout`: before a compiler takes it apart.
 
-    Inductor's own random numbers cost a Philox call per element there: dropout of 2048x1024 float32 takes 10.1 ms in
+    Inductor's own random numbers cost a Philox call per element on a CPU: dropout of 2048x1024 float32 takes 10.1 ms in
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
     `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
+
+    Args:
+        graph_module: Dynamo's graph.
+        device_types: those of the tensors whose dropout is replaced.
     """
     (ops,) = _provided
     changed = False
@@ -112,7 +118,7 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         # `torch.dropout` has no default for training; `F.dropout` has True.
         drops = given.get("training", given.get("train", True)) is True and isinstance(p, float) and 0 < p < 1
         value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
-        if drops and not given.get("inplace") and value is not None and value.device.type == "cpu":
+        if drops and not given.get("inplace") and value is not None and value.device.type in device_types:
             node.target, node.args, node.kwargs = ops.dropout, (x, p), {}
             changed = True
     if changed:

@@ -1,0 +1,85 @@
+"""The nvFuser compiler: elementwise ops and reductions fused by nvFuser, the rest run by torch op by op."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from ...partitioners import Partitioner, SavingRule, partitioner
+from ...passes import (
+    dropout_in_place_pass,
+    merge_equal_nodes_pass,
+    replayed_dropout_pass,
+    seeded_dropout_calls_pass,
+    seeded_dropout_pass,
+)
+from ...torch_private import aot_autograd, forget_donated_buffers
+from ..straight_line import straight_line
+from .availability import fused_device_types
+from .decompositions import nvfuser_decompositions
+from .definitions import Region
+from .regions import extract, groups_of
+
+__all__ = ["compile_nvfuser", "with_regions"]
+
+
+def compile_nvfuser(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
+) -> Callable[..., Any]:
+    """Trace forward and backward of a Dynamo graph, cut them, and return a function whose regions nvFuser runs.
+
+    Args:
+        graph_module: the graph; it is used up.
+        example_inputs: what it will be called with first.
+        partition: what to save.
+        torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
+    """
+    own = partitioner(partition)
+    cut: Callable[..., Any] = functools.partial(own, compiler="nvfuser") if isinstance(own, SavingRule) else own
+    no_mask_pass = replayed_dropout_pass if torch_random else seeded_dropout_pass
+
+    def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        return cut(no_mask_pass(joint_module), joint_inputs, **options)
+
+    def inference_compiler(inference_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return _compiled(no_mask_pass(inference_module), inputs)
+
+    backend = aot_autograd(
+        fw_compiler=_compiled,
+        inference_compiler=inference_compiler,
+        partition_fn=partition_fn,
+        keep_inference_input_mutations=True,
+        decompositions=dict(nvfuser_decompositions()),
+    )
+    graph_module = dropout_in_place_pass(graph_module)
+    if not torch_random:
+        # As a formula, so that the mask is made in the kernel that uses it.
+        graph_module = seeded_dropout_calls_pass(graph_module, device_types=frozenset({"cpu"}) | fused_device_types())
+    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+    return compiled
+
+
+def _compiled(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    forget_donated_buffers()
+    return straight_line(with_regions(merge_equal_nodes_pass(graph_module)))
+
+
+def with_regions(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Put a call of a `Region` in the place of each part of a graph that nvFuser gets."""
+    graph_module.graph.eliminate_dead_code()
+    device = _device_of(graph_module.graph)
+    if device is None:
+        return graph_module
+    groups = groups_of(graph_module, device)
+    return extract(graph_module, groups, functools.partial(Region, device=device))
+
+
+def _device_of(graph: fx.Graph) -> torch.device | None:
+    """The first device of the graph that nvFuser compiles for; the tensors of another one are left to torch."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type in fused_device_types():
+            return value.device
+    return None

@@ -1,0 +1,137 @@
+"""A region at run time: the definition for the inputs at hand, from a bounded cache that all graphs share."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from ...fallback_warning import say_once
+from ..straight_line import straight_line
+from .availability import load_nvfuser
+from .translate import Layout, layout_of, order_of, text_of, translate
+
+__all__ = ["CACHE_SIZE", "Region", "definition_for", "forget_definitions", "num_definitions"]
+
+CACHE_SIZE: Final = 1024
+"""Definitions kept. A model has some ten different regions per kind of layer, and a few layouts of each; nvFuser keeps
+the kernels of each definition, some hundred kilobytes, so that a thousand of them stay below a gigabyte."""
+
+_Key = tuple[str, Layout]
+
+_definitions: OrderedDict[_Key, Any] = OrderedDict()
+# Backward runs in a thread of autograd's.
+_lock: Final = threading.Lock()
+
+
+def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Any:
+    """Return the `FusionDefinition` of a region for inputs of a layout: the one there is, or a new one.
+
+    Args:
+        text: `text_of(graph)`, by which it is known.
+        graph: the region.
+        layout: of its inputs.
+    """
+    key = (text, layout)
+    with _lock:
+        found = _definitions.get(key)
+        if found is not None:
+            _definitions.move_to_end(key)
+            return found
+        made = _define(graph, layout)
+        _definitions[key] = made
+        if len(_definitions) > CACHE_SIZE:
+            _definitions.popitem(last=False)
+        return made
+
+
+def num_definitions() -> int:
+    """How many definitions are kept."""
+    return len(_definitions)
+
+
+def forget_definitions() -> None:
+    """Drop all definitions."""
+    with _lock:
+        _definitions.clear()
+
+
+def _define(graph: fx.Graph, layout: Layout) -> Any:
+    module = load_nvfuser()
+    failure: Exception | None = None
+    with module.FusionDefinition() as definition:
+        # Raised through the `with`, it would be printed by nvFuser.
+        try:
+            translate(graph, layout, definition, module)
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return definition
+
+
+class Region:
+    """A function of a graph's tensors that nvFuser runs as one; torch does where nvFuser cannot.
+
+    Torch runs a call with an input of no elements, of which nvFuser would make a kernel for nothing. It runs the region
+    for good after nvFuser has failed on it, which is said once as a FallbackWarning.
+
+    Args:
+        graph_module: the region: returns a tuple of tensors.
+        device: where its tensors are.
+    """
+
+    __name__ = "nvfuser_region"
+
+    def __init__(self, graph_module: fx.GraphModule, device: torch.device) -> None:
+        self.graph = graph_module.graph
+        self.text = text_of(self.graph)
+        self.serves = True
+        self._device = device
+        results: Any = self.graph.output_node().args[0]
+        self._orders = [order_of(node.meta["val"]) for node in results]
+        self._in_torch: Callable[[list[Any]], Any] = straight_line(graph_module)
+
+    def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:
+        if not self.serves or any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in inputs):
+            results: Sequence[torch.Tensor] = self._in_torch(list(inputs))
+            return results
+        try:
+            return self._in_nvfuser(inputs)
+        except Exception as error:
+            self.serves = False
+            said = str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {said[0] if said else ''}"
+            say_once(f"nvFuser failed on a part of a graph, which torch runs from now on: {reason}")
+            return self(*inputs)
+
+    def _in_nvfuser(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
+        definition = definition_for(self.text, self.graph, layout_of(inputs))
+        device = self._device if self._device.type == "cuda" else None
+        results = definition.execute(list(inputs), device=device)
+        # What was traced behind a region counts on its strides, and on new memory: nvFuser may return an input where a
+        # result is equal to it.
+        taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
+        made = []
+        for one, order in zip(results, self._orders, strict=True):
+            result = _laid_out(one, order)
+            made.append(result.clone() if _address(result) in taken else result)
+            taken.add(_address(result))
+        return made
+
+
+def _address(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()
+
+
+def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The value with its dimensions in this order in memory, densely; itself where they already are."""
+    outer_first = value.permute(tuple(order))
+    if outer_first.is_contiguous():
+        return value
+    back = [0] * len(order)
+    for number, dim in enumerate(order):
+        back[dim] = number
+    return outer_first.contiguous().permute(tuple(back))

@@ -1,0 +1,87 @@
+"""Sums, maxima and variances over dimensions."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from .builder import Builder, Rule, Value, argument_of, computed_in, source_of, tensor_of
+
+__all__ = ["REDUCTIONS"]
+
+_aten: Final = torch.ops.aten
+
+
+def _dims(node: fx.Node) -> list[int]:
+    """The dimensions reduced over, from the front; all of them where none are named."""
+    rank = tensor_of(source_of(node)).dim()
+    dims = argument_of(node, 1, "dim", None)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return sorted(dim % rank for dim in dims)
+
+
+def _reduction(name: str) -> Rule:
+    def emit(builder: Builder, node: fx.Node) -> Value:
+        # In the dtype of the result: a sum of integers is one in int64.
+        dtype = computed_in(tensor_of(node).dtype)
+        keepdim = bool(argument_of(node, 2, "keepdim", False))
+        operand = builder.cast(builder.value(source_of(node)), dtype).handle
+        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
+
+    return Rule(emit, accepts=_accepts)
+
+
+def _mean(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(tensor_of(node).dtype)
+    operand = builder.cast(builder.value(source_of(node)), dtype).handle
+    dims = _dims(node)
+    total = builder.ops.sum(operand, dims, bool(argument_of(node, 2, "keepdim", False)))
+    count = builder.ops.size(operand, dims[0])
+    for dim in dims[1:]:
+        count = builder.ops.mul(count, builder.ops.size(operand, dim))
+    return Value(builder.ops.truediv(total, count), dtype)
+
+
+def _accepts(node: fx.Node) -> bool:
+    # Of a tensor without dimensions nothing is left to reduce; booleans have no largest.
+    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype != torch.bool
+
+
+def _var(builder: Builder, node: fx.Node) -> Value:
+    return Value(builder.ops.var(*_of_variance(builder, node)), computed_in(tensor_of(node).dtype))
+
+
+def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    dtype = computed_in(node.meta["val"][0].dtype)
+    return tuple(Value(handle, dtype) for handle in builder.ops.var_mean(*_of_variance(builder, node)))
+
+
+def _of_variance(builder: Builder, node: fx.Node) -> tuple[Any, ...]:
+    # torch reads a missing correction as 1.
+    correction: Any = node.kwargs.get("correction")
+    correction = 1 if correction is None else int(correction)
+    keepdim = bool(node.kwargs.get("keepdim", False))
+    return builder.value(source_of(node)).handle, _dims(node), correction, keepdim
+
+
+def _accepts_variance(node: fx.Node) -> bool:
+    correction = node.kwargs.get("correction")
+    whole = correction is None or (isinstance(correction, int | float) and correction == int(correction))
+    x = tensor_of(source_of(node))
+    return whole and x.dim() > 0 and x.dtype.is_floating_point
+
+
+REDUCTIONS: Final[Mapping[Any, Rule]] = MappingProxyType(
+    {
+        _aten.sum.default: _reduction("sum"),
+        _aten.sum.dim_IntList: _reduction("sum"),
+        _aten.amax.default: _reduction("max"),
+        _aten.amin.default: _reduction("min"),
+        _aten.mean.default: Rule(_mean, accepts=_accepts),
+        _aten.mean.dim: Rule(_mean, accepts=_accepts),
+        _aten.var.correction: Rule(_var, accepts=_accepts_variance),
+        _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
+    }
+)

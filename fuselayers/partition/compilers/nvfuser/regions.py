@@ -1,0 +1,278 @@
+"""Which parts of a graph nvFuser gets: groups of ops that can run as one, each worth a definition.
+
+Groups grow along the edges of the graph, from producer to consumer, where nothing outside a group would have to run
+in the middle of it. Then each is trimmed:
+
+- what only looks at values in another way goes at the front, where torch does it at no cost, and is done again outside
+  for whoever reads it there: a region's results are tensors of their own, never views of each other or of an input;
+- a group with less than two ops that compute is left to torch: nothing would be fused.
+
+Note: [a pass of our own] torch.fx's CapabilityBasedPartitioner joins groups that have nothing to do with each other,
+which makes values live longer (before torch 2.12 that cannot be turned off), and its result depends on the version;
+torch.fx's `fuse_by_partitions` puts the whole graph in another order, which the backward's memory depends on.
+"""
+
+import heapq
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from ...node_kinds import draws, num_bytes
+from ...passes import merge_equal_nodes_pass
+from .availability import fused_device_types
+from .builder import NAMES_OF_DTYPES, Kind, Rule, source_of
+from .pointwise import POINTWISE
+from .reductions import REDUCTIONS
+from .shapes import SHAPES
+
+__all__ = ["RULES", "Group", "extract", "groups_of", "rule_of"]
+
+RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**POINTWISE, **REDUCTIONS, **SHAPES})
+"""How each op that nvFuser can get is translated."""
+
+# nvFuser's own limit.
+_HIGHEST_RANK: Final = 8
+_FEWEST_OPS: Final = 2
+
+Group = Sequence[fx.Node]
+"""The nodes of one region, in the order of the graph."""
+
+
+def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
+    """Return how a node is translated, or None if it is left to torch."""
+    if node.op != "call_function":
+        return None
+    rule = RULES.get(node.target)
+    if node.target is operator.getitem:
+        parent = node.args[0]
+        return rule if isinstance(parent, fx.Node) and rule_of(parent, device) is not None else None
+    results = _tensors(node.meta.get("val"))
+    if rule is None or not results or not all(_is_known(value, device) for value in results):
+        return None
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            # A number in a tensor may come from the CPU.
+            scalar = value.dim() == 0 and value.device.type == "cpu" and value.dtype in NAMES_OF_DTYPES
+            if not scalar and not _is_known(value, device):
+                return None
+        elif not isinstance(value, int | torch.SymInt) or isinstance(value, bool):
+            return None
+    return rule if rule.accepts(node) else None
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    values = value if isinstance(value, tuple | list) else [value]
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+def _is_known(value: torch.Tensor, device: torch.device) -> bool:
+    plain = value.layout == torch.strided and not value.is_sparse
+    empty = any(isinstance(size, int) and size == 0 for size in value.shape)
+    fits = value.dim() <= _HIGHEST_RANK and value.dtype in NAMES_OF_DTYPES and not empty
+    return plain and fits and value.device == device and device.type in fused_device_types()
+
+
+def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
+    """Return the regions of a graph, trimmed; the graph itself changes where a view leaves a region."""
+    graph = graph_module.graph
+    kinds = {node: _kind_of(node, rule) for node in graph.nodes if (rule := rule_of(node, device)) is not None}
+    groups: list[Group] = []
+    for group in _grown(graph, kinds):
+        kept = _trimmed(group, kinds)
+        if sum(kinds[node] == Kind.COMPUTES for node in kept) >= _FEWEST_OPS:
+            groups.append(_with_views_outside(kept, kinds))
+    return groups
+
+
+def _kind_of(node: fx.Node, rule: Rule) -> str:
+    """A rule's kind; one of the parts that a tensor was split into is a view, as the splitting is."""
+    if node.target is operator.getitem and RULES[source_of(node).target].kind == Kind.MOVES:
+        return Kind.MOVES
+    return rule.kind
+
+
+def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, str]) -> list[list[fx.Node]]:
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    group_of: dict[fx.Node, list[fx.Node]] = {}
+
+    def reaches(target: list[fx.Node], source: list[fx.Node]) -> bool:
+        """True if a path leads from one group to the other through something outside both."""
+        first = min(place[node] for node in source)
+        avoided = {*source, *target}
+        stack = [above for node in target for above in node.all_input_nodes if above not in avoided]
+        seen: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            if node in avoided:
+                return True
+            members = group_of.get(node, [node])
+            seen.update(members)
+            # Whoever comes before all of the source cannot depend on it.
+            if max(place[member] for member in members) > first:
+                inside = {*members}
+                stack += [above for member in members for above in member.all_input_nodes if above not in inside]
+        return False
+
+    def join(own: list[fx.Node], other: list[fx.Node] | None) -> None:
+        if other is not None and other is not own and not (reaches(own, other) or reaches(other, own)):
+            merged = sorted([*own, *other], key=place.__getitem__)
+            group_of.update(dict.fromkeys(merged, merged))
+
+    for node in graph.nodes:
+        if node not in kinds:
+            continue
+        group_of[node] = [node]
+        for source in node.all_input_nodes:
+            join(group_of[node], group_of.get(source))
+    # Then those that read the same tensor, if it is the largest that they read: it is read once.
+    for source in graph.nodes:
+        readers = [
+            group_of[user] for user in source.users if user in group_of and group_of.get(source) is not group_of[user]
+        ]
+        for reader in readers[1:]:
+            if all(
+                num_bytes(source) >= num_bytes(other) for group in (readers[0], reader) for other in _read_by(group)
+            ):
+                join(group_of[readers[0][0]], group_of[reader[0]])
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def _read_by(group: list[fx.Node]) -> set[fx.Node]:
+    return {source for node in group for source in node.all_input_nodes} - {*group}
+
+
+def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
+    """The group without the views at its front."""
+    kept: set[fx.Node] = set()
+    for node in group:
+        if kinds[node] != Kind.MOVES or any(source in kept for source in node.all_input_nodes):
+            kept.add(node)
+    return [node for node in group if node in kept]
+
+
+def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
+    """The group, after each reader outside of it got its own copy of a view, or of a tensor made from numbers.
+
+    What nobody in the group reads any more goes.
+    """
+    inside = {*group}
+    for node in reversed(group):
+        outer = [user for user in node.users if user not in inside]
+        if kinds[node] in (Kind.MOVES, Kind.MAKES) and outer:
+            with node.graph.inserting_after(node):
+                copy = node.graph.node_copy(node)
+            for user in outer:
+                user.replace_input_with(node, copy)
+        if not node.users:
+            node.graph.erase_node(node)
+            inside.remove(node)
+    return [node for node in group if node in inside]
+
+
+def extract(
+    graph_module: fx.GraphModule, groups: Sequence[Group], make: Callable[[fx.GraphModule], Callable[..., Any]]
+) -> fx.GraphModule:
+    """Put one call in the place of each group: of what `make` makes of the group's own graph.
+
+    A group's own graph returns a tuple; getitems take it apart.
+    """
+    graph = graph_module.graph
+    _bring_together(graph, groups)
+    for group in groups:
+        inside = {*group}
+        own, copies = fx.Graph(), {}
+        sources = dict.fromkeys(source for node in group for source in node.all_input_nodes if source not in inside)
+        for source in sources:
+            copies[source] = own.placeholder(source.name)
+            copies[source].meta = dict(source.meta)
+        for node in group:
+            copies[node] = own.node_copy(node, copies.__getitem__)
+            copies[node].meta = dict(node.meta)
+        results = [node for node in group if any(user not in inside for user in node.users)]
+        own.output(tuple(copies[node] for node in results))
+        call = make(_tidied(fx.GraphModule(graph_module, own)))
+        with graph.inserting_after(group[-1]):
+            fused = graph.call_function(call, tuple(sources))
+        fused.meta["val"] = tuple(node.meta["val"] for node in results)
+        after = fused
+        for number, node in enumerate(results):
+            with graph.inserting_after(after):
+                after = graph.call_function(operator.getitem, (fused, number))
+            after.meta = dict(node.meta)
+            for user in [user for user in node.users if user not in inside]:
+                user.replace_input_with(node, after)
+        for node in reversed(group):
+            graph.erase_node(node)
+    graph.lint()
+    graph_module.recompile()
+    return graph_module
+
+
+def _tidied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The graph of a region with each value computed once."""
+    # What forward computed and what backward's formulas compute are equal here without being one: a cut keeps its two
+    # sides apart by these marks.
+    for node in graph_module.graph.nodes:
+        for mark in ("partitioner_tag", "seq_nr", "recompute", "ac_graph_id"):
+            node.meta.pop(mark, None)
+    return merge_equal_nodes_pass(graph_module)
+
+
+def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
+    """Order the graph so that the nodes of a group follow each other, and little else moves.
+
+    A group stands where its last node stood, or after what it waits for. Whatever has an effect keeps its place among
+    its like, and a write to an input stays behind all that came before it.
+    """
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    unit_of: dict[fx.Node, int] = {}
+    place = {node: number for number, node in enumerate(nodes)}
+    units: dict[int, Sequence[fx.Node]] = {}
+    for group in groups:
+        last = max(place[node] for node in group)
+        units[last] = group
+        unit_of.update(dict.fromkeys(group, last))
+    for node, number in place.items():
+        if node not in unit_of:
+            unit_of[node] = number
+            units[number] = [node]
+    waits: dict[int, set[int]] = {unit: set() for unit in units}
+    effect: int | None = None
+    for node in nodes:
+        unit = unit_of[node]
+        waits[unit].update(unit_of[source] for source in node.all_input_nodes if source in unit_of)
+        if _writes(node):
+            waits[unit].update(unit_of[earlier] for earlier in nodes[: place[node]])
+        if _writes(node) or draws(node) or node.is_impure():
+            if effect is not None:
+                waits[unit].add(effect)
+            effect = unit
+        waits[unit].discard(unit)
+    followers: dict[int, list[int]] = {unit: [] for unit in units}
+    for unit, earlier in waits.items():
+        for one in earlier:
+            followers[one].append(unit)
+    open_waits = {unit: len(earlier) for unit, earlier in waits.items()}
+    ready = [unit for unit, count in open_waits.items() if count == 0]
+    heapq.heapify(ready)
+    output = graph.output_node()
+    while ready:
+        unit = heapq.heappop(ready)
+        for node in units[unit]:
+            output.prepend(node)
+        for follower in followers[unit]:
+            open_waits[follower] -= 1
+            if open_waits[follower] == 0:
+                heapq.heappush(ready, follower)
+    assert not any(open_waits.values()), "a region waits for itself"
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -1,0 +1,328 @@
+"""Ops that look at values in another way, and ops that make tensors from numbers."""
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from .builder import (
+    NAMES_OF_DTYPES,
+    Builder,
+    Kind,
+    Rule,
+    Value,
+    argument_of,
+    computed_in,
+    is_number,
+    source_of,
+    tensor_of,
+)
+
+__all__ = ["SHAPES"]
+
+_aten: Final = torch.ops.aten
+
+
+def _rank(node: fx.Node) -> int:
+    return tensor_of(node).dim()
+
+
+def _same(builder: Builder, node: fx.Node) -> Value:
+    return builder.value(source_of(node))
+
+
+def _reshape(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
+    if [size for size in old if not _is_one(size)] == [size for size in new if not _is_one(size)]:
+        # Only sizes of 1 come and go, which nvFuser does without looking at the others.
+        gone = [dim for dim, size in enumerate(old) if _is_one(size)]
+        handle = builder.ops.squeeze(handle, gone) if gone else handle
+        come = [_is_one(size) for size in new]
+        return Value(builder.ops.broadcast(handle, come) if any(come) else handle, dtype)
+    sizes: Any = node.args[1]
+    return Value(builder.ops.reshape(handle, [builder.size(size) for size in sizes]), dtype)
+
+
+def _permute(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    dims: Any = node.args[1]
+    return Value(builder.ops.permute(handle, [dim % _rank(node) for dim in dims]), dtype)
+
+
+def _transpose(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    dims = list(range(_rank(node)))
+    first, second = (int(dim) for dim in node.args[1:3])  # type: ignore[arg-type]
+    dims[first], dims[second] = dims[second], dims[first]
+    return Value(builder.ops.permute(handle, dims), dtype)
+
+
+def _unsqueeze(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    rank = _rank(node)
+    place = int(node.args[1]) % rank  # type: ignore[arg-type]
+    return Value(builder.ops.broadcast(handle, [dim == place for dim in range(rank)]), dtype)
+
+
+def _squeeze(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    dims = _squeezed(node)
+    return Value(builder.ops.squeeze(handle, dims), dtype) if dims else Value(handle, dtype)
+
+
+def _squeezed(node: fx.Node) -> list[int]:
+    """The dimensions that go: those named, or all, which are 1 in the graph."""
+    shape = tensor_of(source_of(node)).shape
+    named: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    named = [named] if isinstance(named, int) else named
+    return sorted(dim % len(shape) for dim in named if isinstance(shape[dim], int) and shape[dim] == 1)
+
+
+def _expand(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    rank, shape = _rank(node), tensor_of(source_of(node)).shape
+    missing = rank - len(shape)
+    if missing:
+        handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
+    sizes: Any = node.args[1]
+    # -1 for what stays: nvFuser would take a size for a new one.
+    grown = [
+        builder.size(size) if place < missing or _is_one(shape[place - missing]) else -1
+        for place, size in enumerate(sizes)
+    ]
+    return Value(builder.ops.expand(handle, grown), dtype)
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _slice(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    dim, start, end = _sliced(node)
+    return Value(_cut(builder, handle, _rank(node), dim, start, end), dtype)
+
+
+def _sliced(node: fx.Node) -> tuple[int, int, Any]:
+    shape = tensor_of(source_of(node)).shape
+    dim = int(argument_of(node, 1, "dim", 0)) % len(shape)
+    start, end = argument_of(node, 2, "start", None), argument_of(node, 3, "end", None)
+    size = shape[dim]
+    start = 0 if start is None else start
+    end = sys.maxsize if end is None else end
+    if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
+        start, end, _ = slice(start, end).indices(size)
+    return dim, start, end
+
+
+def _accepts_slice(node: fx.Node) -> bool:
+    dim, start, end = _sliced(node)
+    known = isinstance(start, int) and isinstance(end, int) and isinstance(tensor_of(source_of(node)).shape[dim], int)
+    return known and start < end and argument_of(node, 4, "step", 1) == 1
+
+
+def _select(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    dim, place, rank = _selected(node)
+    return Value(builder.ops.squeeze(_cut(builder, handle, rank, dim, place, place + 1), [dim]), dtype)
+
+
+def _selected(node: fx.Node) -> tuple[int, Any, int]:
+    shape = tensor_of(source_of(node)).shape
+    dim, place = int(node.args[1]) % len(shape), node.args[2]  # type: ignore[arg-type]
+    if isinstance(place, int) and place < 0 and isinstance(shape[dim], int):
+        place += shape[dim]
+    return dim, place, len(shape)
+
+
+def _accepts_select(node: fx.Node) -> bool:
+    dim, place, _ = _selected(node)
+    return isinstance(place, int) and isinstance(tensor_of(source_of(node)).shape[dim], int)
+
+
+def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    handle, dtype = builder.value(source_of(node))
+    rank = _rank(source_of(node))
+    dim = int(argument_of(node, 2, "dim", 0)) % rank
+    parts, start = [], 0
+    for part in node.meta["val"]:
+        end = start + part.shape[dim]
+        parts.append(Value(_cut(builder, handle, rank, dim, start, end), dtype))
+        start = end
+    return tuple(parts)
+
+
+def _unbind(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    handle, dtype = builder.value(source_of(node))
+    rank = _rank(source_of(node))
+    dim = int(argument_of(node, 1, "dim", 0)) % rank
+    cuts = (_cut(builder, handle, rank, dim, place, place + 1) for place in range(len(node.meta["val"])))
+    return tuple(Value(builder.ops.squeeze(cut, [dim]), dtype) for cut in cuts)
+
+
+def _cut(builder: Builder, handle: Any, rank: int, dim: int, start: int, end: Any) -> Any:
+    """A part of one dimension, with the whole of the others: in nvFuser's own words, by which it knows that they stay
+    as they are."""
+    starts = [start if place == dim else 0 for place in range(rank)]
+    ends = [end if place == dim else builder.ops.size(handle, place) for place in range(rank)]
+    return builder.ops.slice(handle, starts, ends)
+
+
+def _accepts_unbind(node: fx.Node) -> bool:
+    return isinstance(tensor_of(source_of(node)).shape[int(argument_of(node, 1, "dim", 0))], int)
+
+
+def _accepts_split(node: fx.Node) -> bool:
+    dim = int(argument_of(node, 2, "dim", 0))
+    return all(isinstance(part.shape[dim], int) for part in (source_of(node).meta["val"], *node.meta["val"]))
+
+
+def _cat(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    parts: Any = node.args[0]
+    handles = [builder.cast(builder.value(part), dtype).handle for part in parts]
+    return Value(builder.ops.cat(handles, int(argument_of(node, 1, "dim", 0)) % _rank(node)), dtype)
+
+
+def _accepts_cat(node: fx.Node) -> bool:
+    parts: Any = node.args[0]
+    # torch lets an empty vector stand beside tensors of any rank.
+    return all(part.meta["val"].dim() == _rank(node) for part in parts)
+
+
+def _getitem(builder: Builder, node: fx.Node) -> Value:
+    (parts, place) = node.args
+    value: Value = builder.values[parts][place]  # type: ignore[index]
+    return value
+
+
+def _pad(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    widths: Any = node.args[1]
+    fill = builder.number(argument_of(node, 2, "value", 0), dtype)
+    return Value(builder.ops.pad(handle, list(widths), fill), dtype)
+
+
+def _accepts_pad(node: fx.Node) -> bool:
+    widths: Any = node.args[1]
+    grows = all(isinstance(width, int) and width >= 0 for width in widths)
+    return grows and is_number(argument_of(node, 2, "value", 0))
+
+
+def _slice_backward(builder: Builder, node: fx.Node) -> Value:
+    handle, dtype = builder.value(source_of(node))
+    rank = _rank(node)
+    dim, start, end, size = _filled(node)
+    widths = [0] * (2 * (rank - 1 - dim)) + [start, size - end]
+    return Value(builder.ops.pad(handle, widths, builder.number(0, dtype)), dtype)
+
+
+def _filled(node: fx.Node) -> tuple[int, Any, Any, Any]:
+    """The dimension of which only a part has a gradient, that part, and the whole's size."""
+    sizes, dim, start, end, _ = node.args[1:]
+    dim = int(dim) % _rank(node)  # type: ignore[arg-type]
+    size = sizes[dim]  # type: ignore[index]
+    if all(isinstance(one, int) for one in (size, start, end)):
+        start, end, _ = slice(start, end).indices(size)  # type: ignore[arg-type]
+    return dim, start, end, size
+
+
+def _accepts_slice_backward(node: fx.Node) -> bool:
+    _, start, end, size = _filled(node)
+    step: Any = node.args[5]
+    return step == 1 and all(isinstance(one, int) for one in (start, end, size))
+
+
+def _full(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    sizes: Any = node.args[0]
+    shape = [builder.size(size) for size in sizes]
+    fill = builder.number(node.args[1], dtype)
+    return Value(builder.ops.full(shape, fill, builder.data_type(dtype)), dtype)
+
+
+def _full_like(builder: Builder, node: fx.Node) -> Value:
+    # Of the other tensor only its sizes are looked at.
+    dtype = computed_in(node.meta["val"].dtype)
+    like = builder.value(source_of(node)).handle
+    shape = [builder.ops.size(like, place) for place in range(_rank(node))]
+    return Value(builder.ops.full(shape, builder.number(node.args[1], dtype), builder.data_type(dtype)), dtype)
+
+
+def _scalar_tensor(builder: Builder, node: fx.Node) -> Value:
+    dtype = computed_in(node.meta["val"].dtype)
+    return Value(builder.ops.full([], builder.number(node.args[0], dtype), builder.data_type(dtype)), dtype)
+
+
+def _accepts_number(place: int) -> Callable[[fx.Node], bool]:
+    return lambda node: is_number(node.args[place])
+
+
+def _arange(builder: Builder, node: fx.Node) -> Value:
+    dtype = node.meta["val"].dtype
+    start, end = (0, node.args[0]) if len(node.args) == 1 else (node.args[0], node.args[1])
+    length = builder.size(end)
+    if start:
+        length = length - start if isinstance(end, int) else builder.ops.sub(length, start)
+    return Value(builder.ops.iota(length, start, 1, builder.data_type(dtype)), dtype)
+
+
+def _accepts_arange(node: fx.Node) -> bool:
+    start = node.args[0] if len(node.args) > 1 else 0
+    steps: Any = node.args[2:]
+    return isinstance(start, int) and steps in ((), (1,)) and tensor_of(node).dtype == torch.int64
+
+
+def _iota(builder: Builder, node: fx.Node) -> Value:
+    dtype = node.meta["val"].dtype
+    start, step = node.kwargs["start"], node.kwargs["step"]
+    return Value(builder.ops.iota(builder.size(node.args[0]), start, step, builder.data_type(dtype)), dtype)
+
+
+def _accepts_iota(node: fx.Node) -> bool:
+    whole = isinstance(node.kwargs["start"], int) and isinstance(node.kwargs["step"], int)
+    return whole and node.meta["val"].dtype in NAMES_OF_DTYPES
+
+
+_MOVES: Final = Kind.MOVES
+_MAKES: Final = Kind.MAKES
+_table: dict[Any, Rule] = {
+    _aten.view.default: Rule(_reshape, _MOVES),
+    _aten._unsafe_view.default: Rule(_reshape, _MOVES),
+    _aten.reshape.default: Rule(_reshape, _MOVES),
+    _aten.permute.default: Rule(_permute, _MOVES),
+    _aten.transpose.int: Rule(_transpose, _MOVES, lambda node: _rank(node) > 0),
+    _aten.unsqueeze.default: Rule(_unsqueeze, _MOVES),
+    _aten.squeeze.default: Rule(_squeeze, _MOVES),
+    _aten.squeeze.dim: Rule(_squeeze, _MOVES),
+    _aten.squeeze.dims: Rule(_squeeze, _MOVES),
+    _aten.expand.default: Rule(_expand, _MOVES),
+    _aten.slice.Tensor: Rule(_slice, _MOVES, _accepts_slice),
+    _aten.split.Tensor: Rule(_split, _MOVES, _accepts_split),
+    _aten.split_with_sizes.default: Rule(_split, _MOVES, _accepts_split),
+    _aten.unbind.int: Rule(_unbind, _MOVES, _accepts_unbind),
+    _aten.select.int: Rule(_select, _MOVES, _accepts_select),
+    _aten.alias.default: Rule(_same, _MOVES),
+    _aten.detach.default: Rule(_same, _MOVES),
+    # A copy of a value as it stands: alone it is torch's, so that nvFuser never returns its input in the copy's place.
+    _aten.clone.default: Rule(_same, _MOVES),
+    _aten.constant_pad_nd.default: Rule(_pad, Kind.CARRIES, _accepts_pad),
+    _aten.slice_backward.default: Rule(_slice_backward, Kind.CARRIES, _accepts_slice_backward),
+    _aten.cat.default: Rule(_cat, Kind.CARRIES, _accepts_cat),
+    operator.getitem: Rule(_getitem, Kind.CARRIES),
+    _aten.full.default: Rule(_full, _MAKES, _accepts_number(1)),
+    _aten.fill.Scalar: Rule(_full_like, _MAKES, _accepts_number(1)),
+    _aten.full_like.default: Rule(_full_like, _MAKES, _accepts_number(1)),
+    _aten.scalar_tensor.default: Rule(_scalar_tensor, _MAKES, _accepts_number(0)),
+    _aten.arange.default: Rule(_arange, _MAKES, _accepts_arange),
+    _aten.arange.start: Rule(_arange, _MAKES, _accepts_arange),
+    _aten.arange.start_step: Rule(_arange, _MAKES, _accepts_arange),
+    torch.ops.prims.iota.default: Rule(_iota, _MAKES, _accepts_iota),
+}
+
+SHAPES: Final[Mapping[Any, Rule]] = MappingProxyType(_table)

@@ -1,0 +1,190 @@
+"""A region's graph as a `FusionDefinition`, for inputs whose layout is known.
+
+nvFuser compiles a definition for any sizes, but not for any layout: which dimensions have size 1, which are expanded,
+which lie next to each other in memory and in what order is part of it.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from ...torch_private import size_hint
+from .builder import Builder, Kind, Value, computed_in
+from .regions import RULES
+
+__all__ = ["Layout", "TensorLayout", "layout_of", "order_of", "text_of", "translate"]
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """What a definition knows of an input tensor.
+
+    Attributes:
+        shape: 1 where the size is 1, else -1.
+        contiguity: for each dimension from the outermost in memory to the innermost: None where the size is 1 or the
+            stride 0, else whether the next one inside lies densely in it.
+        stride_order: for each dimension how many lie inside of it in memory.
+        dtype: the dtype.
+        on_cpu: True for a number in a tensor on the CPU.
+    """
+
+    shape: tuple[int, ...]
+    contiguity: tuple[bool | None, ...]
+    stride_order: tuple[int, ...]
+    dtype: torch.dtype
+    on_cpu: bool
+
+
+Layout = tuple[TensorLayout | None, ...]
+"""The layouts of a region's inputs; None for a size."""
+
+
+def layout_of(inputs: Sequence[Any]) -> Layout:
+    """Return what a definition has to know of these inputs."""
+    return tuple(
+        _tensor_layout(value.shape, value.stride(), value.dtype, value.is_cpu and value.dim() == 0)
+        if isinstance(value, torch.Tensor)
+        else None
+        for value in inputs
+    )
+
+
+# A layout is looked up at each call; a model has some hundred shapes of tensors.
+@functools.lru_cache(maxsize=4096)
+def _tensor_layout(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, on_cpu: bool) -> TensorLayout:
+    rank = len(sizes)
+    # By stride, outermost first; an expanded dimension stays where it stands among the others.
+    outer_first = sorted((dim for dim in range(rank) if strides[dim] != 0), key=lambda dim: -strides[dim])
+    for dim in range(rank):
+        if strides[dim] == 0:
+            outer_first.insert(dim, dim)
+    contiguity: list[bool | None] = []
+    expected = 1
+    for dim in reversed(outer_first):
+        if sizes[dim] == 1 or strides[dim] == 0:
+            contiguity.append(None)
+        else:
+            contiguity.append(strides[dim] == expected)
+            expected = strides[dim] * sizes[dim]
+    stride_order = [0] * rank
+    for number, dim in enumerate(outer_first):
+        stride_order[dim] = rank - 1 - number
+    shape = tuple(1 if size == 1 else -1 for size in sizes)
+    return TensorLayout(shape, tuple(reversed(contiguity)), tuple(stride_order), dtype, on_cpu)
+
+
+def order_of(value: torch.Tensor) -> tuple[int, ...]:
+    """Return a dense tensor's dimensions from the outermost in memory to the innermost."""
+    strides = [size_hint(stride) for stride in value.stride()]
+    return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
+
+
+def translate(graph: fx.Graph, layout: Layout, definition: Any, module: ModuleType) -> None:
+    """Write a region's graph into a definition.
+
+    Args:
+        graph: the region: ops of `RULES`, and an output that is a tuple of tensors.
+        layout: of its inputs.
+        definition: a `FusionDefinition`, inside its `with`.
+        module: `nvfuser_direct`.
+    """
+    builder = Builder(definition, module)
+    for node, known in zip(graph.find_nodes(op="placeholder"), layout, strict=True):
+        builder.values[node] = _input(builder, known)
+    for node in graph.find_nodes(op="placeholder"):
+        _widen(builder, node)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            builder.values[node] = RULES[node.target].emit(builder, node)
+    _outputs(builder, graph, layout)
+
+
+def _input(builder: Builder, known: TensorLayout | None) -> Any:
+    define = builder.definition
+    if known is None:
+        return define.define_scalar(None, builder.data_type(torch.int64))
+    handle = define.define_tensor(
+        shape=list(known.shape),
+        contiguity=list(known.contiguity),
+        dtype=builder.data_type(known.dtype),
+        is_cpu=known.on_cpu,
+        stride_order=list(known.stride_order),
+    )
+    return Value(handle, known.dtype)
+
+
+def _widen(builder: Builder, node: fx.Node) -> None:
+    """Read half precisions as float32, once."""
+    found = builder.values[node]
+    if isinstance(found, Value):
+        builder.values[node] = builder.cast(found, computed_in(found.dtype))
+
+
+def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
+    in_rows = all(known is None or known.stride_order == _rows(len(known.shape)) for known in layout)
+    results: Any = graph.output_node().args[0]
+    inputs = {id(builder.values[node].handle) for node in graph.find_nodes(op="placeholder") if _is_tensor(node)}
+    given = set(inputs)
+    for node in results:
+        value = node.meta["val"]
+        handle = builder.cast(builder.value(node), value.dtype).handle
+        rank = value.dim()
+        wanted = [0] * rank
+        for number, dim in enumerate(order_of(value)):
+            wanted[dim] = rank - 1 - number
+        # Where an input lies otherwise than in rows, nvFuser would choose for itself.
+        if rank > 1 and not (in_rows and tuple(wanted) == _rows(rank)):
+            handle = builder.ops.stride_order(handle, wanted)
+        elif id(handle) in given:
+            handle = builder.ops.set(handle)  # a definition's output is no input, and no other output
+        given.add(id(handle))
+        builder.definition.add_output(handle)
+
+
+def _rows(rank: int) -> tuple[int, ...]:
+    return tuple(range(rank - 1, -1, -1))
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def text_of(graph: fx.Graph) -> str:
+    """Return a region as text: equal texts make equal definitions, of whatever graph they are part.
+
+    Sizes are in it where a definition depends on them: as arguments, as those of a view's source, and as 1.
+    """
+    names = {node: f"v{number}" for number, node in enumerate(graph.nodes)}
+
+    def text(argument: Any) -> str:
+        if isinstance(argument, fx.Node):
+            return names[argument]
+        if isinstance(argument, tuple | list):
+            return f"[{', '.join(map(text, argument))}]"
+        return repr(argument)
+
+    lines = []
+    for node in graph.nodes:
+        if node.op == "output":
+            orders = [order_of(one.meta["val"]) for one in node.args[0]]
+            lines.append(f"return {text(node.args[0])} in {orders}")
+        elif node.op == "placeholder":
+            lines.append(f"{names[node]}: {_type_of(node)}")
+        else:
+            named = "".join(f", {name}={text(given)}" for name, given in node.kwargs.items())
+            lines.append(f"{names[node]}: {_type_of(node)} = {node.target}({text(node.args)}{named})")
+    return "\n".join(lines)
+
+
+def _type_of(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return "size" if node.op == "placeholder" else "tuple"
+    viewed = any(user.target in RULES and RULES[user.target].kind == Kind.MOVES for user in node.users)
+    known = [size if isinstance(size, int) and (viewed or size == 1) else -1 for size in value.shape]
+    return f"{value.dtype}{known}"

@@ -1,0 +1,34 @@
+"""`nvfuser_direct` for the tests of this folder: the stand-in, where the real one would be imported from."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from fuselayers.partition import FallbackWarning
+from fuselayers.partition.compilers.nvfuser import availability, definitions
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+
+__all__ = ["nvfuser_stand_in", "on_the_cpu"]
+
+
+@pytest.fixture
+def nvfuser_stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The stand-in, imported by the name of the real package; CPU tensors pretend to be on a GPU."""
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", stand_in)
+    monkeypatch.setitem(sys.modules, "nvfuser_direct.pytorch_utils", stand_in.pytorch_utils)
+    return stand_in
+
+
+@pytest.fixture
+def on_the_cpu(nvfuser_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """The backend on CPU tensors, run by the stand-in, with no definition made before; a region that falls back to
+    torch is an error."""
+    monkeypatch.setattr(availability, "_DEVICE_TYPES", {"cuda", "cpu"})
+    definitions.forget_definitions()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        yield nvfuser_stand_in
+    definitions.forget_definitions()

@@ -1,0 +1,123 @@
+"""A region at run time: which definition serves a call, how many are kept, and what happens when nvFuser cannot."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.partition import FallbackWarning, fallback_warning, fuse
+from fuselayers.partition.compilers.nvfuser import definitions
+from fuselayers.partition.compilers.nvfuser.definitions import num_definitions
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.tracing import region_of
+
+
+def wave(x: Tensor) -> Tensor:
+    return x.sin().cos() * 2
+
+
+def fused(fn: Any = wave, **options: Any) -> Any:
+    return fuse(fn, backend="nvfuser", fallback=(), **options)
+
+
+class TestTheCache:
+    def test_a_second_call_defines_nothing(self, on_the_cpu: StandIn) -> None:
+        fn = fused()
+        for _ in range(3):
+            torch.testing.assert_close(fn(x := torch.randn(3, 4)), wave(x))
+        assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 3)
+
+    def test_another_size_and_another_graph_are_served_by_one_definition(self, on_the_cpu: StandIn) -> None:
+        fused()(torch.randn(3, 4))
+        fused(lambda y: wave(y))(torch.randn(5, 7))
+        assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 2)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            torch.randn(4, 3).t(),
+            torch.randn(3, 8)[:, ::2],
+            torch.randn(1, 4),
+            torch.randn(4).expand(3, 4),
+            torch.randn(3, 4).double(),
+            torch.randn(3, 4, 2),
+        ],
+        ids=["transposed", "strided", "size 1", "expanded", "dtype", "rank"],
+    )
+    def test_another_layout_has_a_definition_of_its_own(self, other: Tensor, on_the_cpu: StandIn) -> None:
+        fn = fused()
+        fn(torch.randn(3, 4))
+        torch.testing.assert_close(fn(other), wave(other))
+        assert len(on_the_cpu.defined) == num_definitions() == 2
+
+    def test_a_bound_keeps_the_latest(self, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(definitions, "CACHE_SIZE", 2)
+        fn = fused()
+        first, second, third = torch.randn(3, 4), torch.randn(1, 4), torch.randn(4, 3).t()
+        for x in (first, second, first, third, first):  # the third drops the second, which was used least recently
+            fn(x)
+        assert (len(on_the_cpu.defined), num_definitions()) == (3, 2)
+        fn(second)
+        assert (len(on_the_cpu.defined), num_definitions()) == (4, 2)
+
+    def test_a_dynamic_graph_needs_one_definition(self, on_the_cpu: StandIn) -> None:
+        fn = fused(lambda x: (x.sin().reshape(x.shape[1], x.shape[0]) * 2).cos(), dynamic=True)
+        for rows in (2, 5, 9):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(fn(x), (x.sin().reshape(x.shape[1], x.shape[0]) * 2).cos())
+        assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 3)
+        assert "s0 = fd.define_scalar(value=None, dtype=DataType.Int)" in on_the_cpu.defined[0].script()
+
+
+def test_a_call_without_elements_is_torchs(on_the_cpu: StandIn) -> None:
+    region = region_of(wave, torch.randn(3, 4))
+    (result,) = region(torch.randn(0, 4))
+    assert result.shape == (0, 4)
+    region(torch.randn(3, 4))
+    assert on_the_cpu.executions == 1
+
+
+class Broken(ModuleType):
+    """An nvFuser whose definitions fail: while they are made, or when they are executed."""
+
+    def __init__(self, working: StandIn, *, fails: str) -> None:
+        super().__init__("nvfuser_direct")
+        self.DataType = working.DataType
+
+        class FusionDefinition(working.FusionDefinition):  # type: ignore[name-defined,misc]
+            def define_tensor(self, *args: Any, **kwargs: Any) -> Any:
+                if fails == "define":
+                    raise RuntimeError("no such tensor\nand more")
+                return super().define_tensor(*args, **kwargs)
+
+            def execute(self, *args: Any, **kwargs: Any) -> Any:
+                raise RuntimeError("no scheduler can take this")
+
+        self.FusionDefinition = FusionDefinition
+
+
+@pytest.mark.parametrize(("fails", "said"), [("define", "no such tensor"), ("execute", "no scheduler can take this")])
+def test_a_failure_costs_no_call_and_is_said_once(
+    fails: str, said: str, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", Broken(on_the_cpu, fails=fails))
+    monkeypatch.setattr(fallback_warning, "_said", set())
+    fn = fused()
+    x = torch.randn(3, 4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with pytest.warns(FallbackWarning) as caught:
+            results = [fn(x) for _ in range(3)]
+            results[0].sum().backward()
+    texts = [str(one.message) for one in caught if one.category is FallbackWarning]
+    reason = f"nvFuser failed on a part of a graph, which torch runs from now on: RuntimeError: {said}"
+    assert texts == [reason]
+    torch.testing.assert_close(results, [wave(x)] * 3)
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, -2 * x.sin().sin() * x.cos())

@@ -1,0 +1,193 @@
+"""Which parts of a graph become regions, and what is left of the graph around them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from torch import Tensor
+
+from fuselayers.partition.compilers.nvfuser.regions import RULES, extract, groups_of, rule_of
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.tracing import CPU, graph_of
+
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
+
+def names_of(group: Sequence[fx.Node]) -> list[str]:
+    return [getattr(node.target, "overloadpacket", node.target).__name__ for node in group]
+
+
+def groups(fn: Callable[..., Any], *inputs: Tensor) -> list[list[str]]:
+    return [names_of(group) for group in groups_of(graph_of(fn, *inputs), CPU)]
+
+
+def cut_out(fn: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
+    """The graph with each region as a call that runs it op by op; its values are checked against the function's."""
+    module = graph_of(fn, *inputs)
+    expected = fn(*inputs)
+    cut = extract(module, groups_of(module, CPU), as_call)
+    torch.testing.assert_close(cut(*inputs), expected)
+    return cut
+
+
+def as_call(region: fx.GraphModule) -> Callable[..., Any]:
+    def region_call(*values: Any) -> Any:
+        return region(*values)
+
+    return region_call
+
+
+def outside(module: fx.GraphModule) -> list[str]:
+    calls = [node for node in module.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    return [getattr(node.target, "overloadpacket", node.target).__name__ for node in calls]
+
+
+X = torch.randn(4, 8)
+
+
+def test_a_matmul_parts_two_regions() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x.sin().cos() @ w).exp().tanh()
+
+    assert groups(fn, X, torch.randn(8, 8)) == [["sin", "cos"], ["exp", "tanh"]]
+    assert outside(cut_out(fn, X, torch.randn(8, 8))) == ["region_call", "mm", "region_call"]
+
+
+def test_what_a_matmul_stands_between_is_not_joined() -> None:
+    """x.sin() is read before and after the matmul: one region of both would have to stop in the middle."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        before = x.sin().cos()
+        return ((before @ w) + before).exp()
+
+    assert groups(fn, X, torch.randn(8, 8)) == [["sin", "cos"], ["add", "exp"]]
+    cut_out(fn, X, torch.randn(8, 8))
+
+
+def test_two_sides_of_a_matmul_that_do_not_meet_it_are_one_region() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        product = x @ w
+        return product.exp().tanh(), x.sin().cos()
+
+    assert sorted(groups(fn, X, torch.randn(8, 8))) == [["exp", "tanh"], ["sin", "cos"]]
+
+
+def test_one_op_is_left_to_torch() -> None:
+    assert groups(lambda x, w: x.sin() @ w, X, torch.randn(8, 8)) == []
+    assert groups(lambda x: x.sin().t().unsqueeze(0), X) == []
+
+
+def test_views_alone_are_left_to_torch() -> None:
+    assert groups(lambda x: x.t().reshape(2, 16).unsqueeze(0).expand(3, 2, 16), X) == []
+
+
+def test_views_at_the_front_are_made_by_torch() -> None:
+    assert groups(lambda x: x.t().unsqueeze(0).sin().cos(), X) == [["sin", "cos"]]
+
+
+def test_a_view_that_leaves_a_region_is_made_outside() -> None:
+    """What a region returns is never a view: of two of its results, or of an input."""
+
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        looked = x.sin().cos().transpose(0, 1)
+        return looked, looked.exp()
+
+    assert groups(fn, X) == [["sin", "cos", "transpose", "exp"]]
+    assert outside(cut_out(fn, X)) == ["region_call", "transpose"]
+
+
+def test_a_split_in_the_middle_stays_and_at_an_edge_goes() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = x.sin().split(4, 1)
+        return left * right.cos(), left
+
+    assert groups(fn, X) == [["sin", "split", "getitem", "getitem", "cos", "mul"]]
+    assert outside(cut_out(fn, X)) == ["region_call", "split"]
+    assert groups(lambda x: (lambda left, right: left * right.cos())(*x.split(4, 1)), X) == [["cos", "mul"]]
+
+
+def test_a_tensor_made_from_numbers_is_made_where_it_is_read() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(8)
+        return x.sin() * places, places
+
+    assert groups(fn, X) == [["arange", "sin", "mul"]]
+    assert outside(cut_out(fn, X)) == ["arange", "region_call"]
+
+
+def test_readers_of_one_large_tensor_are_one_region() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin().cos(), (x * 2).sum(0)
+
+    assert groups(fn, X) == [["sin", "cos", "mul", "sum"]]
+
+
+def test_readers_of_a_small_tensor_stay_apart() -> None:
+    def fn(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * v).sin(), (y * v).sin()
+
+    assert groups(fn, X, torch.randn(4, 8), torch.randn(8)) == [["mul", "sin"], ["mul", "sin"]]
+
+
+def test_the_rest_of_the_graph_keeps_its_order() -> None:
+    """What an effect waits for, and in what order random numbers are drawn, is as before."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        first = torch.bernoulli(y.sigmoid().tanh() * 0.5)
+        second = torch.bernoulli(x.sigmoid() * 0.5)
+        y.copy_(x.exp().cos() + first)
+        return second
+
+    module = graph_of(fn, X, torch.randn(4, 8))
+    before = [node.name for node in module.graph.nodes if "bernoulli" in node.name or "copy_" in node.name]
+    cut = extract(module, groups_of(module, CPU), as_call)
+    assert [node.name for node in cut.graph.nodes if node.name in before] == before
+
+
+@pytest.mark.parametrize(
+    ("why", "fn", "inputs"),
+    [
+        ("a dtype that nvFuser has not", lambda x: (x.sin() * 2).sin(), (torch.zeros(3, dtype=torch.complex64),)),
+        ("bytes", lambda x: (x + 1) * 2, (torch.zeros(3, dtype=torch.uint8),)),
+        ("more than eight dimensions", lambda x: x.sin().cos(), (torch.zeros(1, 1, 1, 1, 1, 1, 1, 1, 2),)),
+        ("no elements", lambda x: x.sin().cos(), (torch.zeros(0, 3),)),
+        ("another device", lambda x: x.sin().cos(), (torch.zeros(3, device="meta"),)),
+        ("a sparse layout", lambda x: x.sin().asin(), (torch.eye(3).to_sparse(),)),
+    ],
+)
+def test_what_nvfuser_does_not_take_is_left_to_torch(why: str, fn: Any, inputs: tuple[Tensor, ...]) -> None:
+    assert groups(fn, *inputs) == [], why
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x + (x > 0),
+        lambda x: torch.full_like(x, 2.0).sin() * 2,
+        lambda x: (x.long() << 2) & 7,
+        lambda x: x.logical_and(x > 1).logical_not(),
+        lambda x: x[:, 1:5].sin()[1:].cos(),
+        lambda x: (x.sin().sum() * x.mean()).exp(),
+        lambda x: torch.nn.functional.pad(x.sin(), (1, 2)).cos(),
+        lambda x: (x.long() * 3 + 1) ** 2 - x.long(),
+    ],
+)
+def test_a_region_computes_what_its_ops_did(fn: Callable[..., Any]) -> None:
+    cut_out(fn, X)
+
+
+def test_an_op_whose_arguments_are_not_known_is_left_to_torch() -> None:
+    module = graph_of(lambda x: torch.add(x, x, alpha=2).sin()[::2], X)
+    rules = {names_of([node])[0]: rule_of(node, CPU) for node in module.graph.nodes if node.op == "call_function"}
+    assert {name: rule is not None for name, rule in rules.items()} == {"add": True, "sin": True, "slice": False}
+
+
+def test_every_op_of_the_tables_has_a_rule_of_its_own(on_the_cpu: StandIn) -> None:
+    overloads = [target for target in RULES if target is not operator.getitem]
+    assert all(isinstance(target, torch._ops.OpOverload) for target in overloads)
+    assert len(overloads) > 100
