@@ -29,7 +29,7 @@ import torch.fx as fx
 from torch import Tensor, nn
 
 from .backends import (
-    AUTO_ORDER,
+    CANDIDATES,
     UNFUSED,
     BackendUnavailableError,
     compile_chain,
@@ -130,7 +130,7 @@ def compile_auto(
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
     best = best_of(known) if known and has_choice() else None
-    if known and (best == UNFUSED or (best in AUTO_ORDER and why_unavailable(best, devices) is None)):
+    if known and (best == UNFUSED or (best in CANDIDATES and why_unavailable(best, devices) is None)):
         report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(dict(known)))
         if best == UNFUSED:
             return _Unfused(graph_module, runs), ServedGraph(report)
@@ -268,7 +268,7 @@ class _Undecided:
     def _compiled(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> dict[str, _Run]:
         """Every candidate, in the order in which ties are broken."""
         candidates: dict[str, _Run] = {}
-        for name in AUTO_ORDER:
+        for name in CANDIDATES:
             if name == self._begun_with:
                 candidates[name] = self._first
             elif not sizes and why_unavailable(name, device_types_of(inputs)) is None:

@@ -27,6 +27,7 @@ from .torch_private import BackendCompilerFailed, TorchDynamoException, copy_of
 
 __all__ = [
     "AUTO_ORDER",
+    "CANDIDATES",
     "UNFUSED",
     "BackendStatus",
     "BackendUnavailableError",
@@ -48,7 +49,10 @@ _NAMES: Final = ("auto", *_COMPILERS)
 _FROZEN: Final = "frozen:"
 
 AUTO_ORDER: Final = ("inductor", "eager")
-"""The backends that "auto" begins with, and the order in which it settles ties."""
+"""The backends that "auto" begins with: the first that works."""
+
+CANDIDATES: Final = ("inductor", "nvfuser", "eager")
+"""The backends that "auto" measures, in the order in which it settles ties; on a GPU "triton" is Inductor again."""
 
 UNFUSED: Final = "unfused"
 """What "auto" and a frozen choice may take, and is no backend: the function as it is."""

@@ -282,7 +282,7 @@ class TestSources:
         ),
         (["feedforward.name=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
         (["train=defualt"], "no train 'defualt'; did you mean 'default'? there are: default, quick"),
-        (["fusion=of"], "no fusion 'of'; did you mean 'off'? there are: auto, eager, inductor, off, triton"),
+        (["fusion=of"], "no fusion 'of'; did you mean 'off'? there are: auto, eager, inductor, nvfuser, off, triton"),
         (
             ["feedforward.expansoin=2"],
             "no fused_mlp option 'expansoin'; did you mean 'expansion'? "
