@@ -109,7 +109,7 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
             "nvfuser",
             without_nvfuser is None,
             without_nvfuser or "nvFuser runs what can be fused, and torch the rest",
-            nvfuser_hint() if without_nvfuser is not None and device_type != "cpu" else "",
+            "" if without_nvfuser is None else nvfuser_hint(),
         ),
     )
 
