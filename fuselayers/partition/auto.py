@@ -126,10 +126,10 @@ def compile_auto(
     options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
     report = describe_graph(graph_module, name=name, **options)
     devices = device_types_of(example_inputs)
-    if not _keeps_what_was_asked(partition, example_inputs):
+    if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
-    best = best_of(known) if known and has_choice() else None
+    best = best_of(known) if known else None
     if known and (best == UNFUSED or (best in CANDIDATES and why_unavailable(best, devices) is None)):
         report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(dict(known)))
         if best == UNFUSED:
@@ -137,7 +137,8 @@ def compile_auto(
         rest = [other for other in chain if other != best]
         run, served = compile_chain(graph_module, example_inputs, chain=(best, *rest), report=report, **options)
         return _Fused(run, runs), served
-    run, served = compile_chain(copy_of(graph_module), example_inputs, chain=chain, report=report, **options)
+    # A chain with more than one backend leaves the graph as it is, but for the last, which means the same by it.
+    run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     served.report = replace(served.report, reason=f"{served.report.reason}; not measured yet")
     return _Undecided(graph_module, run, served, options=options, runs=runs), served
 

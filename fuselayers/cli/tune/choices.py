@@ -126,8 +126,9 @@ def tune_ops(
             for use in (_TRAINING, _FORWARD):
                 size = "x".join(map(str, shape))
                 whole, parts = _tuned(f"{name} {size}", use, partial(_op_steps, case), device=device, keep=keep)
-                if len(parts) == 1:
-                    whole = replace(whole, seconds=parts[0].seconds, chosen=parts[0].chosen)
+                graphs = [row for row in parts if row.identity]
+                if len(graphs) == 1:
+                    whole = replace(whole, seconds=graphs[0].seconds, chosen=graphs[0].chosen)
                 rows.append(whole)
     return rows
 
@@ -187,7 +188,7 @@ def _tuned(
                 break
             # What ran well between its neighbours does not as it is called: that decides, and is timed again.
             (graph,) = graphs
-            found[graph] = {**found[graph], best_of(found[graph]): auto_seconds, UNFUSED: eager_seconds}
+            found[graph] = {best_of(found[graph]): auto_seconds, UNFUSED: eager_seconds}
             torch.compiler.reset()
     chosen = ", ".join(sorted({row.chosen for row in parts})) or "eager"
     whole = Row(name, use, {}, chosen, ratio=eager_seconds / auto_seconds, identity="")
