@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, ClassVar, Final, overload
 
 import torch
 from torch import nn
@@ -177,6 +177,9 @@ class FusedFunction:
         served_by: the backends that compiled graphs of this function so far, in order of first use.
     """
 
+    # Dynamo wraps what a backend raises in advice about its own settings; these say themselves what to do.
+    _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
+
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
         self.fn = fn
         self.options = options
@@ -203,8 +206,7 @@ class FusedFunction:
             self._only = self._compile_for((), {})
             return self._only(*args, **kwargs)
         except BackendCompilerFailed as error:
-            # Dynamo wraps what a backend raises in advice about its own settings; ours says what to do.
-            if isinstance(error.inner_exception, BackendUnavailableError | PartitionError):
+            if isinstance(error.inner_exception, self._errors_that_speak):
                 raise error.inner_exception from error.inner_exception.__cause__
             raise
 
@@ -260,17 +262,17 @@ class FusedFunction:
 
     def over(self, fn: Callable[..., Any]) -> "FusedFunction":
         """Return a fused `fn` with this one's options and nothing compiled yet."""
-        return FusedFunction(fn, options=self.options)
+        return type(self)(fn, options=self.options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
         return self.over(copy.deepcopy(self.fn, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self.fn, self.options)
+        return _remake, (type(self), self.fn, self.options)
 
 
-def _remake(fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
-    return FusedFunction(fn, options=options)
+def _remake(kind: type[FusedFunction], fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
+    return kind(fn, options=options)
 
 
 def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:
