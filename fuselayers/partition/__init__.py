@@ -1,5 +1,8 @@
 """The fusion core: trace forward and backward together, choose what to save, compile both."""
 
+from .aot import AotFunction as AotFunction
+from .aot import aot_function as aot_function
+from .aot import aot_module as aot_module
 from .backends import BackendStatus as BackendStatus
 from .backends import BackendUnavailableError as BackendUnavailableError
 from .backends import FallbackWarning as FallbackWarning
@@ -7,6 +10,8 @@ from .backends import backends as backends
 from .capture import CapturedGraph as CapturedGraph
 from .capture import capture as capture
 from .cost import CostModel as CostModel
+from .draw import draw_graph as draw_graph
+from .draw import draw_joint_graph as draw_joint_graph
 from .explain import explain as explain
 from .export import JointGraphExport as JointGraphExport
 from .export import OperatorRecord as OperatorRecord
@@ -18,6 +23,8 @@ from .fuse import memory_efficient_fusion as memory_efficient_fusion
 from .fused_module import FusedModule as FusedModule
 from .fused_module import is_unfused as is_unfused
 from .fused_module import unfused as unfused
+from .graph_compilers import print_compile as print_compile
+from .graph_compilers import ts_compile as ts_compile
 from .joint_graph import PartitionError as PartitionError
 from .machine import Machine as Machine
 from .machine import machine_of as machine_of
@@ -26,7 +33,9 @@ from .partitioners import Partitioner as Partitioner
 from .partitioners import SavingRule as SavingRule
 from .partitioners import budget as budget
 from .partitioners import default as default
+from .partitioners import default_partition as default_partition
 from .partitioners import min_cut as min_cut
+from .partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .partitioners import partitioner as partitioner
 from .receipt import Receipt as Receipt
 from .receipt import RecomputedValue as RecomputedValue

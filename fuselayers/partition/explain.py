@@ -69,7 +69,7 @@ def explain(
     """
     options = _options_of(fn)
     if options is not None:
-        backend = backend or options.chain[0]
+        backend = backend or next(iter(options.chain), None)  # what `aot_function` made has no backend by name
         partition = partition or options.partition
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, ClassVar, Final, overload
 
 import torch
 from torch import nn
@@ -180,8 +180,12 @@ class FusedFunction:
     Attributes:
         fn: the function as it was given.
         options: how it is fused.
+        name: of the function, for people.
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
+
+    # Dynamo wraps what a backend raises in advice about its own settings; these say themselves what to do.
+    _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
         self.fn = fn
@@ -225,8 +229,7 @@ class FusedFunction:
             self._only = self._compile_for((), {})
             return self._only(*args, **kwargs)
         except BackendCompilerFailed as error:
-            # Dynamo wraps what a backend raises in advice about its own settings; ours says what to do.
-            if isinstance(error.inner_exception, BackendUnavailableError | PartitionError):
+            if isinstance(error.inner_exception, self._errors_that_speak):
                 raise error.inner_exception from error.inner_exception.__cause__
             raise
 
@@ -267,13 +270,12 @@ class FusedFunction:
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        name = getattr(self.fn, "__name__", type(self.fn).__name__)
         kept: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
-        choice: dict[str, Any] = {"name": name, "chain": self.options.chain, "runs": self._runs, **kept}
+        choice: dict[str, Any] = {"name": self.name, "chain": self.options.chain, "runs": self._runs, **kept}
         if self.options.backend == "auto":
             compiled, served = compile_auto(graph_module, example_inputs, **choice)
         elif self.options.backend in self.options.chain:
-            report = describe_graph(graph_module, name=name, **kept)
+            report = describe_graph(graph_module, name=self.name, **kept)
             report = replace(report, reason="as asked")
             compiled, served = compile_chain(
                 graph_module, example_inputs, chain=self.options.chain, report=report, **kept
@@ -297,22 +299,26 @@ class FusedFunction:
         return FusionReport(tuple(one.report for one in self._graphs))
 
     @property
+    def name(self) -> str:
+        return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+    @property
     def served_by(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one.report.served_by for one in self._graphs))
 
     def over(self, fn: Callable[..., Any]) -> "FusedFunction":
         """Return a fused `fn` with this one's options and nothing compiled yet."""
-        return FusedFunction(fn, options=self.options)
+        return type(self)(fn, options=self.options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
         return self.over(copy.deepcopy(self.fn, memo))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self.fn, self.options)
+        return _remake, (type(self), self.fn, self.options)
 
 
-def _remake(fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
-    return FusedFunction(fn, options=options)
+def _remake(kind: type[FusedFunction], fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
+    return kind(fn, options=options)
 
 
 def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:

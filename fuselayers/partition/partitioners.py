@@ -1,7 +1,7 @@
 """Partitioners by name. Each has AOTAutograd's signature, so it also serves as `partition_fn` outside this library."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +18,18 @@ from .saved_by_budget import saved_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
 
-__all__ = ["PARTITIONERS", "Partitioner", "SavingRule", "budget", "cost_model_for", "default", "min_cut", "partitioner"]
+__all__ = [
+    "PARTITIONERS",
+    "Partitioner",
+    "SavingRule",
+    "budget",
+    "cost_model_for",
+    "default",
+    "default_partition",
+    "min_cut",
+    "min_cut_rematerialization_partition",
+    "partitioner",
+]
 
 
 class Partitioner(Protocol):
@@ -38,7 +49,8 @@ class Partitioner(Protocol):
 class SavingRule:
     """A partitioner of this library: a rule for which values are saved, and the prices it goes by.
 
-    Call it as a partitioner, or call `saved_values` for the bare decision.
+    Call it as a partitioner, or call `saved_values` for the bare decision. Called by itself it prices the graph for a
+    fusing compiler; `compiler="eager"` prices it for one that runs op by op.
 
     Args:
         name: the rule: "default", "min_cut" or "budget".
@@ -59,8 +71,14 @@ class SavingRule:
         num_fwd_outputs: int,
         static_lifetime_input_indices: list[int] | None = None,
         compiler: str = "inductor",
+        recomputable_ops: Collection[Any] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if recomputable_ops is not None:
+            raise ValueError(
+                "recomputable_ops is functorch's: here prices decide what is computed again; give them as "
+                "SavingRule('min_cut', cost=CostModel(...))"
+            )
         with _garbage_collection_paused():
             joint = JointGraph.of(
                 joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
@@ -113,6 +131,12 @@ default: Final = SavingRule("default")
 
 min_cut: Final = SavingRule("min_cut")
 """Save what is cheapest, all told, at the prices of the cost model."""
+
+default_partition: Final = default
+"""functorch's name for `default`."""
+
+min_cut_rematerialization_partition: Final = min_cut
+"""functorch's name for `min_cut`, which goes by prices where functorch's goes by a list of ops, `recomputable_ops`."""
 
 
 def budget(limit: int | float, *, cost: CostModel | None = None) -> SavingRule:

@@ -75,6 +75,7 @@ __all__ = [
     "as_a_compiler",
     "classify_nodes",
     "compile_lock",
+    "compile_one_graph",
     "compile_with_inductor",
     "copy_of",
     "cpp_compiler",
@@ -281,6 +282,28 @@ def compile_with_inductor(
 def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, Callable[..., Any]]:
     """torch's own formulas for these ops, in simpler ones, by overload. Used by the nvFuser compiler."""
     return dict(get_decompositions(ops))
+
+
+def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Compile one graph of ATen ops with Inductor, as a compiler for AOTAutograd; it draws torch's random numbers."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    mode = torch._guards.detect_fake_mode(example_inputs) or FakeTensorMode()
+    inputs = [
+        mode.from_tensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else value
+        for value in example_inputs
+    ]
+    # What turns torch's random ops into Inductor's runs before the graph is cut, so here they must stay torch's.
+    with inductor_config.patch(fallback_random=True):
+        with mode, torch.no_grad():
+            lowered = make_fx(graph_module, decomposition_table=select_decomp_table())(*inputs)
+        output = lowered.graph.output_node()
+        # Whatever it returns keeps its strides: AOTAutograd and the other graph have been told of them.
+        returned = enumerate(cast(Sequence[Any], output.args[0]))
+        output.meta["user_visible_output_idxs"] = [place for place, node in returned if isinstance(node, fx.Node)]
+        return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 
 def cpp_compiler() -> str:

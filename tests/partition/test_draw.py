@@ -1,3 +1,4 @@
+import functools
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -8,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.partition import Receipt, budget, explain
+from fuselayers.partition import (
+    Receipt,
+    aot_function,
+    budget,
+    default_partition,
+    draw_graph,
+    draw_joint_graph,
+    explain,
+    saved_bytes,
+)
 from fuselayers.partition.draw import draw_curve
 
 
@@ -80,3 +90,66 @@ def test_between_two_budgets_the_curve_is_what_the_smaller_one_costs(
     draw_curve([(3.0, 0.0), (1.0, 10.0)], {"$$": (2.0, 5.0)}, tmp_path / "curve.svg", title="$$")
     # From the most memory to the least, a budget between two points has to do with the smaller one's.
     assert steps == ["pre"]
+
+
+def wave(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+def traced_wave() -> torch.fx.GraphModule:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    aot_function(wave, keep)(torch.ones(3, requires_grad=True), torch.ones(3))
+    return graphs[0]
+
+
+@pytest.mark.parametrize("suffix", ["", ".svg", ".png", ".dot"])
+def test_one_graph(suffix: str, tmp_path: Path) -> None:
+    graph = traced_wave()
+    code = graph.code
+    path = draw_graph(graph, tmp_path / f"wave{suffix}", figname="a wave", clear_meta=False, parse_stack_trace=True)
+    assert path == tmp_path / f"wave{suffix or '.svg'}"
+    assert graph.code == code
+    if path.suffix == ".png":
+        assert matplotlib.image.imread(path).shape[0] > 100
+    else:
+        text = path.read_text()
+        assert "a wave" in text
+        assert "aten.cos.default  float32[3]" in text
+        assert "return (a + b).cos().cos()" in text
+
+
+def test_one_graph_for_graphviz(tmp_path: Path) -> None:
+    path = draw_graph(traced_wave(), tmp_path / "wave.dot", dot_graph_shape="oval")
+    text = path.read_text()
+    assert 'node [shape="oval"' in text
+    assert '"add" -> "cos";' in text
+    assert "float32" not in text
+
+
+def test_the_joint_graph_is_drawn_on_its_way_to_the_default_partition(tmp_path: Path) -> None:
+    path = tmp_path / "joint.dot"
+    a, b = torch.randn(50, requires_grad=True), torch.randn(50)
+    cut = functools.partial(draw_joint_graph, file_name=path)
+    drawn = aot_function(wave, lambda graph, inputs: graph, partition_fn=cut)
+    plain = aot_function(wave, lambda graph, inputs: graph, partition_fn=default_partition)
+    assert saved_bytes(drawn, a, b) == saved_bytes(plain, a, b) == 400
+    assert path.read_text().startswith('digraph "joint graph, cut by default_partition')
+
+
+def test_what_cannot_be_drawn_so(tmp_path: Path) -> None:
+    graph = traced_wave()
+    with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg, \.png, \.dot, got "):
+        draw_graph(graph, tmp_path / "wave.pdf")
+    with pytest.raises(
+        ValueError, match=r"^prog must be None, got 'neato': pictures are drawn without Graphviz, which"
+    ):
+        draw_graph(graph, tmp_path / "wave.svg", prog="neato")
+    with pytest.raises(
+        ValueError, match=r"^dot_graph_shape is for a \.dot file, which Graphviz draws; got 'oval' for "
+    ):
+        draw_graph(graph, tmp_path / "wave.svg", dot_graph_shape="oval")

@@ -1,0 +1,204 @@
+"""aot -- functorch's `aot_function` and `aot_module`: trace forward and backward, hand each to a compiler of your own.
+
+The front is the one of `fuse`, so that a graph is guarded: functorch's answer another shape, mode or Python value with
+the graph of the first call. Behind it AOTAutograd calls the partitioner and the compilers, one graph each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeAlias
+
+import torch.fx as fx
+from torch import nn
+
+from .fuse import FusedFunction, FuseOptions
+from .fused_module import FusedModule
+from .partitioners import Partitioner, default_partition, partitioner
+from .report import ServedGraph, describe_graph
+from .torch_private import aot_autograd, forget_donated_buffers, make_boxed_func
+
+__all__ = ["AotFunction", "AotOptions", "GraphCompiler", "aot_function", "aot_module"]
+
+GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+"""Takes one graph of ATen ops and example inputs (fake tensors), and returns what to call in its place: a function of
+the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""
+
+
+def aot_function(
+    fn: Callable[..., Any],
+    fw_compiler: GraphCompiler,
+    bw_compiler: GraphCompiler | None = None,
+    partition_fn: Partitioner = default_partition,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    num_params_buffers: int = 0,
+    keep_inference_input_mutations: bool = False,
+    inference_compiler: GraphCompiler | None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    dynamic: bool | None = False,
+    enable_log: bool = True,
+) -> "AotFunction":
+    """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
+
+    The arguments are functorch's. Each new combination of shapes, dtypes, modes and Python values is traced and
+    compiled anew, at most 64 times; what comes after runs eagerly, and torch logs a warning. Where `fn` does what
+    cannot be traced, it is split, and each part has graphs of its own. torch's random ops draw eager's numbers.
+
+    Args:
+        fn: a function of tensors. `aot_module` is for modules.
+        fw_compiler: compiles the forward graph: called with it and example inputs, returns what to call instead. The
+            graph itself will do, as in `lambda graph, inputs: graph`.
+        bw_compiler: the same for the backward graph; None takes `fw_compiler`.
+        partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
+        decompositions: ATen ops to write in terms of others, with the functions that do so, as
+            `torch._decomp.get_decompositions` returns them.
+        num_params_buffers: must be 0: which inputs are parameters is found out by tracing.
+        keep_inference_input_mutations: True leaves writes to an input in the graph, where there is no backward.
+        inference_compiler: compiles the graph of a call that needs no gradients; None takes `fw_compiler`.
+        static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
+        dynamic: False traces each shape for itself; None makes a size symbolic when it changes; True from the start.
+        enable_log: must be True: what AOTAutograd logs is chosen by TORCH_LOGS.
+
+    Raises:
+        TypeError: `fn` or a compiler cannot be called; (at the call) what a compiler returned cannot be.
+        ValueError: an argument that must have one value has another.
+
+    What a compiler or a partitioner raises comes out of the call that needed it.
+
+    >>> import torch
+    >>> from fuselayers.partition import print_compile
+    >>> double_sine = aot_function(lambda x: x.sin() * 2, print_compile)
+    >>> double_sine(torch.zeros(3))
+    <BLANKLINE>
+    <BLANKLINE>
+    <BLANKLINE>
+    def forward(self, arg0_1):
+        sin = torch.ops.aten.sin.default(arg0_1);  arg0_1 = None
+        mul = torch.ops.aten.mul.Tensor(sin, 2);  sin = None
+        return (mul,)
+    <BLANKLINE>
+    tensor([0., 0., 0.])
+    """
+    if not callable(fn):
+        raise TypeError(f"aot_function takes a function, got {type(fn).__name__}")
+    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler, "inference_compiler": inference_compiler}
+    for role, compiler in compilers.items():
+        if not callable(compiler) and (compiler is not None or role == "fw_compiler"):
+            raise TypeError(
+                f"{role} must be a function of a graph and its inputs, got {compiler!r}; "
+                f"backends by name are fuse's: fuse(fn, backend='inductor')"
+            )
+    if num_params_buffers != 0:
+        raise ValueError(
+            f"num_params_buffers must be 0, got {num_params_buffers}: parameters are found by tracing; "
+            "give the module to aot_module"
+        )
+    if enable_log is not True:
+        raise ValueError(
+            f"enable_log must be True, got {enable_log!r}: nothing is logged unless the environment's TORCH_LOGS asks"
+        )
+    static = () if static_argnums is None else static_argnums
+    options = AotOptions(
+        backend="aot_function",
+        chain=(),
+        partition=partition_fn,
+        static_argnums=(static,) if isinstance(static, int) else tuple(static),
+        static_argnames=(),
+        dynamic=dynamic,
+        fullgraph=False,
+        torch_random=True,
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler or fw_compiler,
+        inference_compiler=inference_compiler or fw_compiler,
+        decompositions=decompositions,
+        keep_inference_input_mutations=keep_inference_input_mutations,
+    )
+    return AotFunction(fn, options=options)
+
+
+def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> FusedModule:
+    """Return a view of a module that runs through `aot_function`; the module itself stays as it is.
+
+    Args:
+        mod: the module. The view shares its parameters, buffers, mode and state_dict keys.
+        args: those of `aot_function`, from `fw_compiler` on.
+        kwargs: the same by name.
+
+    Raises:
+        TypeError: `mod` is no module; or as `aot_function`, as ValueError.
+
+    >>> import torch
+    >>> layer = nn.Linear(4, 2)
+    >>> aot_layer = aot_module(layer, lambda graph, inputs: graph)
+    >>> aot_layer(torch.ones(3, 4)).sum().backward()
+    >>> layer.bias.grad
+    tensor([3., 3.])
+    """
+    if not isinstance(mod, nn.Module):
+        raise TypeError(f"aot_module takes a module, got {type(mod).__name__}; aot_function is for functions")
+    return FusedModule(mod, aot_function(mod, *args, **kwargs))
+
+
+@dataclass(frozen=True)
+class AotOptions(FuseOptions):
+    """How a function is traced and by what it is compiled: the arguments of `aot_function`, checked.
+
+    Attributes:
+        decompositions: as in `aot_function`, as the others are; None is none.
+    """
+
+    fw_compiler: GraphCompiler
+    bw_compiler: GraphCompiler
+    inference_compiler: GraphCompiler
+    decompositions: Mapping[Any, Callable[..., Any]] | None
+    keep_inference_input_mutations: bool
+
+
+class AotFunction(FusedFunction):
+    """A function whose graphs compilers of yours compile. Made by `aot_function`; called like the function it wraps.
+
+    Inside another compiler, or inside `fuse`, it is transparent, as what `fuse` makes is: its compilers see nothing.
+
+    Attributes:
+        fn: the function as it was given.
+        options: how it is traced and compiled.
+        served_by: the names of the compilers that compiled graphs of this function so far, in order of first use; those
+            of a forward and its backward together.
+    """
+
+    options: AotOptions
+    # A compiler's error is its author's business, and so is its traceback.
+    _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (Exception,)
+
+    def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        options = self.options
+        report = describe_graph(graph_module, name=self.name, partition=options.partition, torch_random=True)
+        served = ServedGraph(replace(report, reason="as given"))
+        backend = aot_autograd(
+            fw_compiler=_boxed("fw_compiler", options.fw_compiler, served),
+            bw_compiler=_boxed("bw_compiler", options.bw_compiler, served),
+            inference_compiler=_boxed("inference_compiler", options.inference_compiler, served),
+            partition_fn=partitioner(options.partition),
+            decompositions=None if options.decompositions is None else dict(options.decompositions),
+            keep_inference_input_mutations=options.keep_inference_input_mutations,
+        )
+        compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+        self._graphs.append(served)
+        return compiled
+
+
+def _boxed(role: str, compiler: GraphCompiler, served: ServedGraph) -> GraphCompiler:
+    """The compiler as AOTAutograd wants it, returning a function of one list."""
+
+    def compile_boxed(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        forget_donated_buffers()
+        run = compiler(graph_module, example_inputs)
+        if not callable(run):
+            raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
+        name = getattr(compiler, "__name__", type(compiler).__name__)
+        names = [*filter(None, served.report.served_by.split(", ")), name]
+        served.report = replace(served.report, served_by=", ".join(dict.fromkeys(names)))
+        boxed: Callable[..., Any] = run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
+        return boxed
+
+    return compile_boxed

@@ -1,0 +1,68 @@
+"""graph_compilers -- functorch's compilers by their names: each takes one graph of AOTAutograd and returns a callable.
+
+They serve as `fw_compiler` and `bw_compiler` of `aot_function`, and of AOTAutograd wherever else it takes a compiler.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+
+from .backends import FallbackWarning
+from .compilers import why_inductor_is_unavailable
+from .compilers.straight_line import straight_line
+from .torch_private import compile_one_graph
+
+__all__ = ["print_compile", "ts_compile"]
+
+
+def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
+    """Print the graph's code, and return the graph to run as it is.
+
+    >>> graph = fx.symbolic_trace(lambda x: x.sin())
+    >>> print_compile(graph, [torch.ones(2)]) is graph
+    <BLANKLINE>
+    <BLANKLINE>
+    <BLANKLINE>
+    def forward(self, x):
+        sin = x.sin();  x = None
+        return sin
+    <BLANKLINE>
+    True
+    """
+    print(fx_g.code)
+    return fx_g
+
+
+def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Compile the graph with Inductor, or run it op by op where Inductor cannot compile.
+
+    functorch's function of this name goes through TorchScript to its fusing compilers, NNC and nvFuser. PyTorch has
+    deprecated the one and removed or never shipped the others, so another compiler serves, and a FallbackWarning says
+    so once. `fuse` does the same without the detour, and lets Inductor see forward and backward before they are cut.
+
+    Args:
+        fx_g: one graph of ATen ops.
+        inps: its example inputs, fake or real.
+
+    Returns:
+        A function of one list, the graph's inputs, which it empties.
+    """
+    devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
+    reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
+    _say_what_serves(reason)
+    return compile_one_graph(fx_g, inps) if reason is None else straight_line(fx_g)
+
+
+@functools.cache
+def _say_what_serves(reason: str | None) -> None:
+    serves = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
+    warnings.warn(
+        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {serves}. "
+        "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)",
+        FallbackWarning,
+        stacklevel=3,
+    )

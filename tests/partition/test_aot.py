@@ -1,0 +1,283 @@
+import copy
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._decomp import get_decompositions
+
+from fuselayers.partition import (
+    aot_function,
+    aot_module,
+    default_partition,
+    fuse,
+    memory_efficient_fusion,
+    min_cut,
+    min_cut_rematerialization_partition,
+    saved_bytes,
+)
+
+
+def chain(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+class Recorder:
+    """A compiler that keeps the graphs it is given, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs.append(graph)
+        return graph
+
+    def ops(self, place: int = -1) -> list[str]:
+        return [str(node.target) for node in self.graphs[place].graph.nodes if node.op == "call_function"]
+
+
+def check(fn: Callable[..., Any], traced: Callable[..., Any], *args: Any) -> None:
+    """Values and gradients are those of the plain function."""
+    results = []
+    for one in (fn, traced):
+        given = [arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args]
+        out = one(*given)
+        leaves = [arg for arg in given if isinstance(arg, Tensor) and arg.requires_grad]
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)) if out.requires_grad else (out,))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def grown(size: int = 5, **options: Any) -> Tensor:
+    return torch.randn(size, requires_grad=True, **options)
+
+
+class TestCompilers:
+    def test_each_gets_its_graph_once(self) -> None:
+        forward, backward, inference = Recorder(), Recorder(), Recorder()
+        traced = aot_function(chain, forward, backward, inference_compiler=inference)
+        for _ in range(2):
+            check(chain, traced, grown(), grown())
+        assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 0]
+        assert forward.ops() == ["aten.add.Tensor", "aten.cos.default", "aten.cos.default"]
+        assert "aten.sin.default" in backward.ops()
+        with torch.no_grad():
+            check(chain, traced, grown(), grown())
+        assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 1]
+
+    def test_one_is_all_of_them(self) -> None:
+        compiler = Recorder()
+        traced = aot_function(chain, compiler)
+        check(chain, traced, grown(), grown())
+        with torch.no_grad():
+            traced(grown(), grown())
+        assert len(compiler.graphs) == 3
+
+    def test_a_boxed_function_is_called_with_one_list(self) -> None:
+        seen = []
+
+        def boxed(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            def run(given: list[Any]) -> Any:
+                seen.append(type(given))
+                return graph(*given)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        check(chain, aot_function(chain, boxed), grown(), grown())
+        check(chain, aot_function(chain, lambda graph, inputs: make_boxed_func(graph)), grown(), grown())
+        assert seen == [list, list]
+
+    def test_the_report_names_them(self) -> None:
+        def one(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+            return graph
+
+        def other(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+            return graph
+
+        traced = aot_function(chain, one, other)
+        check(chain, traced, grown(3), grown(3))
+        assert traced.served_by == ("one, other",)
+        assert re.fullmatch(
+            r"chain\(float32\[3\], float32\[3\]\) training, own partition \[\w{8}\]: one, other, as given",
+            str(traced.report()),
+        )
+
+    def test_what_a_compiler_raises_comes_out(self) -> None:
+        def broken(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+            raise LookupError("no such instruction")
+
+        with pytest.raises(LookupError, match=r"^no such instruction$"):
+            aot_function(chain, broken)(grown(), grown())
+
+    def test_what_is_no_function_is_refused_when_it_is_returned(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"^fw_compiler must return a function to call in place of the graph, or the"
+        ):
+            aot_function(chain, lambda graph, inputs: None)(grown(), grown())  # type: ignore[arg-type, return-value]
+
+
+class TestPartitioners:
+    def test_min_cut_saves_less_than_default(self) -> None:
+        args = grown(1000), grown(1000)
+        kept = [
+            saved_bytes(aot_function(chain, Recorder(), partition_fn=cut), *args)
+            for cut in (default_partition, min_cut_rematerialization_partition)
+        ]
+        assert kept == [8000, 4000]
+
+    def test_one_of_the_users_own(self) -> None:
+        asked = []
+
+        def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+            asked.append(options["num_fwd_outputs"])
+            return min_cut(joint, inputs, **options)
+
+        check(chain, aot_function(chain, Recorder(), partition_fn=cut), grown(), grown())
+        assert asked == [1]
+
+    def test_functorchs_list_of_ops_is_refused(self) -> None:
+        def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
+            return min_cut_rematerialization_partition(joint, inputs, recomputable_ops=[], **options)
+
+        with pytest.raises(ValueError, match=r"^recomputable_ops is functorch's: here prices decide what is computed"):
+            aot_function(chain, Recorder(), partition_fn=cut)(grown(), grown())
+
+    def test_memory_efficient_fusion_is_fuse(self) -> None:
+        assert memory_efficient_fusion is fuse
+
+
+class TestGuards:
+    """functorch's own answers all of these with the first call's graph."""
+
+    def test_another_shape_and_dtype(self) -> None:
+        compiler = Recorder()
+        traced = aot_function(chain, compiler)
+        for args in ((grown(5), grown(5)), (grown(7), grown(7)), (grown(5, dtype=torch.float64),) * 2):
+            check(chain, traced, *args)
+        assert len(compiler.graphs) == 6
+
+    def test_another_python_number_and_mode(self) -> None:
+        def scaled(x: Tensor, factor: float, up: bool) -> Tensor:
+            return x * factor if up else x / factor
+
+        traced = aot_function(scaled, Recorder())
+        for factor, up in ((2.0, True), (3.0, True), (3.0, False)):
+            check(scaled, traced, grown(), factor, up)
+
+    def test_gradients_wanted_and_not(self) -> None:
+        traced = aot_function(chain, Recorder())
+        for wanted in (False, True, False):
+            args = torch.randn(4).requires_grad_(wanted), torch.randn(4)
+            assert traced(*args).requires_grad is wanted
+            check(chain, traced, *args)
+
+    def test_sizes_become_symbolic_only_when_asked(self) -> None:
+        compiler = Recorder()
+        traced = aot_function(chain, compiler, dynamic=True)
+        for size in (5, 7, 9):
+            check(chain, traced, grown(size), grown(size))
+        assert len(compiler.graphs) == 2
+
+    def test_static_arguments(self) -> None:
+        def power(x: Tensor, exponent: int) -> Tensor:
+            return x**exponent
+
+        compiler = Recorder()
+        traced = aot_function(power, compiler, static_argnums=1)
+        for exponent in (2, 3, 2):
+            check(power, traced, grown(), exponent)
+        assert len(compiler.graphs) == 4
+
+    def test_inside_another_compiler_it_is_seen_through(self) -> None:
+        compiler = Recorder()
+        traced = aot_function(chain, compiler)
+        check(chain, fuse(lambda a, b: traced(a, b) * 1, backend="eager"), grown(), grown())
+        assert compiler.graphs == []
+
+
+def test_decompositions_are_taken() -> None:
+    plain, taken_apart = Recorder(), Recorder()
+    table = get_decompositions([torch.ops.aten.silu])
+    for compiler, decompositions in ((plain, None), (taken_apart, table)):
+        traced = aot_function(nn.functional.silu, compiler, decompositions=decompositions)
+        check(nn.functional.silu, traced, grown())
+    assert "aten.silu.default" in plain.ops(0)
+    assert "aten.silu.default" not in taken_apart.ops(0)
+
+
+def test_inputs_are_written_to_as_in_eager() -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x * 2
+
+    for keep in (False, True):
+        compiler = Recorder()
+        x, y = torch.zeros(3), torch.ones(3)
+        out = aot_function(add, compiler, keep_inference_input_mutations=keep)(x, y)
+        assert (x.tolist(), out.tolist()) == ([1.0] * 3, [2.0] * 3)
+        assert ("aten.copy_.default" in compiler.ops()) is keep
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"fn": 3}, TypeError, "aot_function takes a function, got int"),
+        (
+            {"fw_compiler": "nnc"},
+            TypeError,
+            "fw_compiler must be a function of a graph and its inputs, got 'nnc'; backends",
+        ),
+        ({"bw_compiler": "nnc"}, TypeError, "bw_compiler must be a function of a graph and its inputs, got 'nnc'; "),
+        (
+            {"num_params_buffers": 2},
+            ValueError,
+            "num_params_buffers must be 0, got 2: parameters are found by tracing; ",
+        ),
+        ({"enable_log": False}, ValueError, "enable_log must be True, got False: nothing is logged unless "),
+        ({"partition_fn": "mincut"}, ValueError, "no partitioner 'mincut'; did you mean 'min_cut'?"),
+    ],
+)
+def test_what_does_not_fit_is_said(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    given: dict[str, Any] = {"fn": chain, "fw_compiler": Recorder(), **arguments}
+    with pytest.raises(error, match=f"^{re.escape(text)}"):
+        aot_function(**given)
+
+
+class TestModules:
+    def test_it_is_a_view(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+        traced = aot_module(module, Recorder())
+        assert list(traced.state_dict()) == list(module.state_dict())
+        assert all(one is other for one, other in zip(traced.parameters(), module.parameters(), strict=True))
+        x = torch.randn(3, 4)
+        for training in (True, False):
+            traced.train(training)
+            assert module.training is training
+            results = []
+            for one in (module, traced):
+                torch.manual_seed(0)
+                module.zero_grad()
+                one(x).square().sum().backward()
+                results.append([parameter.grad.clone() for parameter in module.parameters()])  # type: ignore[union-attr]
+            torch.testing.assert_close(results[0], results[1])
+
+    def test_it_can_be_copied_and_pickled(self) -> None:
+        traced = aot_module(nn.Linear(3, 2), default_compiler)
+        x = torch.randn(2, 3)
+        for twin in (copy.deepcopy(traced), pickle.loads(pickle.dumps(traced))):
+            torch.testing.assert_close(twin(x), traced(x))
+
+    def test_a_function_is_none(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"^aot_module takes a module, got function; aot_function is for functions$"
+        ):
+            aot_module(chain, Recorder())  # type: ignore[arg-type]
+
+
+def default_compiler(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+    return graph

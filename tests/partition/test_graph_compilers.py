@@ -1,0 +1,77 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import Tensor
+
+from fuselayers.partition import FallbackWarning, aot_function, graph_compilers, print_compile, ts_compile
+
+
+def chain(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet() -> Iterator[None]:
+    graph_compilers._say_what_serves.cache_clear()
+    yield
+    graph_compilers._say_what_serves.cache_clear()
+
+
+def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3)
+    out = aot_function(chain, print_compile)(a, b)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, b).sum(), a))
+    forward, backward = capsys.readouterr().out.strip().split("\n\n\n\n")
+    assert "torch.ops.aten.cos.default" in forward
+    assert "tangents_1" in backward
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_ts_compile_says_once_what_serves(dynamic: bool) -> None:
+    traced = aot_function(chain, ts_compile, dynamic=dynamic)
+    text = (
+        r"^ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; (Inductor compiles the graph|the "
+        r"graph runs op by op \(.*\))\. Write fuse\(fn, backend='inductor'\) instead of aot_function\(fn, ts_compile"
+    )
+    with pytest.warns(FallbackWarning, match=text) as said:
+        for size in (3, 5):
+            a, b = torch.randn(size, 2, requires_grad=True), torch.randn(size, 2)
+            out = traced(a, b)
+            torch.testing.assert_close(out, chain(a, b))
+            torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, b).sum(), a))
+    assert len([one for one in said if one.category is FallbackWarning]) == 1
+
+
+def test_ts_compile_without_a_compiler() -> None:
+    a = torch.randn(3, requires_grad=True)
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.warns(FallbackWarning, match=r"; the graph runs op by op \(no C\+\+ compiler was found;"),
+    ):
+        out = aot_function(chain, ts_compile)(a, a)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, a).sum(), a))
+
+
+def test_ts_compile_draws_eagers_numbers_and_takes_transposed_inputs() -> None:
+    def drops(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x.mT @ x, 0.5) * 2
+
+    x = torch.randn(4, 6, requires_grad=True)
+    torch.manual_seed(3)
+    plain = drops(x)
+    torch.manual_seed(3)
+    with pytest.warns(FallbackWarning):
+        compiled = aot_function(drops, ts_compile)(x)
+    torch.testing.assert_close(compiled, plain)
+    torch.testing.assert_close(torch.autograd.grad(compiled.sum(), x), torch.autograd.grad(plain.sum(), x))
+
+
+def test_ts_compile_of_a_real_tensors_graph() -> None:
+    """AOTAutograd gives fake inputs; who calls the compiler by himself may give real ones."""
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x.sin().exp(),))(torch.ones(4))
+    x = torch.randn(4)
+    with pytest.warns(FallbackWarning):
+        run = ts_compile(graph, [torch.ones(4)])
+    torch.testing.assert_close(run([x])[0], x.sin().exp())
