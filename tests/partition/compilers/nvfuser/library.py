@@ -142,7 +142,7 @@ GOLDEN: dict[str, Case] = {
         "bias_dropout_residual_layer_norm-prenorm",
         "bias_dropout_residual_rms_norm-post",
         "cross_entropy",
-        "gated_activation",
+        "gated_activation-packed",
         "linear_activation",
         "residual_layer_norm",
         "residual_rms_norm",
