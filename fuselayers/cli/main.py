@@ -22,7 +22,7 @@ __all__ = ["main"]
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
 # The commands that build what a config names, which may be a class of the user's own.
-_IMPORTING = ("train", "list", "bench", "explain")
+_IMPORTING = ("train", "list", "bench", "explain", "tune")
 # What the library raises for something the caller can mend. Anything else is a bug, and keeps its traceback.
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 

@@ -24,7 +24,7 @@ def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
         ValueError, OSError: there is no such group; or the search path is wrong, see `open_folders`.
 
     >>> choices("fusion")
-    ('auto', 'eager', 'inductor', 'off', 'triton')
+    ('auto', 'eager', 'inductor', 'nvfuser', 'off', 'triton')
     """
     check_group(group)
     return names_in(open_folders(searchpath), group)

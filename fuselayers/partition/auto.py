@@ -29,7 +29,7 @@ import torch.fx as fx
 from torch import Tensor, nn
 
 from .backends import (
-    AUTO_ORDER,
+    CANDIDATES,
     UNFUSED,
     BackendUnavailableError,
     compile_chain,
@@ -38,7 +38,7 @@ from .backends import (
     why_unavailable,
 )
 from .partitioners import Partitioner, SavingRule, partitioner
-from .report import GraphReport, ServedGraph, describe_graph
+from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
 from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
@@ -126,18 +126,19 @@ def compile_auto(
     options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
     report = describe_graph(graph_module, name=name, **options)
     devices = device_types_of(example_inputs)
-    if not _keeps_what_was_asked(partition, example_inputs):
+    if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
-    known = not _size_places(graph_module) and remembered(_label(report, ()), main_device(example_inputs))
-    best = best_of(known) if known and has_choice() else None
-    if known and (best == UNFUSED or (best in AUTO_ORDER and why_unavailable(best, devices) is None)):
+    known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
+    best = best_of(known) if known else None
+    if known and (best == UNFUSED or (best in CANDIDATES and why_unavailable(best, devices) is None)):
         report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(dict(known)))
         if best == UNFUSED:
             return _Unfused(graph_module, runs), ServedGraph(report)
         rest = [other for other in chain if other != best]
         run, served = compile_chain(graph_module, example_inputs, chain=(best, *rest), report=report, **options)
         return _Fused(run, runs), served
-    run, served = compile_chain(copy_of(graph_module), example_inputs, chain=chain, report=report, **options)
+    # A chain with more than one backend leaves the graph as it is, but for the last, which means the same by it.
+    run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     served.report = replace(served.report, reason=f"{served.report.reason}; not measured yet")
     return _Undecided(graph_module, run, served, options=options, runs=runs), served
 
@@ -236,7 +237,7 @@ class _Undecided:
         if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is at it
             return
         try:
-            label = _label(self._served.report, sizes)
+            label = label_of(self._served.report, sizes)
             device_type = main_device(inputs)
             seconds = remembered(label, device_type) if sizes else None
             if seconds is None or not seconds.keys() <= {self._begun_with, UNFUSED}:
@@ -268,7 +269,7 @@ class _Undecided:
     def _compiled(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> dict[str, _Run]:
         """Every candidate, in the order in which ties are broken."""
         candidates: dict[str, _Run] = {}
-        for name in AUTO_ORDER:
+        for name in CANDIDATES:
             if name == self._begun_with:
                 candidates[name] = self._first
             elif not sizes and why_unavailable(name, device_types_of(inputs)) is None:
@@ -313,12 +314,6 @@ def _keeps_what_was_asked(partition: str | Partitioner, example_inputs: Sequence
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
     return isinstance(own, SavingRule) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
-
-
-def _label(report: GraphReport, sizes: Sequence[int]) -> str:
-    """What a graph's times are remembered by."""
-    reached = "".join(f", {1 << size - 1 if size else 0}+" for size in sizes)
-    return f"{report.name} [{report.identity}]{reached}"
 
 
 def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from .torch_private import BackendCompilerFailed, TorchDynamoException, copy_of
 
 __all__ = [
     "AUTO_ORDER",
+    "CANDIDATES",
     "UNFUSED",
     "BackendStatus",
     "BackendUnavailableError",
@@ -48,7 +49,10 @@ _NAMES: Final = ("auto", *_COMPILERS)
 _FROZEN: Final = "frozen:"
 
 AUTO_ORDER: Final = ("inductor", "eager")
-"""The backends that "auto" begins with, and the order in which it settles ties."""
+"""The backends that "auto" begins with: the first that works."""
+
+CANDIDATES: Final = ("inductor", "nvfuser", "eager")
+"""The backends that "auto" measures, in the order in which it settles ties; on a GPU "triton" is Inductor again."""
 
 UNFUSED: Final = "unfused"
 """What "auto" and a frozen choice may take, and is no backend: the function as it is."""
@@ -105,7 +109,7 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
             "nvfuser",
             without_nvfuser is None,
             without_nvfuser or "nvFuser runs what can be fused, and torch the rest",
-            nvfuser_hint() if without_nvfuser is not None and device_type != "cpu" else "",
+            "" if without_nvfuser is None else nvfuser_hint(),
         ),
     )
 
@@ -135,21 +139,21 @@ def frozen_choices(backend: str) -> dict[str, str]:
     """Return graph -> backend as a frozen choice says it; under "" that of all other graphs.
 
     Raises:
-        ValueError: it is none: "frozen:inductor,3f2a91b0=unfused" takes Inductor, and leaves one graph as it is.
+        ValueError: it is none: "frozen:inductor+3f2a91b0:unfused" takes Inductor, and leaves one graph as it is.
 
-    >>> frozen_choices("frozen:inductor,3f2a91b0=unfused")
+    >>> frozen_choices("frozen:inductor+3f2a91b0:unfused")
     {'': 'inductor', '3f2a91b0': 'unfused'}
     """
-    others, *single = backend.removeprefix(_FROZEN).split(",")
+    others, *single = backend.removeprefix(_FROZEN).split("+")
     known = tuple(_COMPILERS)
     if others not in known:
         raise ValueError(f"a frozen choice begins with the backend of most graphs: {no_such('backend', others, known)}")
     choices = {"": others}
     for entry in single:
-        identity, equals, name = entry.partition("=")
-        if not (equals and re.fullmatch("[0-9a-f]{8}", identity)):
+        identity, colon, name = entry.partition(":")
+        if not (colon and re.fullmatch("[0-9a-f]{8}", identity)):
             raise ValueError(
-                f"a frozen choice names a graph as in 3f2a91b0=eager, got {entry!r}; `fuselayers tune` writes them"
+                f"a frozen choice names a graph as in 3f2a91b0:eager, got {entry!r}; `fuselayers tune` writes them"
             )
         if name not in (*known, UNFUSED):
             raise ValueError(no_such("backend", name, (*known, UNFUSED)))

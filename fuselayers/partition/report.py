@@ -1,6 +1,7 @@
 """report -- which backend serves each graph of a fused function, and why."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from .partitioners import Partitioner
 
-__all__ = ["FusionReport", "GraphReport", "ServedGraph", "describe_graph"]
+__all__ = ["FusionReport", "GraphReport", "ServedGraph", "describe_graph", "label_of", "read_label"]
 
 _SHOWN_INPUTS: Final = 3
 
@@ -87,6 +88,30 @@ def describe_graph(
         served_by="",
         reason="",
     )
+
+
+def label_of(report: GraphReport, sizes: Sequence[int] = ()) -> str:
+    """Return what a graph's times are remembered by.
+
+    Args:
+        report: of the graph.
+        sizes: the bit lengths of its symbolic sizes.
+
+    >>> label_of(GraphReport("wave(float32[*]) training", "0a1b2c3d", "", ""), [4])
+    'wave(float32[*]) training [0a1b2c3d], 8+'
+    """
+    reached = "".join(f", {1 << size - 1 if size else 0}+" for size in sizes)
+    return f"{report.name} [{report.identity}]{reached}"
+
+
+def read_label(label: str) -> tuple[str, str, str] | None:
+    """Return the function with its inputs, the use and the identity that a label tells; None for that of an op.
+
+    >>> read_label("wave(float32[*]) training [0a1b2c3d], 8+")
+    ('wave(float32[*])', 'training', '0a1b2c3d')
+    """
+    found = re.fullmatch(r"(.*\)) (training|forward).* \[([0-9a-f]{8})\].*", label)
+    return None if found is None else (found[1], found[2], found[3])
 
 
 def _sizes(sizes: Sequence[Any]) -> str:

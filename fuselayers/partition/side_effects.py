@@ -63,12 +63,16 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        arguments = func._schema.arguments
+        given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+        given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | (kwargs or {})
+        # Attention counts as random, whether it drops something or not.
+        if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0:
             results = result if isinstance(result, tuple | list) else (result,)
             self.draws |= any(isinstance(one, Tensor) and one.numel() > 1 for one in results)
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.name in ("running_mean", "running_var") and isinstance(value, Tensor):
-                self.statistics.add(_storage(value))
+        for name in ("running_mean", "running_var"):
+            if isinstance(given.get(name), Tensor):
+                self.statistics.add(_storage(given[name]))
         return result
 
 

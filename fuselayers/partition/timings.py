@@ -27,6 +27,7 @@ __all__ = [
     "auto_file",
     "has_choice",
     "may_measure",
+    "measured_anew",
     "patience",
     "patience_in_seconds",
     "remember",
@@ -36,6 +37,7 @@ __all__ = [
 _log = logging.getLogger("fuselayers")
 _patience = 1.0
 _lock = threading.RLock()
+_anew: dict[str, Mapping[str, float]] | None = None
 
 
 @contextmanager
@@ -103,21 +105,52 @@ def auto_file() -> Path:
 
 def remembered(name: str, device_type: str = "cpu") -> Mapping[str, float] | None:
     """Return the seconds of each candidate that were measured for `name` on this machine, or None."""
-    seconds: Mapping[str, float] | None = _all_remembered().get(_machine(device_type), {}).get(name)
-    return seconds
+    known: Mapping[str, Mapping[str, float]]
+    known = _all_remembered().get(_machine(device_type), {}) if _anew is None else _anew
+    return known.get(name)
 
 
 def remember(name: str, seconds: Mapping[str, float], device_type: str = "cpu") -> None:
     """Keep the seconds of each candidate for `name`, for this process and later ones."""
+    if _anew is not None:
+        _anew[name] = dict(seconds)
+        return
     try:
-        with _lock:
-            path = auto_file()
-            known = {machine: dict(times) for machine, times in _all_remembered().items()}
-            known.setdefault(_machine(device_type), {})[name] = dict(seconds)
-            write_json(path, known)
-        _log.info("%s: %s; kept in %s", name, dict(seconds), path)
+        _keep({name: seconds}, device_type)
     except (OSError, RuntimeError) as error:
         _log.info("times are not kept for later processes: %s", error)
+
+
+@contextmanager
+def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str, Mapping[str, float]]]:
+    """Within it what was measured before does not count, and what is measured is gathered. Used by `fuselayers tune`.
+
+    Args:
+        device_type: where it is measured.
+        keep: whether what was gathered is written down at the end, over what was there.
+
+    Raises:
+        OSError: (at the end) it could not be written.
+        RuntimeError: (at the end) nobody's home, where it would be.
+    """
+    global _anew
+    before, _anew = _anew, {}
+    gathered = _anew
+    try:
+        yield gathered
+    finally:
+        _anew = before
+    if keep and gathered:
+        _keep(gathered, device_type)
+
+
+def _keep(times: Mapping[str, Mapping[str, float]], device_type: str) -> None:
+    with _lock:
+        path = auto_file()
+        known = {machine: dict(one) for machine, one in _all_remembered().items()}
+        known.setdefault(_machine(device_type), {}).update({name: dict(seconds) for name, seconds in times.items()})
+        write_json(path, known)
+    _log.info("%s; kept in %s", times, path)
 
 
 def _machine(device_type: str) -> str:

@@ -282,7 +282,7 @@ class TestSources:
         ),
         (["feedforward.name=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
         (["train=defualt"], "no train 'defualt'; did you mean 'default'? there are: default, quick"),
-        (["fusion=of"], "no fusion 'of'; did you mean 'off'? there are: auto, eager, inductor, off, triton"),
+        (["fusion=of"], "no fusion 'of'; did you mean 'off'? there are: auto, eager, inductor, nvfuser, off, triton"),
         (
             ["feedforward.expansoin=2"],
             "no fused_mlp option 'expansoin'; did you mean 'expansion'? "
@@ -322,7 +322,7 @@ class TestSources:
         (["data.held_out=1.5"], "data.held_out must be above 0 and below 1, got 1.5"),
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
         (["fusion.scope=blok"], "no fusion.scope 'blok'; did you mean 'block'? there are: block, layer, model, none"),
-        (["fusion.backend=nvfuse"], "no backend 'nvfuse'; there are:"),
+        (["fusion.backend=nvfuse"], "no backend 'nvfuse'; did you mean 'nvfuser'?"),
         (["fusion.partition=mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["data=text"], "data.path has no value yet; set data.path="),
         (["data.suffixes=.py"], "data.suffixes must be a list, got '.py'; write [.py]"),

@@ -335,12 +335,12 @@ class TestFrozen:
         identity = only(first).identity
         for chosen in ("eager", "inductor", "unfused"):
             torch.compiler.reset()
-            fused = fuse(wave, backend=f"frozen:inductor,{identity}={chosen}")
+            fused = fuse(wave, backend=f"frozen:inductor+{identity}:{chosen}")
             check(fused, *inputs())
             assert (only(fused).served_by, only(fused).reason) == (chosen, "frozen")
 
     def test_all_other_graphs_have_the_first(self) -> None:
-        fused = fuse(wave, backend="frozen:eager,00000000=unfused")
+        fused = fuse(wave, backend="frozen:eager+00000000:unfused")
         check(fused, *inputs())
         assert fused.served_by == ("eager",)
 

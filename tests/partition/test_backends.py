@@ -118,7 +118,7 @@ def test_chain() -> None:
     assert check_backends("eager", ("inductor", "eager")) == ("eager", "inductor")
     assert check_backends("inductor", ()) == ("inductor",)
     assert check_backends("eager", ("auto",)) == ("eager", "inductor")
-    assert check_backends("frozen:eager,3f2a91b0=unfused", ("inductor",)) == ("eager", "inductor")
+    assert check_backends("frozen:eager+3f2a91b0:unfused", ("inductor",)) == ("eager", "inductor")
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_chain() -> None:
         ("frozen:unfused", "a frozen choice begins with the backend of most graphs: no backend 'unfused'; "),
         ("frozen:auto", "a frozen choice begins with the backend of most graphs: no backend 'auto'; "),
         (
-            "frozen:eager,3f2a=eager",
-            "a frozen choice names a graph as in 3f2a91b0=eager, got '3f2a=eager'; `fuselayers tune` writes them",
+            "frozen:eager+3f2a:eager",
+            "a frozen choice names a graph as in 3f2a91b0:eager, got '3f2a:eager'; `fuselayers tune` writes them",
         ),
-        ("frozen:eager,3f2a91b0=egger", "no backend 'egger'; did you mean 'eager'? there are: "),
+        ("frozen:eager+3f2a91b0:egger", "no backend 'egger'; did you mean 'eager'? there are: "),
     ],
 )
 def test_frozen_choices_that_cannot_be_read(backend: str, text: str) -> None:

@@ -39,6 +39,7 @@ def test_what_is_overwritten_is_named_by_its_place_and_stays_as_it_is() -> None:
         (lambda x: F.dropout(x, 0.5, training=False), False),
         (lambda x: x + torch.rand_like(x), True),
         (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), True),
+        (lambda x: F.scaled_dot_product_attention(x, x, x), False),
         (lambda x: x * draw_seed(device="cpu"), False),
     ],
 )

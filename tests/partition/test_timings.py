@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.partition import auto_file, patience, timings
-from fuselayers.partition.timings import has_choice, may_measure, remember, remembered
+from fuselayers.partition.timings import has_choice, may_measure, measured_anew, remember, remembered
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +72,22 @@ def test_nothing_is_measured_while_somebody_watches(monkeypatch: pytest.MonkeyPa
         look(x)
         monkeypatch.undo()
     assert seen == [False] * 5
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_measured_anew(keep: bool) -> None:
+    remember("one", {"eager": 1.0})
+    remember("two", {"eager": 2.0})
+    with measured_anew(keep=keep) as found:
+        assert remembered("one") is None
+        remember("one", {"eager": 3.0})
+        assert remembered("one") == {"eager": 3.0} == found["one"]
+    assert remembered("one") == {"eager": 3.0 if keep else 1.0}
+    assert remembered("two") == {"eager": 2.0}
+
+
+def test_what_cannot_be_kept_is_said_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(OSError, match="below"), measured_anew(keep=True):
+        remember("one", {"eager": 1.0})

@@ -89,7 +89,7 @@ def test_the_hint_names_a_wheel_that_exists_or_the_source(cuda: str | None, vers
 def test_the_backend_says_why_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", None)
     here, on_a_gpu = ({one.name: one for one in backends(device=device)}["nvfuser"] for device in ("cpu", "cuda"))
-    assert (here.available, here.reason, here.hint) == (False, why_nvfuser_is_unavailable("cpu"), "")
+    assert (here.available, here.reason, here.hint) == (False, why_nvfuser_is_unavailable("cpu"), nvfuser_hint())
     assert (on_a_gpu.reason, on_a_gpu.hint) == ("nvfuser_direct is not installed", nvfuser_hint())
     with pytest.raises(
         BackendUnavailableError,

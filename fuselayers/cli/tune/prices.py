@@ -1,6 +1,5 @@
-"""`fuselayers tune`: measures the machine, so that the fusion core's prices are this machine's."""
+"""The machine's own figures, so that the fusion core's prices are this machine's."""
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -10,19 +9,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..partition import Machine, machine_of
-from ..partition.machine import write_tuned
-from .machine import choose_device, describe_machine, synchronize
+from ...partition import Machine, machine_of
+from ...partition.machine import write_tuned
+from ..machine import describe_machine, synchronize
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "measure", "run"]
-
-SUMMARY = "measure this machine's memory and arithmetic"
-DESCRIPTION = """\
-Measures how fast this machine moves memory, multiplies matrices, does elementwise arithmetic and starts a kernel, and
-keeps the figures for the fusion core, which weighs saving a value against computing it again by them.
-
-  fuselayers tune
-  fuselayers tune --device cuda --dry-run"""
+__all__ = ["measure", "tune_prices"]
 
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
@@ -31,15 +22,8 @@ _CHAIN: Final = 32
 _EXP_FLOPS: Final = 16
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and whether to keep it."""
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
-    parser.add_argument("--dry-run", action="store_true", help="measure and print, keep nothing")
-
-
-def run(arguments: argparse.Namespace, console: Console) -> int:
+def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     """Measure, print beside what held before, and keep."""
-    device = choose_device(arguments.device, setting="--device")
     try:
         before: Machine | None = machine_of(device.type)
     except ValueError as error:  # a broken file, which measuring mends
@@ -61,11 +45,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         cells = (f"{getattr(one, name) / scale:,.1f} {unit}" if one else "-" for one in (machine, before))
         table.add_row(label, *cells)
     console.print(table, highlight=False)
-    if arguments.dry_run:
-        console.print("nothing kept (--dry-run)", highlight=False)
-    else:
+    if keep:
         console.print(f"kept in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
-    return 0
 
 
 def measure(device: torch.device, *, size: int = 1 << 25, width: int = 1536) -> Machine:

@@ -3,16 +3,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers.cli import tune
 from fuselayers.cli.main import main
+from fuselayers.cli.tune import prices
 from fuselayers.partition import Machine, machine_of
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    whole = tune.measure
-    monkeypatch.setattr(tune, "measure", lambda device: whole(device, size=1 << 18, width=128))
+    whole = prices.measure
+    monkeypatch.setattr(prices, "measure", lambda device: whole(device, size=1 << 18, width=128))
 
 
 def test_what_is_measured_is_kept_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_a_broken_file_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_figures_are_of_this_world() -> None:
-    machine: Machine = tune.measure(torch.device("cpu"))
+    machine: Machine = prices.measure(torch.device("cpu"))
     assert 1e8 < machine.bandwidth < 1e13
     assert 1e8 < machine.flop_rate < 1e15
     assert 1e8 < machine.vector_flop_rate < 1e14

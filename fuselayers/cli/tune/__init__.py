@@ -1,0 +1,6 @@
+"""`fuselayers tune`: measures the machine, and which backend serves what best."""
+
+from .command import DESCRIPTION as DESCRIPTION
+from .command import SUMMARY as SUMMARY
+from .command import add_arguments as add_arguments
+from .command import run as run

@@ -1,0 +1,92 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers import build
+from fuselayers.cli.tune import choices
+from fuselayers.cli.tune.choices import Row, frozen, tune_model, tune_ops
+from fuselayers.partition import auto, auto_file
+
+TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    monkeypatch.setattr(choices, "_ENOUGH_SECONDS", 0.0)
+    torch.compiler.reset()
+
+
+def test_a_model_is_tuned_in_both_uses_and_its_choice_is_kept() -> None:
+    rows = tune_model(TINY, batch_size=2, device=CPU, keep=True)
+    assert [(row.function.split("(")[0], row.use) for row in rows] == [
+        ("Decoder", "training"),
+        ("model decoder", "training"),
+        ("Decoder", "forward"),
+        ("model decoder", "forward"),
+    ]
+    for row in rows:
+        assert (row.ratio is None) is (row.identity != "")
+        assert set(row.seconds) == ({"inductor", "eager", "unfused"} if row.identity else set())
+    (machine,) = json.loads(auto_file().read_text()).values()
+    kept = {label[-9:-1]: seconds for label, seconds in machine.items()}
+    assert kept == {row.identity: row.seconds for row in rows if row.identity}
+
+
+def test_the_frozen_choice_serves_the_same_graphs() -> None:
+    rows = tune_model(TINY, batch_size=2, device=CPU, keep=False)
+    assert not auto_file().exists()
+    torch.compiler.reset()
+    model = build("gpt_nano", [*TINY, f"fusion.backend={frozen(rows)}"])
+    inputs = model.example_inputs(2, device="cpu")  # type: ignore[operator]
+    model(*inputs).backward()
+    (graph,) = model.report().graphs  # type: ignore[operator]
+    (training,) = (row for row in rows if row.identity and row.use == "training")
+    assert (graph.identity, graph.served_by, graph.reason) == (training.identity, training.chosen, "frozen")
+
+
+def test_blocks_are_chosen_for_each_by_itself() -> None:
+    rows = tune_model([*TINY, "fusion.scope=block"], batch_size=2, device=CPU, keep=False)
+    assert {row.function.split("(")[0] for row in rows if row.identity} == {"TransformerBlock"}
+
+
+def test_what_loses_against_eager_as_it_is_called_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself a backend was the fastest; called as it will be, eager is."""
+    timed = iter([(1.0, 2.0), (1.0, 1.0)] * 2)
+    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: next(timed))
+    said = {"inductor": 0.5, "eager": 1.2, "unfused": 0.9}
+    monkeypatch.setattr(auto, "_measure", lambda candidates, inputs, *, overwritten: said)
+    rows = tune_model(TINY, batch_size=2, device=CPU, keep=True)
+    assert [row.chosen for row in rows if row.identity] == ["unfused", "unfused"]
+    assert [row.seconds for row in rows if row.identity] == [{"inductor": 2.0, "unfused": 1.0}] * 2
+    assert [row.ratio for row in rows if row.ratio] == [1.0, 1.0]
+
+
+def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = {name: choices.OPS[name] for name in ("rms_norm", "activate")}
+    monkeypatch.setattr(choices, "OPS", some)
+    rows = tune_ops([(2, 3, 16)], dtype=torch.float32, dropout=0.1, device=CPU, keep=False)
+    assert [(row.function, row.use) for row in rows] == [
+        (f"{name} 2x3x16", use) for name in some for use in ("training", "forward")
+    ]
+    assert all(row.ratio and row.chosen in row.seconds for row in rows)
+
+
+def test_nothing_to_choose() -> None:
+    with pytest.raises(
+        ValueError, match=r"^nothing in this model is fused, so there is nothing to choose; take fusion=auto$"
+    ):
+        tune_model(["fusion=off"], batch_size=None, device=CPU, keep=False)
+
+
+def test_frozen_names_what_most_have() -> None:
+    rows = [
+        Row("", "", {}, name, None, f"0000000{place}") for place, name in enumerate(("eager", "inductor", "inductor"))
+    ]
+    assert frozen(rows) == "frozen:inductor+00000000:eager"
+    assert frozen([Row("", "", {}, "unfused", None, "0a0b0c0d")]) == "frozen:eager+0a0b0c0d:unfused"
+    assert re.fullmatch("frozen:eager", frozen([]))

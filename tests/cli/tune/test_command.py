@@ -1,0 +1,62 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers.cli.main import main
+from fuselayers.cli.tune import choices, command
+from fuselayers.partition import auto_file
+
+TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    monkeypatch.setattr(choices, "_ENOUGH_SECONDS", 0.0)
+    torch.compiler.reset()
+
+
+def test_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *TINY, "--batch", "2", "--device", "cpu", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "model decoder" in printed
+    assert "against eager: the time of the same function op by op" in printed
+    assert "to have the same choice in every run: fusion.backend=frozen:" in printed
+    assert "nothing kept (--dry-run)" in printed
+    assert not auto_file().exists()
+
+
+def test_ops(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "OPS", {"rms_norm": choices.OPS["rms_norm"]})
+    assert main(["tune", "ops", "--shape", "2x3x16", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert "rms_norm 2x3x16" in printed
+    assert "ops in float32, dropout 0.1" in printed
+    assert auto_file().exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["gpt_nano"], "tune takes ops, or overrides such as model=gpt_nano, got gpt_nano"),
+        (["ops", "model=gpt_nano"], "tune takes ops, or overrides such as model=gpt_nano, got ops model=gpt_nano"),
+        (["--batch", "2"], "--batch is a number of examples from 1 on, for a model, got 2"),
+        (["model=gpt_nano", "--batch", "0"], "--batch is a number of examples from 1 on, for a model, got 0"),
+        (["--shape", "2x3"], "--shape goes with ops: fuselayers tune ops --shape 8x256x512"),
+        (["ops", "--shape", "2x-3"], "--shape must be sizes from 1 on, as in 8x256x512, got '2x-3'"),
+        (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; take fusion=auto"),
+    ],
+)
+def test_what_does_not_fit_is_said(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", *arguments]) == 2
+    assert capsys.readouterr().err == f"fuselayers: {text}\n"
+
+
+def test_without_an_argument_it_is_the_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(command, "tune_prices", lambda device, **options: asked.append(device.type))
+    assert main(["tune", "--device", "cpu"]) == 0
+    assert asked == ["cpu"]

@@ -1,0 +1,84 @@
+"""How nvFuser comes to serve: asked for by name, with a chain behind it, or chosen by "auto"."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, patience
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+
+CHAIN = ("triton", "inductor", "eager")
+ON_A_CPU = "nvFuser compiles for CUDA only, and this runs on a CPU"
+
+
+def wave(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.randn(5, 7, requires_grad=True), torch.randn(7)
+
+
+def test_the_chain_is_gone_through_in_order_and_each_step_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback_warning, "_said", set())
+    fused = fuse(wave, backend="nvfuser", fallback=CHAIN)
+    a, b = inputs()
+    with pytest.warns(FallbackWarning) as said:
+        torch.testing.assert_close(fused(a, b), wave(a, b))
+    assert [str(one.message) for one in said if one.category is FallbackWarning] == [
+        f"backend 'nvfuser' is not used: {ON_A_CPU}; 'inductor' serves instead",
+        "backend 'triton' is not used: Triton compiles for GPUs, and this runs on a CPU; 'inductor' serves instead",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        again = fuse(torch.tan, backend="nvfuser", fallback=CHAIN)
+        again(torch.ones(3))
+    (report,) = again.report().graphs
+    assert report.served_by == "inductor"
+    assert report.reason == (
+        f"since nvfuser is not used: {ON_A_CPU}; "
+        "since triton is not used: Triton compiles for GPUs, and this runs on a CPU"
+    )
+
+
+def test_without_a_fallback_it_raises() -> None:
+    text = f"no backend could compile this function (nvfuser: {ON_A_CPU}); mend the cause, or allow fallback=('eager',)"
+    with pytest.raises(BackendUnavailableError, match=f"^{re.escape(text)}$"):
+        fuse(wave, backend="nvfuser", fallback=())(*inputs())
+
+
+def test_auto_measures_it_and_takes_it_where_it_is_fastest(
+    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    asked = []
+
+    def measured(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+        asked.append(list(candidates))
+        return {name: 1.0 if name == "nvfuser" else 2.0 for name in candidates}
+
+    monkeypatch.setattr(auto, "_measure", measured)
+    a, b = inputs()
+    with patience(0):
+        for _ in range(2):  # measured, then remembered
+            torch.compiler.reset()
+            fused = fuse(wave)
+            torch.testing.assert_close(fused(a, b), wave(a, b))
+            assert fused.served_by == ("nvfuser",)
+    assert asked == [["inductor", "nvfuser", "eager", "unfused"]]
+    assert sum(one.executions for one in on_the_cpu.defined) == 2
+
+
+def test_a_frozen_choice_of_it(on_the_cpu: StandIn) -> None:
+    a, b = inputs()
+    fused = fuse(wave, backend="frozen:nvfuser", fallback=())
+    torch.testing.assert_close(torch.autograd.grad(fused(a, b).sum(), a), torch.autograd.grad(wave(a, b).sum(), a))
+    assert fused.served_by == ("nvfuser",)
+    assert on_the_cpu.defined
