@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.partition import fuse, min_cut
+from fuselayers.partition import explain, fuse, min_cut, saved_bytes
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.compilers.nvfuser.library import CASES
@@ -137,6 +137,14 @@ def test_autocast_is_in_the_graph(on_the_cpu: StandIn) -> None:
     for got, expected in zip(ran[0].all, ran[1].all, strict=True):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
     assert "DataType.BFloat16" in on_the_cpu.defined[0].script()
+
+
+def test_explain_tells_what_is_saved(on_the_cpu: StandIn) -> None:
+    fn = fused(CASES["bias_dropout_residual_layer_norm-prenorm"].fn)
+    inputs = CASES["bias_dropout_residual_layer_norm-prenorm"].inputs(torch.float32)
+    receipt = explain(fn, *inputs)
+    assert receipt.backend == "nvfuser"
+    assert receipt.totals["this"].saved_bytes == saved_bytes(fn, *inputs)
 
 
 on_a_gpu = pytest.mark.skipif(
