@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,31 +17,13 @@ from fuselayers.partition.compilers.nvfuser.definitions import Region
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 
+ACTIVATIONS = (
+    *(F.celu, F.elu, F.gelu, F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.logsigmoid, F.mish, F.relu),
+    *(F.relu6, F.selu, torch.sigmoid, F.silu, F.softplus, F.softsign, torch.tanh, F.tanhshrink),
+)
 # Each between two products, so that there is a region however much of it an op needs.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    **{
-        name: lambda x, name=name: getattr(F, name)(x * 1.5) * 2
-        for name in [
-            "celu",
-            "elu",
-            "gelu",
-            "hardsigmoid",
-            "hardswish",
-            "hardtanh",
-            "leaky_relu",
-            "logsigmoid",
-            "mish",
-            "relu",
-            "relu6",
-            "selu",
-            "sigmoid",
-            "silu",
-            "softplus",
-            "softsign",
-            "tanh",
-            "tanhshrink",
-        ]
-    },
+    "activations": lambda x: torch.stack([activation(x * 1.5) for activation in ACTIVATIONS]) * 2,
     "gelu_tanh": lambda x: F.gelu(x * 1.5, approximate="tanh") * 2,
     "threshold": lambda x: F.threshold(x * 2, 0.1, 3.0) * 2,
     "glu": lambda x: F.glu(x * 2, -1) * 2,
@@ -76,8 +59,6 @@ _HARMLESS = {"empty_like", "detach"}
 @pytest.fixture
 def left_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the ops that stay outside of regions, of every graph that is compiled."""
-    import sys
-
     module = sys.modules["fuselayers.partition.compilers.nvfuser.compile"]
     left: list[str] = []
     original: Callable[..., Any] = module.with_regions  # type: ignore[attr-defined]

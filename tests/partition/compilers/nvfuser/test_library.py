@@ -13,8 +13,9 @@ from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.compilers.nvfuser.library import CASES, drops_by_formula
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# An activation is a formula in the same frame; one dtype each, but for the one that everybody uses.
-_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(CASES) if "activation_" in name and "-gelu" not in name}
+# Another activation or another style is another formula in the same frame: one dtype is enough for each.
+_VARIANTS = [name for name in CASES if "-" in name and not name.endswith(("-gelu", "-post"))]
+_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(_VARIANTS)}
 RUNS = [(name, dtype) for name in CASES for dtype in DTYPES if _ONCE.get(name, dtype) == dtype]
 
 
