@@ -6,6 +6,7 @@ rounded in between: that is what fusing gains in accuracy, and what Inductor doe
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -73,13 +74,13 @@ class Value(NamedTuple):
     dtype: torch.dtype
 
 
-class Kind:
+class Kind(Enum):
     """What an op is to a region of ops: see `regions`."""
 
-    COMPUTES: Final = "computes"
-    CARRIES: Final = "carries"
-    MOVES: Final = "moves"
-    MAKES: Final = "makes"
+    COMPUTES = "computes"
+    CARRIES = "puts values side by side in new memory, or takes one of a tuple"
+    MOVES = "looks at the same values in another way, or copies them"
+    MAKES = "makes a tensor from numbers alone"
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,12 @@ class Rule:
 
     Attributes:
         emit: adds the op to the builder's definition and returns its result, or the tuple of its results.
-        kind: COMPUTES, CARRIES (values side by side in new memory, or one of a tuple), MOVES (another look at the same
-            values, or a copy) or MAKES (a tensor from numbers alone).
+        kind: what a region makes of it.
         accepts: whether a node's arguments are among those that `emit` knows.
     """
 
     emit: "Callable[[Builder, fx.Node], Value | tuple[Value, ...]]"
-    kind: str = Kind.COMPUTES
+    kind: Kind = Kind.COMPUTES
     accepts: Callable[[fx.Node], bool] = field(default=lambda node: True)
 
 

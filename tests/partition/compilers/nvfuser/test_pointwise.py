@@ -90,3 +90,7 @@ def test_an_op_computes_what_torch_does(target: Any, on_the_cpu: StandIn) -> Non
 @pytest.mark.parametrize("exponent", [1, 2, 3, 0.5, -0.5, -1, -2.5])
 def test_a_power_computes_what_torch_does(exponent: float, on_the_cpu: StandIn) -> None:
     assert_op(aten.pow.Tensor_Scalar, (ABOVE, exponent), {}, on_the_cpu)
+
+
+def test_a_product_of_booleans_is_true_where_both_are(on_the_cpu: StandIn) -> None:
+    assert_op(aten.mul.Tensor, (TRUE, ~TRUE[:1]), {}, on_the_cpu)
