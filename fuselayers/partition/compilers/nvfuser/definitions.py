@@ -133,6 +133,8 @@ def _address(value: torch.Tensor) -> int:
 
 def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The value with its dimensions in this order in memory, densely; itself where they already are."""
+    if all(dim == number for number, dim in enumerate(order)):
+        return value.contiguous()
     outer_first = value.permute(tuple(order))
     if outer_first.is_contiguous():
         return value
