@@ -1,6 +1,7 @@
 # make train   sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
 # make test    sets up .venv and runs lint, types and tests
-# The rest: test-all (the slow tests too), lint, docs (the site, into site/), clean.
+# The rest: test-all (the slow tests too), test-nvfuser (the real nvFuser makes what is on file for it), lint,
+# docs (the site, into site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ WORKERS ?= 2
 # pip 25.3 the second has a variable of its own.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
-.PHONY: train test test-all lint docs clean
+.PHONY: train test test-all test-nvfuser lint docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-test
@@ -31,6 +32,16 @@ test-all: lint
 	$(PYTEST) $(ARGS)
 	TRITON_INTERPRET=1 $(PYTEST) -m kernels $(ARGS) || [ $$? -eq 5 ]
 
+# nvFuser's newest wheel is for torch 2.9, which this library is too new for: what it is handed is on file, as definitions
+# that need nothing else. Its import wants an NVIDIA driver, its wheels Python 3.10 or 3.12.
+test-nvfuser: $(VENV)-nvfuser/.installed
+	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.replay_goldens $(ARGS)
+
+$(VENV)-nvfuser/.installed:
+	"$(PYTHON)" -m venv --clear $(VENV)-nvfuser
+	"$(VENV)-nvfuser/bin/python" -m pip install 'torch==2.9.*' nvfuser-cu128-torch29 numpy
+	@touch $@
+
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -40,7 +51,7 @@ docs: $(VENV)/.installed-docs
 	$(RUN) -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-nvfuser build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 # One stamp per extra: while nothing that it depends on changes, nothing is installed again.
 $(VENV)/.installed-%: setup.py pyproject.toml constraints.txt

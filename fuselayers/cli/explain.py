@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="+", metavar="OVERRIDE", help="of the config: model=gpt2_small norm=rms_norm"
     )
     parser.add_argument("--batch", help="sequences x tokens (default 1 x the model's context)")
-    parser.add_argument("--backend", default="inductor", help="inductor or eager (default inductor)")
+    parser.add_argument("--backend", default="inductor", help="inductor, triton, nvfuser or eager (default inductor)")
     parser.add_argument(
         "--partition",
         default="min_cut",

@@ -13,6 +13,7 @@ import torch
 import torch.fx as fx
 
 from ..names import no_such
+from .compilers.nvfuser import nvfuser_decompositions, with_masks_for_nvfuser
 from .fake_twins import fake_twins
 from .partitioners import default
 from .passes import dropout_in_place_pass, seeded_dropout_calls_pass, seeded_dropout_pass
@@ -103,7 +104,8 @@ def capture(
     Args:
         fn: a function of tensors or a module; a fused one is traced as what it fuses.
         args: its arguments. Tensors may be real, fake, or on the meta device.
-        backend: "inductor" (decomposed, after Inductor's own passes over the joint graph) or "eager" (ATen ops).
+        backend: "inductor" (decomposed, after Inductor's own passes over the joint graph), which is "triton" too,
+            "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
         fullgraph: True raises Dynamo's error where it would split the function in several graphs.
         device: the device that meta tensors are taken to be on. Other tensors are where they are. It must be present:
             autograd asks the device for its stream, for fake tensors too.
@@ -232,12 +234,35 @@ def _compile_inductor(
     return trace_with_inductor(graph_module, example_inputs, partitioner, run=_run_as_it_is)
 
 
+def _compile_nvfuser(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+) -> Callable[..., Any]:
+    def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+        return partitioner(seeded_dropout_pass(joint_module), joint_inputs, **options)
+
+    backend = aot_autograd(
+        fw_compiler=_run_as_it_is,
+        partition_fn=partition_fn,
+        keep_inference_input_mutations=True,
+        decompositions=dict(nvfuser_decompositions()),
+    )
+    compiled: Callable[..., Any] = backend(with_masks_for_nvfuser(graph_module), example_inputs)
+    return compiled
+
+
 def _run_as_it_is(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     run: Callable[..., Any] = make_boxed_func(graph_module.forward)
     return run
 
 
-_BACKENDS: Final = types.MappingProxyType({"eager": _compile_eager, "inductor": _compile_inductor})
+_BACKENDS: Final = types.MappingProxyType(
+    {
+        "eager": _compile_eager,
+        "inductor": _compile_inductor,
+        "triton": _compile_inductor,
+        "nvfuser": _compile_nvfuser,
+    }
+)
 
 
 def _with_code_of_its_own(fn: Any) -> types.FunctionType:

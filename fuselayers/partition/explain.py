@@ -48,7 +48,7 @@ def explain(
     Args:
         fn: a function of tensors, a module, or what `fuse` made of one; the last is explained with its own options.
         args: what it would be called with: real tensors, or tensors on the meta device.
-        backend: "inductor" or "eager": whose graph, and whose prices; the default is Inductor's.
+        backend: "inductor", "triton", "nvfuser" or "eager": whose graph, and whose prices; the default is Inductor's.
         partition: as in `fuse`. Masks are taken to be made from seeds, as they are without `torch_random`.
         device: where meta tensors are taken to be.
         kwargs: passed on to `fn`.

@@ -371,7 +371,7 @@ def decides_on_a_value(x: Tensor) -> Tensor:
         (
             lambda: capture(torch.sin, torch.ones(2), backend="inducter"),
             ValueError,
-            r"^no backend 'inducter'; did you mean 'inductor'\? there are: eager, inductor$",
+            r"^no backend 'inducter'; did you mean 'inductor'\? there are: eager, inductor, nvfuser, triton$",
         ),
         (
             lambda: capture(decides_on_a_value, torch.ones(2, requires_grad=True)),

@@ -167,6 +167,12 @@ class TestCalls:
         before = str(module.graph)
         assert str(seeded_dropout_calls_pass(module).graph) == before
 
+    def test_is_left_alone_on_other_devices(self) -> None:
+        module = self.given(drops)
+        before = str(module.graph)
+        assert str(seeded_dropout_calls_pass(module, device_types={"cuda"}).graph) == before
+        assert str(seeded_dropout_calls_pass(module, device_types={"cuda", "cpu"}).graph) != before
+
 
 ROWS, COLUMNS = 64, 128
 ONE = ROWS * COLUMNS * 4

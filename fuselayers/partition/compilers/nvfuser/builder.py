@@ -6,6 +6,7 @@ rounded in between: that is what fusing gains in accuracy, and what Inductor doe
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -73,13 +74,13 @@ class Value(NamedTuple):
     dtype: torch.dtype
 
 
-class Kind:
+class Kind(Enum):
     """What an op is to a region of ops: see `regions`."""
 
-    COMPUTES: Final = "computes"
-    CARRIES: Final = "carries"
-    MOVES: Final = "moves"
-    MAKES: Final = "makes"
+    COMPUTES = "computes"
+    CARRIES = "puts values side by side in new memory, or takes one of a tuple"
+    MOVES = "looks at the same values in another way, or copies them"
+    MAKES = "makes a tensor from numbers alone"
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,12 @@ class Rule:
 
     Attributes:
         emit: adds the op to the builder's definition and returns its result, or the tuple of its results.
-        kind: COMPUTES, CARRIES (values side by side in new memory, or one of a tuple), MOVES (another look at the same
-            values, or a copy) or MAKES (a tensor from numbers alone).
+        kind: what a region makes of it.
         accepts: whether a node's arguments are among those that `emit` knows.
     """
 
     emit: "Callable[[Builder, fx.Node], Value | tuple[Value, ...]]"
-    kind: str = Kind.COMPUTES
+    kind: Kind = Kind.COMPUTES
     accepts: Callable[[fx.Node], bool] = field(default=lambda node: True)
 
 
@@ -111,18 +111,23 @@ class Builder:
         self.ops = definition.ops
         self.values: dict[fx.Node, Any] = {}
         self._data_types = module.DataType
+        # What is written once. The handles are kept, so that their ids stay their names.
         self._casts: dict[tuple[int, torch.dtype], Value] = {}
+        self._widened: dict[tuple[int, int], Any] = {}
+        self._sizes: dict[tuple[int, int], Any] = {}
+        self._kept: list[Any] = []
 
     def data_type(self, dtype: torch.dtype) -> Any:
         """nvFuser's name for a dtype."""
         return getattr(self._data_types, NAMES_OF_DTYPES[dtype])
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """The value in another dtype; each cast is written once."""
+        """The value in another dtype."""
         if value.dtype == dtype:
             return value
-        key = (id(value.handle), dtype)  # the handles live as long as the values do
+        key = (id(value.handle), dtype)
         if key not in self._casts:
+            self._kept.append(value.handle)
             self._casts[key] = Value(self.ops.cast(value.handle, self.data_type(dtype)), dtype)
         return self._casts[key]
 
@@ -145,7 +150,21 @@ class Builder:
             return found
         handle = self.cast(found, dtype).handle
         missing = rank - argument.meta["val"].dim()
-        return self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing)) if missing else handle
+        if not missing:
+            return handle
+        key = (id(handle), missing)
+        if key not in self._widened:
+            self._kept.append(handle)
+            self._widened[key] = self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing))
+        return self._widened[key]
+
+    def size_of(self, handle: Any, dim: int) -> Any:
+        """The size of a tensor of the definition in one dimension, whatever it will be."""
+        key = (id(handle), dim)
+        if key not in self._sizes:
+            self._kept.append(handle)
+            self._sizes[key] = self.ops.size(handle, dim)
+        return self._sizes[key]
 
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
         """A number of the kind that a dtype is of."""

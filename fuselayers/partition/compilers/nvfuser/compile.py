@@ -22,7 +22,7 @@ from .decompositions import nvfuser_decompositions
 from .definitions import Region
 from .regions import extract, groups_of
 
-__all__ = ["compile_nvfuser", "with_regions"]
+__all__ = ["compile_nvfuser", "with_masks_for_nvfuser", "with_regions"]
 
 
 def compile_nvfuser(
@@ -53,12 +53,16 @@ def compile_nvfuser(
         keep_inference_input_mutations=True,
         decompositions=dict(nvfuser_decompositions()),
     )
-    graph_module = dropout_in_place_pass(graph_module)
-    if not torch_random:
-        # As a formula, so that the mask is made in the kernel that uses it.
-        graph_module = seeded_dropout_calls_pass(graph_module, device_types=frozenset({"cpu"}) | fused_device_types())
+    graph_module = dropout_in_place_pass(graph_module) if torch_random else with_masks_for_nvfuser(graph_module)
     compiled: Callable[..., Any] = backend(graph_module, example_inputs)
     return compiled
+
+
+def with_masks_for_nvfuser(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Replace torch's dropout, in a graph of Dynamo's, by the formula of our own: the mask is then made in the kernel
+    that uses it."""
+    device_types = fused_device_types() | {"cpu"}
+    return seeded_dropout_calls_pass(dropout_in_place_pass(graph_module), device_types=device_types)
 
 
 def _compiled(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

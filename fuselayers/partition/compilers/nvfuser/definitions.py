@@ -16,8 +16,8 @@ from .translate import Layout, layout_of, order_of, text_of, translate
 __all__ = ["CACHE_SIZE", "Region", "definition_for", "forget_definitions", "num_definitions"]
 
 CACHE_SIZE: Final = 1024
-"""Definitions kept. A model has some ten different regions per kind of layer, and a few layouts of each; nvFuser keeps
-the kernels of each definition, some hundred kilobytes, so that a thousand of them stay below a gigabyte."""
+"""Definitions kept. A step of a transformer needs some twenty, whatever its depth, for each layout of its inputs; the
+bound is for programs whose layouts never settle."""
 
 _Key = tuple[str, Layout]
 
@@ -81,6 +81,9 @@ class Region:
     Args:
         graph_module: the region: returns a tuple of tensors.
         device: where its tensors are.
+
+    Raises:
+        torch.OutOfMemoryError: at a call, when there is no memory for the results: torch would need as much.
     """
 
     __name__ = "nvfuser_region"
@@ -100,6 +103,8 @@ class Region:
             return results
         try:
             return self._in_nvfuser(inputs)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             self.serves = False
             said = str(error).strip().splitlines()
@@ -128,6 +133,8 @@ def _address(value: torch.Tensor) -> int:
 
 def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The value with its dimensions in this order in memory, densely; itself where they already are."""
+    if all(dim == number for number, dim in enumerate(order)):
+        return value.contiguous()
     outer_first = value.permute(tuple(order))
     if outer_first.is_contiguous():
         return value

@@ -32,7 +32,15 @@ def _in_own_dtype(name: str, places: int) -> Rule:
         operands = [builder.operand(argument, dtype, rank) for argument in node.args[:places]]
         return Value(getattr(builder.ops, name)(*operands), dtype)
 
-    return Rule(emit, accepts=_has(places))
+    # Of booleans, a maximum is another op.
+    return Rule(emit, accepts=lambda node: tensor_of(node).dtype != torch.bool and _has(places)(node))
+
+
+def _product(builder: Builder, node: fx.Node) -> Value:
+    rule = _on_booleans("logical_and", 2) if tensor_of(node).dtype == torch.bool else _in_own_dtype("mul", 2)
+    value = rule.emit(builder, node)
+    assert isinstance(value, Value)
+    return value
 
 
 def _on_floats(name: str, places: int = 1) -> Rule:
@@ -226,7 +234,7 @@ _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg", "relu")},
     **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
     **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
-    **{one: _in_own_dtype("mul", 2) for one in _overloads(_aten.mul, *_BOTH)},
+    **{one: Rule(_product, accepts=_has(2)) for one in _overloads(_aten.mul, *_BOTH)},
     **{one: _in_own_dtype("truediv", 2) for one in _overloads(_aten.div, *_BOTH)},
     **{getattr(_aten, name).default: _in_own_dtype(name, 2) for name in ("maximum", "minimum")},
     _aten.atan2.default: _on_floats("atan2", 2),

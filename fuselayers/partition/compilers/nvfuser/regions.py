@@ -89,14 +89,14 @@ def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]
     return groups
 
 
-def _kind_of(node: fx.Node, rule: Rule) -> str:
+def _kind_of(node: fx.Node, rule: Rule) -> Kind:
     """A rule's kind; one of the parts that a tensor was split into is a view, as the splitting is."""
     if node.target is operator.getitem and RULES[source_of(node).target].kind == Kind.MOVES:
         return Kind.MOVES
     return rule.kind
 
 
-def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, str]) -> list[list[fx.Node]]:
+def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]]:
     place = {node: number for number, node in enumerate(graph.nodes)}
     group_of: dict[fx.Node, list[fx.Node]] = {}
 
@@ -133,14 +133,11 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, str]) -> list[list[fx.Node]]
             join(group_of[node], group_of.get(source))
     # Then those that read the same tensor, if it is the largest that they read: it is read once.
     for source in graph.nodes:
-        readers = [
-            group_of[user] for user in source.users if user in group_of and group_of.get(source) is not group_of[user]
-        ]
+        readers = [user for user in source.users if user in group_of and source not in group_of[user]]
         for reader in readers[1:]:
-            if all(
-                num_bytes(source) >= num_bytes(other) for group in (readers[0], reader) for other in _read_by(group)
-            ):
-                join(group_of[readers[0][0]], group_of[reader[0]])
+            pair = group_of[readers[0]], group_of[reader]
+            if all(num_bytes(source) >= num_bytes(other) for group in pair for other in _read_by(group)):
+                join(*pair)
     return list({id(group): group for group in group_of.values()}.values())
 
 
@@ -148,7 +145,7 @@ def _read_by(group: list[fx.Node]) -> set[fx.Node]:
     return {source for node in group for source in node.all_input_nodes} - {*group}
 
 
-def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
+def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
     """The group without the views at its front."""
     kept: set[fx.Node] = set()
     for node in group:
@@ -157,7 +154,7 @@ def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node
     return [node for node in group if node in kept]
 
 
-def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, str]) -> list[fx.Node]:
+def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
     """The group, after each reader outside of it got its own copy of a view, or of a tensor made from numbers.
 
     What nobody in the group reads any more goes.

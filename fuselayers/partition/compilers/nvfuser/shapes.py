@@ -169,7 +169,7 @@ def _cut(builder: Builder, handle: Any, rank: int, dim: int, start: int, end: An
     """A part of one dimension, with the whole of the others: in nvFuser's own words, by which it knows that they stay
     as they are."""
     starts = [start if place == dim else 0 for place in range(rank)]
-    ends = [end if place == dim else builder.ops.size(handle, place) for place in range(rank)]
+    ends = [end if place == dim else builder.size_of(handle, place) for place in range(rank)]
     return builder.ops.slice(handle, starts, ends)
 
 
@@ -250,7 +250,7 @@ def _full_like(builder: Builder, node: fx.Node) -> Value:
     # Of the other tensor only its sizes are looked at.
     dtype = computed_in(node.meta["val"].dtype)
     like = builder.value(source_of(node)).handle
-    shape = [builder.ops.size(like, place) for place in range(_rank(node))]
+    shape = [builder.size_of(like, place) for place in range(_rank(node))]
     return Value(builder.ops.full(shape, builder.number(node.args[1], dtype), builder.data_type(dtype)), dtype)
 
 

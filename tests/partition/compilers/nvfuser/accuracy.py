@@ -37,7 +37,7 @@ def run(fn: Callable[..., Any], inputs: Sequence[Tensor], *, incoming: torch.dty
     returned = fn(*inputs)
     outputs = returned if isinstance(returned, tuple) else (returned,)
     generator = torch.Generator().manual_seed(3)
-    drawn = [torch.randn(one.shape, generator=generator).to(incoming) for one in outputs]
+    drawn = [torch.randn(one.shape, generator=generator).to(incoming).to(one.device) for one in outputs]
     learning = [one for one in inputs if one.requires_grad]
     pairs = [(one, gradient.to(one.dtype)) for one, gradient in zip(outputs, drawn, strict=True) if one.requires_grad]
     given = torch.autograd.grad([one for one, _ in pairs], learning, [one for _, one in pairs]) if pairs else ()

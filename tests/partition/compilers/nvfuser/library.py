@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
+from fuselayers.ops import philox
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "GOLDEN", "Case", "drops_by_formula"]
 
 SEED = 7
 ROWS, COLUMNS = 6, 20
@@ -46,6 +47,15 @@ def _seed() -> tuple[Tensor, ...]:
 def _targets() -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(2)
     return (torch.randint(0, COLUMNS, (ROWS,), generator=generator),)
+
+
+def drops_by_formula(x: Tensor, seed: Tensor) -> Tensor:
+    """x, a quarter of it dropped, with the mask as a GPU gets it: ten rounds of Philox, in 64-bit integers."""
+    rows, columns = x.shape
+    row_R, group_G = torch.arange(rows, device=x.device), torch.arange(0, (columns + 7) // 8, device=x.device)
+    lanes = philox._lanes(seed, row_R, group_G, torch.full_like(seed, 0))
+    keep = torch.stack([lane >= philox.keep_threshold(0.25) for lane in lanes], dim=-1).flatten(1)
+    return x * keep[:, :columns] * 2
 
 
 _X = (ROWS, COLUMNS)
@@ -123,3 +133,21 @@ CASES: dict[str, Case] = {
     ),
     "softmax": Case(lambda scores: ops.softmax(scores, causal=True, scale=0.5), ((2, 6, 6),)),
 }
+
+GOLDEN: dict[str, Case] = {
+    name.partition("-")[0]: CASES[name]
+    for name in (
+        "bias_activation_dropout-gelu",
+        "bias_dropout_residual",
+        "bias_dropout_residual_layer_norm-prenorm",
+        "bias_dropout_residual_rms_norm-post",
+        "cross_entropy",
+        "gated_activation-packed",
+        "linear_activation",
+        "residual_layer_norm",
+        "residual_rms_norm",
+        "rotary",
+        "softmax",
+    )
+} | {"mask": Case(drops_by_formula, (), lambda: (torch.linspace(-1, 1, 40).view(2, 20), *_seed()))}
+"""The ops whose definitions are kept as files, each in one configuration, by the file's name."""

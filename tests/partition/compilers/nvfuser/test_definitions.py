@@ -86,7 +86,7 @@ def test_a_call_without_elements_is_torchs(on_the_cpu: StandIn) -> None:
 class Broken(ModuleType):
     """An nvFuser whose definitions fail: while they are made, or when they are executed."""
 
-    def __init__(self, working: StandIn, *, fails: str) -> None:
+    def __init__(self, working: StandIn, *, fails: str, error: type[Exception] = RuntimeError) -> None:
         super().__init__("nvfuser_direct")
         self.DataType = working.DataType
 
@@ -97,7 +97,7 @@ class Broken(ModuleType):
                 return super().define_tensor(*args, **kwargs)
 
             def execute(self, *args: Any, **kwargs: Any) -> Any:
-                raise RuntimeError("no scheduler can take this")
+                raise error("no scheduler can take this")
 
         self.FusionDefinition = FusionDefinition
 
@@ -121,3 +121,18 @@ def test_a_failure_costs_no_call_and_is_said_once(
     torch.testing.assert_close(results, [wave(x)] * 3)
     assert x.grad is not None
     torch.testing.assert_close(x.grad, -2 * x.sin().sin() * x.cos())
+
+
+def test_without_memory_the_caller_is_told_and_may_try_again(
+    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = region_of(wave, torch.randn(3, 4))
+    broken = Broken(on_the_cpu, fails="execute", error=torch.OutOfMemoryError)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "nvfuser_direct", broken)
+        with pytest.raises(torch.OutOfMemoryError, match=r"^no scheduler can take this$"):
+            region(torch.randn(3, 4))
+    definitions.forget_definitions()
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(region(x)[0], wave(x))
+    assert on_the_cpu.executions == 1

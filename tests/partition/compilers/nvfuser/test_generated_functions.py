@@ -56,8 +56,8 @@ SIZES = ((7, 129), (1, 7), (129, 7), (7, 1), (1, 1), (129, 129))
 
 def generated(number: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     choice = random.Random(number)
-    kinds = [POINTWISE, choice.choice([POINTWISE, REDUCTIONS]), REDUCTIONS, SHAPES, POINTWISE]
-    steps = [choice.choice(kind) for kind in choice.sample(kinds, k=choice.randint(3, 5))]
+    kinds = [POINTWISE, POINTWISE, REDUCTIONS, SHAPES]
+    steps = [choice.choice(kind) for kind in choice.sample(kinds, k=3)]
 
     def fn(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
         kept = b
@@ -75,7 +75,7 @@ def inputs_of(rows: int, columns: int) -> list[Tensor]:
 @pytest.mark.parametrize("number", range(50))
 def test_a_generated_function_has_the_values_of_plain_torch(number: int, on_the_cpu: StandIn) -> None:
     fn = generated(number)
-    dynamic = number % 5 == 4
+    dynamic = number % 10 == 9
     fused = fuse(fn, backend="nvfuser", fallback=(), dynamic=dynamic)
     # Two sizes for a dynamic graph, the second of which nothing is compiled for.
     sizes = ((7, 129), (129, 7)) if dynamic else (SIZES[number % len(SIZES)],)

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
-from fuselayers.ops import philox
 from fuselayers.partition import explain, fuse, saved_bytes
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
-from tests.partition.compilers.nvfuser.library import CASES
+from tests.partition.compilers.nvfuser.library import CASES, drops_by_formula
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# An activation is a formula in the same frame; one dtype each, but for the one that everybody uses.
-_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(CASES) if "activation_" in name and "-gelu" not in name}
+# Another activation or another style is another formula in the same frame: one dtype is enough for each.
+_VARIANTS = [name for name in CASES if "-" in name and not name.endswith(("-gelu", "-post"))]
+_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(_VARIANTS)}
 RUNS = [(name, dtype) for name in CASES for dtype in DTYPES if _ONCE.get(name, dtype) == dtype]
 
 
@@ -69,18 +69,8 @@ def test_torchs_own_dropout_drops_what_it_drops_on_the_eager_backend(torch_rando
 
 
 def test_the_formula_of_a_mask_is_fused(on_the_cpu: StandIn) -> None:
-    """On a GPU a mask comes as its arithmetic: ten rounds of Philox, in 64-bit integers."""
-
-    def drops(x: Tensor, seed: Tensor) -> Tensor:
-        rows, columns = x.shape
-        row_R = torch.arange(rows, device=x.device)
-        group_G = torch.arange(0, (columns + 7) // 8, device=x.device)
-        lanes = philox._lanes(seed, row_R, group_G, torch.full_like(seed, 0))
-        keep = torch.stack([lane >= philox.keep_threshold(0.25) for lane in lanes], dim=-1).flatten(1)
-        return x * keep[:, :columns] * 2
-
     x, seed = torch.randn(5, 21, requires_grad=True), torch.tensor(-3)
-    fused = run(fuse(drops, backend="nvfuser", fallback=()), (x, seed), incoming=torch.float32)
+    fused = run(fuse(drops_by_formula, backend="nvfuser", fallback=()), (x, seed), incoming=torch.float32)
     keep = ops.keep_mask(seed, x.shape, p=0.25)
     assert torch.equal(fused.outputs[0], x.detach() * keep * 2)
     assert torch.equal(fused.gradients[0] == 0, ~keep)

@@ -153,6 +153,7 @@ def test_the_rest_of_the_graph_keeps_its_order() -> None:
     ("why", "fn", "inputs"),
     [
         ("a dtype that nvFuser has not", lambda x: (x.sin() * 2).sin(), (torch.zeros(3, dtype=torch.complex64),)),
+        ("a maximum of booleans", lambda x: x.maximum(x).maximum(x), (torch.zeros(3, dtype=torch.bool),)),
         ("bytes", lambda x: (x + 1) * 2, (torch.zeros(3, dtype=torch.uint8),)),
         ("more than eight dimensions", lambda x: x.sin().cos(), (torch.zeros(1, 1, 1, 1, 1, 1, 1, 1, 2),)),
         ("no elements", lambda x: x.sin().cos(), (torch.zeros(0, 3),)),

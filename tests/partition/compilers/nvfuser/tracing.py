@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuselayers.partition.compilers.nvfuser.definitions import Region
 from fuselayers.partition.compilers.nvfuser.regions import rule_of
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 
-__all__ = ["CPU", "as_tuple", "graph_of", "region_of"]
+__all__ = ["CPU", "as_tuple", "assert_op", "graph_of", "region_of", "script_of"]
 
 CPU = torch.device("cpu")
 
@@ -33,3 +34,33 @@ def region_of(fn: Callable[..., Any], *inputs: Tensor) -> Region:
     for node in module.graph.nodes:
         assert node.op != "call_function" or rule_of(node, CPU) is not None, node.format_node()
     return Region(module, CPU)
+
+
+def script_of(stand_in: StandIn, fn: Callable[..., Any], *inputs: Any) -> list[str]:
+    """The calls that define a function as one region, once it has run."""
+    region_of(fn, *inputs)(*inputs)
+    return stand_in.defined[-1].script().splitlines()
+
+
+def assert_op(target: Any, arguments: Sequence[Any], named: Mapping[str, Any], stand_in: StandIn) -> None:
+    """Fail unless nvFuser's stand-in gives what an op gives in torch.
+
+    Something is computed before it, so that a view stands in the middle of a region.
+    """
+    places = [place for place, one in enumerate(arguments) if isinstance(one, Tensor)]
+    lists = isinstance(arguments[0], list) and isinstance(arguments[0][0], Tensor)
+    given = arguments[0] if lists else [arguments[place] for place in places] or [torch.ones(2)]
+
+    def fn(*tensors: Tensor) -> Any:
+        tensors = tuple(one.neg().neg() if one.is_floating_point() else ~(~one) for one in tensors)
+        filled: list[Any] = [list(tensors), *arguments[1:]] if lists else list(arguments)
+        for place, tensor in zip(places, tensors, strict=False):
+            filled[place] = tensor
+        made = target(*filled, **named)
+        return tuple(made) if isinstance(made, list | tuple) else made
+
+    results = region_of(fn, *given)(*given)
+    expected = target(*arguments, **named)
+    expected = tuple(expected) if isinstance(expected, list) else as_tuple(expected)
+    torch.testing.assert_close(tuple(results), expected, equal_nan=True)
+    assert stand_in.executions == 1

@@ -1,0 +1,55 @@
+"""The definitions of the library's ops are those on file, and those on file can be made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.partition.compilers.nvfuser import replay_goldens
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.library import GOLDEN
+from tests.partition.compilers.nvfuser.replay_goldens import GOLDENS, main
+from tests.partition.compilers.nvfuser.write_goldens import golden_of
+
+
+def test_each_op_has_a_file() -> None:
+    assert {path.stem for path in GOLDENS.glob("*.py")} == set(GOLDEN)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_translation_is_the_one_on_file(name: str, on_the_cpu: StandIn) -> None:
+    assert golden_of(name, GOLDEN[name], on_the_cpu) == (GOLDENS / f"{name}.py").read_text(), (
+        "if the change is meant, run python -m tests.partition.compilers.nvfuser.write_goldens, and read what changed"
+    )
+
+
+def test_the_files_can_be_replayed(
+    nvfuser_stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = ["--stored", str(tmp_path)]
+    assert main([*stored, "--write"]) == 0
+    said = capsys.readouterr()
+    assert set(said.err.splitlines()) == {
+        f"{path.stem}.{name}: ok" for path in GOLDENS.glob("*.py") for name in replay_goldens.regions_of(path)
+    }
+    assert "fd.ops.rsqrt(" in said.out
+    assert main([*stored, "softmax"]) == 0
+    (kept,) = (tmp_path / nvfuser_stand_in.version()).glob("softmax.forward_0.txt")
+    kept.write_text("another print\n")
+    capsys.readouterr()
+    assert main([*stored, "softmax"]) == 1
+    assert f"softmax.forward_0: is printed otherwise than in {kept}" in capsys.readouterr().err
+
+
+def test_a_result_that_is_off_is_said(
+    nvfuser_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Off(nvfuser_stand_in.FusionDefinition):  # type: ignore[name-defined,misc]
+        def execute(self, *args: object, **kwargs: object) -> list[torch.Tensor]:
+            return [one + 1 for one in super().execute(*args, **kwargs)]
+
+    monkeypatch.setattr(nvfuser_stand_in, "FusionDefinition", Off)
+    assert main(["--stored", str(tmp_path), "softmax"]) == 1
+    assert "softmax.forward_0: is off by 1" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Each elementwise op computes what torch does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fuselayers.partition.compilers.nvfuser.pointwise import POINTWISE
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.tracing import assert_op
+
+aten = torch.ops.aten
+
+X = torch.linspace(-2, 2, 12).view(3, 4)
+ABOVE = X.abs() + 0.5
+BELOW = X / 3
+WHOLE = torch.arange(-6, 6).view(3, 4)
+TRUE = X > 0
+_ONE_FLOAT = {
+    aten.acos: BELOW,
+    aten.acosh: ABOVE + 1,
+    aten.asin: BELOW,
+    aten.atanh: BELOW,
+    aten.lgamma: ABOVE,
+    aten.log: ABOVE,
+    aten.log10: ABOVE,
+    aten.log1p: ABOVE,
+    aten.log2: ABOVE,
+    aten.rsqrt: ABOVE,
+    aten.sqrt: ABOVE,
+}
+_STRANGE = torch.tensor([0.0, -0.0, 1.5, math.inf, -math.inf, math.nan])
+_ARGUMENTS: dict[Any, tuple[Any, ...]] = {
+    **{getattr(aten, name).default: (_STRANGE,) for name in ("isfinite", "isinf", "isnan", "isneginf", "isposinf")},
+    **{getattr(aten, name).default: (_STRANGE,) for name in ("sign", "sgn", "relu", "abs")},
+    **{getattr(aten, name).Tensor: (WHOLE, WHOLE.flip(0)) for name in ("bitwise_and", "bitwise_or")},
+    **{getattr(aten, name).Scalar: (WHOLE, 5) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    **{getattr(aten, name).Tensor: (TRUE, ~TRUE[:1]) for name in ("__and__", "__or__", "__xor__")},
+    **{getattr(aten, name).Scalar: (WHOLE, 5) for name in ("__and__", "__or__", "__xor__")},
+    **{getattr(aten, name).Tensor: (WHOLE, WHOLE.abs()) for name in ("__lshift__", "__rshift__")},
+    **{getattr(aten, name).Scalar: (WHOLE, 3) for name in ("__lshift__", "__rshift__")},
+    aten.bitwise_xor.Tensor: (WHOLE, WHOLE.flip(0)),
+    aten.bitwise_left_shift.Tensor: (WHOLE, WHOLE.abs()),
+    aten.bitwise_left_shift.Tensor_Scalar: (WHOLE, 3),
+    aten.bitwise_right_shift.Tensor: (WHOLE, WHOLE.abs()),
+    aten.bitwise_right_shift.Tensor_Scalar: (WHOLE, 3),
+    aten.bitwise_not.default: (WHOLE,),
+    aten.logical_not.default: (WHOLE,),
+    aten.logical_and.default: (WHOLE, X),
+    aten.logical_or.default: (TRUE, X),
+    aten.pow.Tensor_Scalar: (ABOVE, 2.5),
+    aten.pow.Tensor_Tensor: (ABOVE, X),
+    aten.pow.Scalar: (2.0, X),
+    aten.where.self: (TRUE, X, X[0]),
+    aten.where.ScalarSelf: (TRUE, 2.0, X),
+    aten.where.ScalarOther: (TRUE, X, 2.0),
+    aten.where.Scalar: (TRUE, 2.0, -1.0),
+    aten.clamp.default: (_STRANGE, -1.0, 1.0),
+    aten.clamp.Tensor: (X, X * 0 - 1, None),
+    aten.clamp_min.default: (_STRANGE, 0.5),
+    aten.clamp_min.Tensor: (X, BELOW),
+    aten.clamp_max.default: (_STRANGE, 0.5),
+    aten.clamp_max.Tensor: (X, BELOW),
+    torch.ops.prims.convert_element_type.default: (X, torch.int32),
+}
+_NAMED: dict[Any, dict[str, Any]] = {
+    aten._to_copy.default: {"dtype": torch.float64},
+    aten.sub.Tensor: {"alpha": 2},
+    aten.add.Tensor: {"alpha": 0.5},
+}
+
+
+def arguments_of(target: Any) -> tuple[Any, ...]:
+    if target in _ARGUMENTS:
+        return _ARGUMENTS[target]
+    tensors = [one for one in target._schema.arguments if str(one.type) in ("Tensor", "number") and not one.kwarg_only]
+    left = _ONE_FLOAT.get(target.overloadpacket, X)
+    right = (X.flip(0)[:1] + 0.1) if "Tensor" in [str(one.type) for one in tensors[1:2]] else 0.7
+    return (left, right)[: min(len(tensors), 2)] if "alpha" not in [one.name for one in tensors] else (left, right)
+
+
+@pytest.mark.parametrize("target", POINTWISE, ids=str)
+def test_an_op_computes_what_torch_does(target: Any, on_the_cpu: StandIn) -> None:
+    assert_op(target, arguments_of(target), _NAMED.get(target, {}), on_the_cpu)
+
+
+@pytest.mark.parametrize("exponent", [1, 2, 3, 0.5, -0.5, -1, -2.5])
+def test_a_power_computes_what_torch_does(exponent: float, on_the_cpu: StandIn) -> None:
+    assert_op(aten.pow.Tensor_Scalar, (ABOVE, exponent), {}, on_the_cpu)
+
+
+def test_a_product_of_booleans_is_true_where_both_are(on_the_cpu: StandIn) -> None:
+    assert_op(aten.mul.Tensor, (TRUE, ~TRUE[:1]), {}, on_the_cpu)
