@@ -181,17 +181,17 @@ def _tuned(
             eager, auto = steps(use)
             for _ in range(_CALLS_TO_DECIDE):
                 auto()
-            eager_seconds, auto_seconds = _in_turns(eager, auto, device)
+            eager_seconds, auto_seconds, ratio = _in_turns(eager, auto, device)
             parts = [_row(label, seconds) for label, seconds in found.items()]
             graphs = [label for label, seconds in found.items() if UNFUSED in seconds]
-            if last or len(graphs) != 1 or eager_seconds >= _WORTH_IT * auto_seconds:
+            if last or len(graphs) != 1 or ratio >= _WORTH_IT:
                 break
             # What ran well between its neighbours does not as it is called: that decides, and is timed again.
             (graph,) = graphs
             found[graph] = {best_of(found[graph]): auto_seconds, UNFUSED: eager_seconds}
             torch.compiler.reset()
     chosen = ", ".join(sorted({row.chosen for row in parts})) or "eager"
-    whole = Row(name, use, {}, chosen, ratio=eager_seconds / auto_seconds, identity="")
+    whole = Row(name, use, {}, chosen, ratio=ratio, identity="")
     return whole, parts
 
 
@@ -203,8 +203,9 @@ def _row(label: str, seconds: Mapping[str, float]) -> Row:
     return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity)
 
 
-def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, float]:
-    """The median seconds of both, called in turns and in random order."""
+def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, float, float]:
+    """The median seconds of both, called in turns and in random order, and the median of how often the one of a turn
+    contains the other: what else the machine does for a while falls on both of a turn alike."""
     times: dict[_Step, list[float]] = {eager: [], auto: []}
     order = random.Random(0)
     began = time.perf_counter()
@@ -219,4 +220,5 @@ def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, f
                 step()
                 synchronize(device)
                 times[step].append(time.perf_counter() - started)
-    return statistics.median(times[eager]), statistics.median(times[auto])
+    ratios = [one / other for one, other in zip(times[eager], times[auto], strict=True)]
+    return statistics.median(times[eager]), statistics.median(times[auto]), statistics.median(ratios)

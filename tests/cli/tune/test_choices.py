@@ -56,7 +56,7 @@ def test_blocks_are_chosen_for_each_by_itself() -> None:
 
 def test_what_loses_against_eager_as_it_is_called_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself a backend was the fastest; called as it will be, eager is."""
-    timed = iter([(1.0, 2.0), (1.0, 1.0)] * 2)
+    timed = iter([(1.0, 2.0, 0.5), (1.0, 1.0, 1.0)] * 2)
     monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: next(timed))
     said = {"inductor": 0.5, "eager": 1.2, "unfused": 0.9}
     monkeypatch.setattr(auto, "_measure", lambda candidates, inputs, *, overwritten: said)
