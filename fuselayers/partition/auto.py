@@ -207,7 +207,7 @@ class _Undecided:
         self, graph_module: fx.GraphModule, run: _Run, served: ServedGraph, *, options: dict[str, Any], runs: Runs
     ) -> None:
         self._graph_module = graph_module
-        self._first = _Fused(run, runs)
+        self._first: _Run = _Fused(run, runs)
         self._served = served
         self._options = options
         self._runs = runs
@@ -301,8 +301,10 @@ class _Undecided:
             self._served.report, served_by=best, reason="measured", seconds=MappingProxyType(dict(seconds))
         )
         self._candidates = {}
-        if not sizes and best != UNFUSED:
-            self._graph_module = fx.GraphModule({}, fx.Graph())  # the only call that was to be decided is
+        if not sizes:  # nothing is left to decide: what lost is let go
+            self._first = made[best]
+            if best != UNFUSED:
+                self._graph_module = fx.GraphModule({}, fx.Graph())
 
     def _stay(self, sizes: tuple[int, ...], why: str) -> None:
         self._decided[sizes] = self._first

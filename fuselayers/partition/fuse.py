@@ -30,6 +30,8 @@ __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
+# Of calls that go past Dynamo; one with a number that differs each time is always another kind.
+_MOST_KINDS_OF_CALLS: Final = 1024
 
 
 @overload
@@ -217,6 +219,8 @@ class FusedFunction:
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)
         if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:
+            if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
+                self._as_it_is.clear()
             self._as_it_is.add(seen)
         return result
 
