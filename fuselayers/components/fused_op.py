@@ -5,9 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
-
 from ..partition import fuse, is_unfused
+from ..partition.torch_private import is_compiling
 
 __all__ = ["op_for"]
 
@@ -29,7 +28,7 @@ def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Ca
     True
     """
     # A compiler that is tracing the layer fuses the op with what stands around it; nothing is to be looked up there.
-    if backend is None or torch.compiler.is_compiling() or is_unfused():
+    if backend is None or is_compiling() or is_unfused():
         return op
     return _fused(op, backend, partition)
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..partition.torch_private import is_compiling
 from .forms import define, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
@@ -83,7 +84,7 @@ def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: in
     """Dropout's formula, of a place in a larger tensor. Used by the formulas of all ops that drop."""
     # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
     # traced. Everywhere else the one with all rules is used.
-    function = _TracedDropout if torch.compiler.is_compiling() else _SeededDropout
+    function = _TracedDropout if is_compiling() else _SeededDropout
     y: Tensor = function.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
     return y
 

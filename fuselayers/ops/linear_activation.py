@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..partition.torch_private import is_compiling
 from .activations import activate, activate_tile, check_activation
 from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
 from .forms import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels
@@ -91,7 +92,7 @@ def linear_activation(
     dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         x, weight, bias = each_once((x, weight, bias))
     if needs_grad(x, weight, bias):
         y: Tensor = _Kernels.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]

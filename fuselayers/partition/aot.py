@@ -42,7 +42,8 @@ def aot_function(
 
     The arguments are functorch's. Each new combination of shapes, dtypes, modes and Python values is traced and
     compiled anew, at most 64 times; what comes after runs eagerly, and torch logs a warning. Where `fn` does what
-    cannot be traced, it is split, and each part has graphs of its own. torch's random ops draw eager's numbers.
+    cannot be traced, it is split, and each part has graphs of its own. A graph's inputs come in the order in which the
+    function uses them, without those that it does not use. torch's random ops draw eager's numbers.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.

@@ -76,7 +76,8 @@ def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
 
     Calls that look alike may still differ, so the answer must not matter for the result.
     """
-    seen: list[Any] = [torch.is_grad_enabled(), getattr(fn, "training", None)]
+    autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    seen: list[Any] = [torch.is_grad_enabled(), getattr(fn, "training", None), autocast]
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             seen.append((value.shape, value.dtype, value.device, value.requires_grad))
@@ -87,16 +88,18 @@ def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
     return (*seen, *kwargs)
 
 
-def best_of(seconds: Mapping[str, float]) -> str:
+def best_of(seconds: Mapping[str, float | None]) -> str:
     """Return the candidate to take: the first that is as fast as the fastest, to two percent.
+
+    None are the seconds of one that does not work.
 
     >>> best_of({"inductor": 1.01, "eager": 1.5, "unfused": 1.0})
     'inductor'
     >>> best_of({"inductor": 1.3, "eager": 1.5, "unfused": 1.0})
     'unfused'
     """
-    fastest = min(seconds.values())
-    return next(name for name, one in seconds.items() if one <= _TIE * fastest)
+    taken = {name: one for name, one in seconds.items() if one is not None}
+    return next(name for name, one in taken.items() if one <= _TIE * min(taken.values()))
 
 
 def compile_auto(
@@ -127,11 +130,13 @@ def compile_auto(
     report = describe_graph(graph_module, name=name, **options)
     devices = device_types_of(example_inputs)
     if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)):
-        return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
+        run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
+        return _Fused(run, runs), served
     known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
-    best = best_of(known) if known else None
-    if known and (best == UNFUSED or (best in CANDIDATES and why_unavailable(best, devices) is None)):
-        report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(dict(known)))
+    if known and known.keys() == {*_candidates_on(devices), UNFUSED}:
+        best = best_of(known)
+        told = {name: one for name, one in known.items() if one is not None}
+        report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(told))
         if best == UNFUSED:
             return _Unfused(graph_module, runs), ServedGraph(report)
         rest = [other for other in chain if other != best]
@@ -149,7 +154,7 @@ def compile_frozen(
     *,
     name: str,
     choices: Mapping[str, str],
-    chain: Sequence[str],
+    fallback: Sequence[str],
     partition: str | Partitioner,
     torch_random: bool,
     runs: Runs,
@@ -158,7 +163,7 @@ def compile_frozen(
 
     Args:
         choices: as `frozen_choices` gives them.
-        chain: what to fall back to.
+        fallback: the backends to take, in order, where the one of the choice does not work.
 
     Raises:
         BackendUnavailableError: no backend of the chain works.
@@ -169,7 +174,7 @@ def compile_frozen(
     report = replace(report, served_by=chosen, reason="frozen")
     if chosen == UNFUSED:
         return _Unfused(graph_module, runs), ServedGraph(report)
-    rest = [other for other in chain if other not in (chosen, UNFUSED)]
+    rest = [other for other in fallback if other != chosen]
     run, served = compile_chain(graph_module, example_inputs, chain=(chosen, *rest), report=report, **options)
     return _Fused(run, runs), served
 
@@ -234,13 +239,14 @@ class _Undecided:
         if saved_tensors_hooks_are_active():
             # A checkpoint compares what a forward saves with what it saves when it runs again: no change in between.
             self._stay(sizes, "since it runs under hooks for saved tensors, as in a checkpoint")
+            return
         if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is at it
             return
         try:
             label = label_of(self._served.report, sizes)
             device_type = main_device(inputs)
             seconds = remembered(label, device_type) if sizes else None
-            if seconds is None or not seconds.keys() <= {self._begun_with, UNFUSED}:
+            if seconds is None or seconds.keys() != {self._begun_with, UNFUSED}:
                 if self._spent.get(sizes, 0.0) < patience_in_seconds() or not may_measure():
                     return
                 seconds = self._measured(sizes, inputs)
@@ -251,7 +257,7 @@ class _Undecided:
         finally:
             self._lock.release()
 
-    def _measured(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> Mapping[str, float] | None:
+    def _measured(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> Mapping[str, float | None] | None:
         """The seconds of every candidate, or None if nothing can be measured and the first backend stays."""
         # What goes wrong here goes wrong on copies, most likely for want of memory: the call itself may be fine.
         try:
@@ -260,7 +266,9 @@ class _Undecided:
                 self._stay(sizes, "since the graph draws torch's own random numbers")
                 return None
             self._candidates = self._compiled(sizes, inputs)
-            return _measure(self._candidates, inputs, overwritten=effects.overwritten)
+            seconds = _measure(self._candidates, inputs, overwritten=effects.overwritten)
+            asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))
+            return {name: seconds.get(name) for name in (*asked, UNFUSED)}
         except Exception as error:
             said = str(error).strip().splitlines()
             self._stay(sizes, f"since measuring failed with {type(error).__name__}: {said[0] if said else ''}")
@@ -269,10 +277,10 @@ class _Undecided:
     def _compiled(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> dict[str, _Run]:
         """Every candidate, in the order in which ties are broken."""
         candidates: dict[str, _Run] = {}
-        for name in CANDIDATES:
+        for name in _candidates_on(device_types_of(inputs)):
             if name == self._begun_with:
                 candidates[name] = self._first
-            elif not sizes and why_unavailable(name, device_types_of(inputs)) is None:
+            elif not sizes:
                 try:
                     with as_a_compiler():
                         run, _ = compile_chain(
@@ -289,26 +297,35 @@ class _Undecided:
         candidates[UNFUSED] = _Unfused(self._graph_module, self._runs)
         return candidates
 
-    def _take(self, sizes: tuple[int, ...], seconds: Mapping[str, float]) -> None:
+    def _take(self, sizes: tuple[int, ...], seconds: Mapping[str, float | None]) -> None:
         best = best_of(seconds)
         made: dict[str, _Run] = {
             self._begun_with: self._first,
             UNFUSED: _Unfused(self._graph_module, self._runs),
             **self._candidates,
         }
-        self._decided[sizes] = made[best]
-        self._served.report = replace(
-            self._served.report, served_by=best, reason="measured", seconds=MappingProxyType(dict(seconds))
-        )
         self._candidates = {}
+        # Another thread may have met a checkpoint meanwhile, and settled it.
+        if self._decided.setdefault(sizes, made[best]) is not made[best]:
+            return
+        told = {name: one for name, one in seconds.items() if one is not None}
+        self._served.report = replace(
+            self._served.report, served_by=best, reason="measured", seconds=MappingProxyType(told)
+        )
         if not sizes:  # nothing is left to decide: what lost is let go
             self._first = made[best]
             if best != UNFUSED:
                 self._graph_module = fx.GraphModule({}, fx.Graph())
 
     def _stay(self, sizes: tuple[int, ...], why: str) -> None:
-        self._decided[sizes] = self._first
+        self._candidates = {}
+        self._decided.setdefault(sizes, self._first)
         self._served.report = replace(self._served.report, reason=f"the first that works; not measured, {why}")
+
+
+def _candidates_on(device_types: set[str]) -> list[str]:
+    """The backends to measure, in the order in which ties are broken."""
+    return [name for name in CANDIDATES if why_unavailable(name, device_types) is None]
 
 
 def _keeps_what_was_asked(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
@@ -346,7 +363,12 @@ def _measure(candidates: Mapping[str, _Run], inputs: Sequence[Any], *, overwritt
     order = random.Random(0)  # not the user's numbers
     # The seeds that a graph draws are drawn again afterwards, so that a run has the same masks measured or not.
     cuda = [torch.cuda.current_device()] if main_device(inputs) == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    # Autocast keeps what it made of a weight until the user's own `with` ends, and here every call has new weights.
+    where = main_device(inputs)
+    autocast = torch.autocast(
+        where, dtype=torch.get_autocast_dtype(where), enabled=torch.is_autocast_enabled(where), cache_enabled=False
+    )
+    with torch.random.fork_rng(devices=cuda), autocast:
         for name in names:
             seconds(candidates[name])
         began = time.perf_counter()

@@ -1,7 +1,6 @@
 """Backends by name: which there are, which work here, and what happens when the one asked for does not."""
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
-from .fallback_warning import FallbackWarning
+from .fallback_warning import FallbackWarning, say_once
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
@@ -115,7 +114,8 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
 
 
 def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
-    """Return the compilers to try, in order; for "auto" those that it begins with.
+    """Return the compilers to try, in order; for "auto" those that it begins with, for a frozen choice its first and
+    then the fallbacks.
 
     Raises:
         ValueError: a name is unknown, or a frozen choice cannot be read; the message lists what there is.
@@ -123,16 +123,15 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(fallback, str):
         raise TypeError(f"fallback must be a sequence of backends, got the string {fallback!r}; write ({fallback!r},)")
+    frozen = backend.startswith(_FROZEN)
     chain: list[str] = []
-    for name in (backend, *fallback):
-        if name is backend and name.startswith(_FROZEN):
-            chosen = [one for one in frozen_choices(name).values() if one != UNFUSED]
-            chain += chosen[:1]
-            continue
+    for name in fallback if frozen else (backend, *fallback):
         if name not in _NAMES:
             raise ValueError(no_such("backend", name, _NAMES))
         chain += AUTO_ORDER if name == "auto" else (name,)
-    return tuple(dict.fromkeys(chain))
+    others = tuple(dict.fromkeys(chain))
+    # What is frozen for most graphs is no fallback of the others, unless it is one by name.
+    return (frozen_choices(backend)[""], *others) if frozen else others
 
 
 def frozen_choices(backend: str) -> dict[str, str]:
@@ -205,7 +204,7 @@ def compile_chain(
                 reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
             else:
                 for failed, why in failures:
-                    _say_once(failed, why, name)
+                    say_once(f"backend {failed!r} is not used: {why}; {name!r} serves instead")
                 why_this = "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
                 return compiled, ServedGraph(
                     replace(report, served_by=name, reason=why_this or report.reason or "the first that works")
@@ -229,12 +228,3 @@ def why_unavailable(name: str, device_types: set[str]) -> str | None:
         if reason is not None:
             return reason
     return None
-
-
-_said: set[tuple[str, str, str]] = set()
-
-
-def _say_once(failed: str, why: str, name: str) -> None:
-    if (failed, why, name) not in _said:
-        _said.add((failed, why, name))
-        warnings.warn(f"backend {failed!r} is not used: {why}; {name!r} serves instead", FallbackWarning, stacklevel=2)

@@ -3,15 +3,18 @@
 A cache must never hold a half-written file: what is read is either the old content or the new.
 """
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_file", "sources_hash", "write_json"]
+__all__ = ["cache_file", "locked", "sources_hash", "write_json"]
 
 
 def cache_file(name: str) -> Path:
@@ -34,6 +37,19 @@ def sources_hash() -> str:
     for path in sorted((*package.glob("partition/**/*.py"), *package.glob("ops/**/*.py"))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from what is done meanwhile with a file, if they ask in the same way.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_json(path: Path, content: Any) -> None:

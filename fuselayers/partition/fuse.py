@@ -20,11 +20,11 @@ from torch import nn
 
 from .auto import Runs, compile_auto, compile_frozen, glance
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
-from .fused_module import FusedModule
+from .fused_module import FusedModule, is_unfused, without_fusion
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
-from .torch_private import BackendCompilerFailed, torch_compile
+from .torch_private import BackendCompilerFailed, is_compiling, saved_tensors_hooks_are_active, torch_compile
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
@@ -32,6 +32,7 @@ __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 _RECOMPILE_LIMIT: Final = 64
 # Of calls that go past Dynamo; one with a number that differs each time is always another kind.
 _MOST_KINDS_OF_CALLS: Final = 1024
+_CALLS_WITHOUT_A_LOOK: Final = 1000
 
 
 @overload
@@ -83,7 +84,7 @@ def fuse(
     backend: str = "auto",
     partition: str | Partitioner = "min_cut",
     fallback: Sequence[str] = ("inductor", "eager"),
-    static_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Sequence[str] = (),
     dynamic: bool | None = None,
     fullgraph: bool = False,
@@ -109,7 +110,8 @@ def fuse(
         fallback: the backends to try when `backend` does not work here, in order; each is said once, as a
             FallbackWarning. With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
-            Each combination gets a graph of its own. -1 is the last positional parameter.
+            Each combination gets a graph of its own. -1 is the last positional parameter. None is functorch's word for
+            no such argument.
         static_argnames: the same by name. Where the function's signature can be read, it does not matter which of the
             two says so, nor whether a call passes the argument by position or by name.
         dynamic: None makes a size symbolic when it changes a first time; True from the start; False never.
@@ -137,7 +139,7 @@ def fuse(
         backend=backend,
         chain=check_backends(backend, fallback),
         partition=partition,
-        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums),
+        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
         static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
         dynamic=dynamic,
         fullgraph=fullgraph,
@@ -195,7 +197,7 @@ class FusedFunction:
         self.options = options
         self._graphs: list[ServedGraph] = []
         self._runs = Runs()
-        self._as_it_is: set[Hashable] = set()
+        self._as_it_is: dict[Hashable, int] = {}
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
@@ -207,21 +209,26 @@ class FusedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Inside another compiler the function is transparent: it is traced as if it had never been fused.
-        if torch.compiler.is_compiling():
+        if is_compiling() or is_unfused():
             return self.fn(*args, **kwargs)
-        if self._runs.unfused == 0:
+        # What a checkpoint's forward saves is compared with what it saves when it runs again: both go the same way.
+        if self._runs.unfused == 0 or saved_tensors_hooks_are_active():
             return self._call_compiled(args, kwargs)
         # Some graph is fastest as it was traced. Where all of a call are, the function itself is called from then on,
-        # which is right whatever it is called with: Dynamo's guards would be all that is left of the fusion.
+        # which is right whatever it is called with: Dynamo's guards would be all that is left of the fusion. Now and
+        # then they have a look, since what is not seen at a glance may have become another graph.
         seen = glance(self.fn, args, kwargs)
-        if seen is not None and seen in self._as_it_is:
-            return self.fn(*args, **kwargs)
+        known = self._as_it_is.get(seen, 0) if seen is not None else 0
+        if known:
+            self._as_it_is[seen] = known - 1
+            with without_fusion():
+                return self.fn(*args, **kwargs)
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)
         if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:
             if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
                 self._as_it_is.clear()
-            self._as_it_is.add(seen)
+            self._as_it_is[seen] = _CALLS_WITHOUT_A_LOOK
         return result
 
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -276,9 +283,9 @@ class FusedFunction:
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         kept: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
-        choice: dict[str, Any] = {"name": self.name, "chain": self.options.chain, "runs": self._runs, **kept}
+        choice: dict[str, Any] = {"name": self.name, "runs": self._runs, **kept}
         if self.options.backend == "auto":
-            compiled, served = compile_auto(graph_module, example_inputs, **choice)
+            compiled, served = compile_auto(graph_module, example_inputs, chain=self.options.chain, **choice)
         elif self.options.backend in self.options.chain:
             report = describe_graph(graph_module, name=self.name, **kept)
             report = replace(report, reason="as asked")
@@ -287,7 +294,10 @@ class FusedFunction:
             )
         else:
             choices = frozen_choices(self.options.backend)
-            compiled, served = compile_frozen(graph_module, example_inputs, choices=choices, **choice)
+            fallback = self.options.chain[1:]
+            compiled, served = compile_frozen(
+                graph_module, example_inputs, choices=choices, fallback=fallback, **choice
+            )
         self._graphs.append(served)
         return compiled
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from .report import FusionReport
+from .torch_private import is_compiling
 
-__all__ = ["FusedModule", "is_unfused", "unfused"]
+__all__ = ["FusedModule", "is_unfused", "unfused", "without_fusion"]
 
 _SHARED: Final = (
     "_parameters",
@@ -61,7 +61,7 @@ class FusedModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # Transparent inside another compiler, as the fused function is; Dynamo of 2.11 cannot look the function up,
         # since it takes an attribute that could be a descriptor for one.
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self.module(*args, **kwargs)
         return self.fused(*args, **kwargs)
 
@@ -150,13 +150,22 @@ def unfused(module: nn.Module) -> Iterator[None]:
         while isinstance(eager, FusedModule):
             eager = eager.module
         view.fused = eager.__call__
+    try:
+        with without_fusion():
+            yield
+    finally:
+        for view, fused in zip(views, before, strict=True):
+            view.fused = fused
+
+
+@contextlib.contextmanager
+def without_fusion() -> Iterator[None]:
+    """Let every fused function that is called in this thread meanwhile be the plain one."""
     outside = _UNFUSED.set(True)
     try:
         yield
     finally:
         _UNFUSED.reset(outside)
-        for view, fused in zip(views, before, strict=True):
-            view.fused = fused
 
 
 def is_unfused() -> bool:

@@ -3,17 +3,15 @@
 They serve as `fw_compiler` and `bw_compiler` of `aot_function`, and of AOTAutograd wherever else it takes a compiler.
 """
 
-import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.fx as fx
 
-from .backends import FallbackWarning
 from .compilers import why_inductor_is_unavailable
 from .compilers.straight_line import straight_line
+from .fallback_warning import say_once
 from .torch_private import compile_one_graph
 
 __all__ = ["print_compile", "ts_compile"]
@@ -57,12 +55,9 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     return compile_one_graph(fx_g, inps) if reason is None else straight_line(fx_g)
 
 
-@functools.cache
 def _say_what_serves(reason: str | None) -> None:
     serves = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
-    warnings.warn(
+    say_once(
         f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {serves}. "
-        "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)",
-        FallbackWarning,
-        stacklevel=3,
+        "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
     )

@@ -79,7 +79,9 @@ def describe_graph(
     kinds = [f"{str(one.dtype).removeprefix('torch.')}{_sizes(one.shape)}" for one in tensors]
     shown = kinds[:_SHOWN_INPUTS] + ([f"{len(kinds) - _SHOWN_INPUTS} more"] if len(kinds) > _SHOWN_INPUTS else [])
     place = [f"{one.device.type} {one.requires_grad} {_sizes(one.stride())}" for one in tensors]
-    told = (graph_module.code, kinds, place, training, torch_random, str(partition))
+    # A body of an op of higher order is a graph of its own.
+    code = [one.code for one in graph_module.modules() if isinstance(one, fx.GraphModule)]
+    told = (code, kinds, place, training, torch_random, str(partition), _settings({one.device.type for one in tensors}))
     use = "training" if training else "forward"
     how = "" if partition == "min_cut" else f", {partition}" if isinstance(partition, str) else ", own partition"
     return GraphReport(
@@ -88,6 +90,13 @@ def describe_graph(
         served_by="",
         reason="",
     )
+
+
+def _settings(device_types: set[str]) -> list[Any]:
+    """What decides how ops compute, beside their arguments."""
+    known = sorted(one for one in device_types if torch.amp.is_autocast_available(one))
+    autocast = [(one, str(torch.get_autocast_dtype(one))) for one in known if torch.is_autocast_enabled(one)]
+    return [autocast, str(torch.get_default_dtype()), torch.get_float32_matmul_precision()]
 
 
 def label_of(report: GraphReport, sizes: Sequence[int] = ()) -> str:

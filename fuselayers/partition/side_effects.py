@@ -1,6 +1,7 @@
 """side_effects -- what a run of a traced graph does besides computing: which inputs it overwrites, whether it draws.
 
-Found by a run on fake tensors, which takes no memory.
+Found by a run on fake tensors, which takes no memory, from what each op's schema says that it writes to. A write
+through a view, or through `.data`, is one to the same storage.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .torch_private import FakeTensorMode, TorchDispatchMode
+from .passes import seed_ops
+from .torch_private import FakeTensorMode, TorchDispatchMode, pytree
 
 __all__ = ["SideEffects", "side_effects"]
 
@@ -21,7 +23,7 @@ class SideEffects:
 
     Attributes:
         overwritten: the positions of the inputs that it writes to.
-        draws: whether it takes random numbers from torch's generators; a single one, such as a seed, does not count.
+        draws: whether it takes random numbers from torch's generators, other than this library's seeds.
     """
 
     overwritten: frozenset[int]
@@ -32,7 +34,8 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
     """Run a traced graph on fake twins of its inputs, and return what it did to them.
 
     Raises:
-        RuntimeError: or what else a graph raises that needs values, which fake tensors do not have.
+        RuntimeError: or what else a graph raises that needs values, which fake tensors do not have, or that holds an op
+            of higher order.
 
     >>> def fill(x, y):
     ...     return x.add_(torch.rand_like(y))
@@ -41,44 +44,42 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     watcher = _Watcher()
-    with torch.no_grad(), mode, watcher:
+    with torch.inference_mode(False), torch.no_grad(), mode, watcher:
         twins = [mode.from_tensor(one.detach()).clone() if isinstance(one, Tensor) else one for one in inputs]
-        before = [_version(twin) for twin in twins]
+        watcher.written.clear()  # making them wrote to them
         graph(*twins)
-    changed = {place for place, twin in enumerate(twins) if _version(twin) != before[place]}
-    changed |= {place for place, twin in enumerate(twins) if _storage(twin) in watcher.statistics}
+    changed = (
+        place for place, twin in enumerate(twins) if isinstance(twin, Tensor) and _storage(twin) in watcher.written
+    )
     return SideEffects(frozenset(changed), watcher.draws)
 
 
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks for random ops that give more than one number, and for statistics that an op updates.
-
-    Batch norm writes to its running statistics, and neither its schema nor a tensor's version says so.
-    """
+    """Gathers the storages that ops write to, and looks for random ops. An op of higher order raises."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws = False
-        self.statistics: set[int | None] = set()
+        self.written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         arguments = func._schema.arguments
         given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
         given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | (kwargs or {})
+        for argument in arguments:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            # Of the running statistics that batch norm writes to, its schema is silent.
+            if writes or argument.name in ("running_mean", "running_var"):
+                tensors = (one for one in pytree.tree_leaves(given.get(argument.name)) if isinstance(one, Tensor))
+                self.written.update(map(_storage, tensors))
         # Attention counts as random, whether it drops something or not.
         if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0:
-            results = result if isinstance(result, tuple | list) else (result,)
-            self.draws |= any(isinstance(one, Tensor) and one.numel() > 1 for one in results)
-        for name in ("running_mean", "running_var"):
-            if isinstance(given.get(name), Tensor):
-                self.statistics.add(_storage(given[name]))
+            # What draws a seed draws the same one for every candidate; the empty tensor is part of that.
+            numbers = isinstance(result, Tensor) and result.numel() == 0
+            self.draws |= not numbers and func not in seed_ops()
         return result
 
 
-def _version(value: Any) -> int:
-    return value._version if isinstance(value, Tensor) else 0
-
-
-def _storage(value: Any) -> int | None:
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)

@@ -9,19 +9,27 @@ import functools
 import json
 import logging
 import math
+import os
 import platform
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import torch
 
-from .cache import cache_file, sources_hash, write_json
+from .cache import cache_file, locked, sources_hash, write_json
 from .machine import processor_name
-from .torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active, transforms_are_active
+from .torch_private import (
+    compiler_version,
+    dispatch_mode_is_active,
+    is_compiling,
+    saved_tensors_hooks_are_active,
+    transforms_are_active,
+)
 
 __all__ = [
     "auto_file",
@@ -37,7 +45,8 @@ __all__ = [
 _log = logging.getLogger("fuselayers")
 _patience = 1.0
 _lock = threading.RLock()
-_anew: dict[str, Mapping[str, float]] | None = None
+_anew: dict[str, Mapping[str, float | None]] | None = None
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @contextmanager
@@ -48,8 +57,9 @@ def patience(seconds: float) -> Iterator[None]:
     the same bits however they are made.
 
     Args:
-        seconds: 0 measures at the first call; `math.inf` stays with what it begins with, whatever was measured before,
-            so that a run gives the same bits each time. Where nothing is said it is 1.
+        seconds: 0 measures at the first call; with `math.inf` an op, and a function that is compiled meanwhile, stays
+            with what it begins with, whatever was measured before, so that a run gives the same bits each time. Where
+            nothing is said it is 1.
 
     Raises:
         ValueError: the number is below 0.
@@ -76,26 +86,29 @@ def patience_in_seconds() -> float:
 def has_choice() -> bool:
     """Return whether "auto" may take another candidate than the one it begins with.
 
-    Not where torch shall be deterministic, since the candidates differ in the last bits; nor without patience.
+    Not where torch shall be deterministic, since the candidates differ in the last bits; nor without patience; nor in a
+    distributed run, whose ranks would choose each for itself.
     """
-    return not (math.isinf(_patience) or torch.are_deterministic_algorithms_enabled())
+    return not (math.isinf(_patience) or torch.are_deterministic_algorithms_enabled() or _is_distributed())
 
 
 def may_measure() -> bool:
     """Return whether "auto" may run its candidates here and now.
 
     Not where somebody watches what is called or saved: under a dispatch mode, under `torch.utils.checkpoint` and its
-    kin, inside a transform of `torch.func`, while something is compiled or captured in a CUDA graph. Nor between the
-    ranks of a distributed run, which would decide each for itself; those use what is remembered.
+    kin that use hooks, inside a transform of `torch.func`, while something is compiled or captured in a CUDA graph.
     """
     return has_choice() and not (
-        torch.compiler.is_compiling()
+        is_compiling()
         or saved_tensors_hooks_are_active()
         or dispatch_mode_is_active()
         or transforms_are_active()
-        or (torch.distributed.is_available() and torch.distributed.is_initialized())
         or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
     )
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def auto_file() -> Path:
@@ -103,14 +116,17 @@ def auto_file() -> Path:
     return cache_file("auto.json")
 
 
-def remembered(name: str, device_type: str = "cpu") -> Mapping[str, float] | None:
-    """Return the seconds of each candidate that were measured for `name` on this machine, or None."""
-    known: Mapping[str, Mapping[str, float]]
+def remembered(name: str, device_type: str = "cpu") -> Mapping[str, float | None] | None:
+    """Return the seconds of each candidate that were measured for `name` on this machine, or None.
+
+    None are the seconds of a candidate that did not work.
+    """
+    known: Mapping[str, Mapping[str, float | None]]
     known = _all_remembered().get(_machine(device_type), {}) if _anew is None else _anew
     return known.get(name)
 
 
-def remember(name: str, seconds: Mapping[str, float], device_type: str = "cpu") -> None:
+def remember(name: str, seconds: Mapping[str, float | None], device_type: str = "cpu") -> None:
     """Keep the seconds of each candidate for `name`, for this process and later ones."""
     if _anew is not None:
         _anew[name] = dict(seconds)
@@ -122,7 +138,7 @@ def remember(name: str, seconds: Mapping[str, float], device_type: str = "cpu") 
 
 
 @contextmanager
-def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str, Mapping[str, float]]]:
+def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str, Mapping[str, float | None]]]:
     """Within it what was measured before does not count, and what is measured is gathered. Used by `fuselayers tune`.
 
     Args:
@@ -144,9 +160,11 @@ def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str,
         _keep(gathered, device_type)
 
 
-def _keep(times: Mapping[str, Mapping[str, float]], device_type: str) -> None:
-    with _lock:
-        path = auto_file()
+def _keep(times: Mapping[str, Mapping[str, float | None]], device_type: str) -> None:
+    path = auto_file()
+    with _lock, locked(path):
+        if path.exists() and _all_remembered() is _NOTHING:  # somebody's edits, with a slip of the pen
+            os.replace(path, path.with_suffix(".unreadable.json"))
         known = {machine: dict(one) for machine, one in _all_remembered().items()}
         known.setdefault(_machine(device_type), {}).update({name: dict(seconds) for name, seconds in times.items()})
         write_json(path, known)
@@ -158,30 +176,31 @@ def _machine(device_type: str) -> str:
         where = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     else:
         where = f"{processor_name()} {platform.machine()}, {torch.get_num_threads()} threads"
-    return f"{where}, torch {torch.__version__}, fuselayers {sources_hash()[:12]}"
+    return f"{where}, {compiler_version(device_type)}, torch {torch.__version__}, fuselayers {sources_hash()[:12]}"
 
 
 def _all_remembered() -> Mapping[str, Any]:
     """What the file holds. A file that cannot be used is said once, and stops nothing."""
     try:
         path = auto_file()
-        return _read(path, path.stat().st_mtime_ns)
+        found = path.stat()
+        return _read(path, (found.st_mtime_ns, found.st_ino, found.st_size))
     except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
-        return {}
+        return _NOTHING
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: Path, _modified: int) -> Mapping[str, Any]:
+def _read(path: Path, _state: tuple[int, ...]) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         for known in content.values():
             for seconds in known.values():
-                min(seconds.values()) + sum(seconds.values()) + 0.0
+                sum(one for one in seconds.values() if one is not None) + 0.0
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         warnings.warn(
             f"{path} does not hold times as they are written there ({type(error).__name__}: {error}) and is not used; "
-            f"mend it, or delete it",
+            f"mend it, or delete it; before something else is written there it is put aside",
             stacklevel=2,
         )
-        return {}
+        return _NOTHING
     return content  # type: ignore[no-any-return]

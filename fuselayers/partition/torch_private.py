@@ -8,7 +8,10 @@ import collections
 import contextlib
 import copy
 import functools
+import importlib.metadata
 import inspect
+import re
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +80,7 @@ __all__ = [
     "compile_lock",
     "compile_one_graph",
     "compile_with_inductor",
+    "compiler_version",
     "copy_of",
     "cpp_compiler",
     "decompositions_of",
@@ -91,6 +95,7 @@ __all__ = [
     "forward_inputs",
     "functorch_config",
     "inductor_compilers",
+    "is_compiling",
     "is_effect",
     "is_gradient_input",
     "is_opaque",
@@ -313,6 +318,24 @@ def cpp_compiler() -> str:
     return str(get_cpp_compiler())
 
 
+@functools.cache
+def compiler_version(device_type: str) -> str:
+    """The version of what Inductor's code is compiled with: the C++ compiler, or Triton."""
+    if device_type != "cpu":
+        try:
+            return f"triton {importlib.metadata.version('triton')}"
+        except importlib.metadata.PackageNotFoundError:
+            return "no triton"
+    from torch._inductor.cpp_builder import get_compiler_version_info
+
+    try:
+        said = get_compiler_version_info(cpp_compiler())
+    except (RuntimeError, OSError):
+        return "no C++ compiler"
+    version = re.search(r"(gcc|clang) version [\d.]+", said)
+    return version[0] if version else "another C++ compiler"
+
+
 def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: Any) -> Callable[..., Any]:
     """`torch.compile` with a recompile limit of its own, also before 2.13, where the limit is a global setting."""
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
@@ -400,13 +423,25 @@ def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
 def as_a_compiler() -> Iterator[None]:
     """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
     compiled function raise, unless somebody says that this is compiling."""
+    global _says_compiling
     with compile_lock:
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
+        before = torch.compiler._is_compiling_flag, _says_compiling
+        torch.compiler._is_compiling_flag, _says_compiling = True, threading.get_ident()
         try:
             yield
         finally:
-            torch.compiler._is_compiling_flag = before
+            torch.compiler._is_compiling_flag, _says_compiling = before
+
+
+_says_compiling: int | None = None
+
+
+def is_compiling() -> bool:
+    """`torch.compiler.is_compiling()`, but not because `as_a_compiler` says so in another thread: a call that takes
+    another form while some thread compiles could differ from what its checkpoint, or its backward, counts on."""
+    return torch.compiler.is_dynamo_compiling() or (
+        torch.compiler._is_compiling_flag and _says_compiling in (None, threading.get_ident())
+    )
 
 
 def transforms_are_active() -> bool:

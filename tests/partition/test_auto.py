@@ -13,8 +13,21 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fuselayers import ops
-from fuselayers.partition import FusedFunction, GraphReport, auto, auto_file, budget, fuse, patience
+from fuselayers.partition import (
+    BackendUnavailableError,
+    FusedFunction,
+    GraphReport,
+    aot_function,
+    auto,
+    auto_file,
+    budget,
+    fuse,
+    patience,
+)
 from fuselayers.partition.auto import best_of
+from fuselayers.partition.torch_private import as_a_compiler
+
+fuse_module: Any = __import__("sys").modules[fuse.__module__]
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +172,7 @@ class TestWhen:
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         fused(*inputs())
         assert clock.asked == []
+        assert fused.served_by == ("inductor",)
 
     def test_another_thread_is_served_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         measuring, go_on = threading.Event(), threading.Event()
@@ -180,6 +194,36 @@ class TestWhen:
         finally:
             go_on.set()
             one.join()
+
+    def test_a_checkpoint_meanwhile_settles_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its forward ran with what the graph began with, and so must its recompute."""
+        fused = fuse(wave)
+        a, b = inputs()
+        with patience(1000):
+            fused(a, b)
+
+        def while_another_thread_checkpoints(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+            other = threading.Thread(target=lambda: forwards.append(checkpoint(fused, a, b, use_reentrant=False)))
+            other.start()
+            other.join()
+            return {name: 1.0 if name == "unfused" else 2.0 for name in candidates}
+
+        forwards: list[Tensor] = []
+        monkeypatch.setattr(auto, "_measure", while_another_thread_checkpoints)
+        fused(a, b)
+        assert fused.served_by == ("inductor",)
+        torch.testing.assert_close(torch.autograd.grad(forwards[0].sum(), a), torch.autograd.grad(wave(a, b).sum(), a))
+
+    def test_other_threads_stay_fused_while_candidates_are_compiled(self) -> None:
+        compiled = fuse(wave, backend="inductor", partition=budget(0.5))
+        a, b = inputs()
+        compiled(a, b)
+        calls = []
+        with as_a_compiler():
+            other = threading.Thread(target=lambda: calls.append(compiled(a, b)))
+            other.start()
+            other.join()
+        assert "CompiledFunction" in type(calls[0].grad_fn).__name__
 
 
 class TestWhatIsNeverMeasured:
@@ -219,8 +263,37 @@ class TestWhatIsNeverMeasured:
         fused(a.detach().as_subclass(Named), b)
         assert clock.asked == []
 
+    def test_a_single_random_number_is_one(self, measured: Any) -> None:
+        clock, fused = measured("unfused"), fuse(lambda x: x * torch.rand(1))
+        fused(torch.ones(4))
+        assert clock.asked == []
+
 
 class TestMeasuringLeavesNoTrace:
+    def test_writes_that_no_version_counts(self) -> None:
+        def step(x: Tensor, count: Tensor) -> Tensor:
+            count.data.add_(1)
+            return x * count
+
+        fused, count = fuse(step), torch.zeros(3)
+        for expected in (1.0, 2.0):
+            fused(torch.ones(3), count)
+            assert count.tolist() == [expected] * 3
+        assert only(fused).reason == "measured"
+
+    def test_autocast_keeps_no_copies_of_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        kept = []
+
+        def product(x: Tensor, weight: Tensor) -> tuple[Tensor]:
+            kept.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+            return (x @ weight,)
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            given = [torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)]
+            auto._measure({"eager": product}, given, overwritten=frozenset())
+            assert torch.is_autocast_cache_enabled()
+        assert set(kept) == {(True, False)}
+
     def test_masks_are_those_of_a_run_without_it(self) -> None:
         def layer(x: Tensor) -> Tensor:
             return ops.dropout(x, 0.5) * x
@@ -306,6 +379,81 @@ class TestUnfused:
             fused(*inputs())
         assert len(calls) == 2  # which is another graph
 
+    def test_what_is_fused_within_it_stays_out_of_it(self, measured: Any) -> None:
+        """As in the graph that was measured, where it was traced as if it had never been fused."""
+        seen = []
+
+        def compiler(graph: Any, given: Any) -> Any:
+            seen.append(graph)
+            return graph
+
+        inner = aot_function(lambda x: x.sin(), compiler)
+        measured("unfused")
+        fused = fuse(lambda x: inner(x * 2) * 3)
+        x = torch.randn(4, requires_grad=True)
+        for _ in range(4):
+            torch.testing.assert_close(fused(x), (x * 2).sin() * 3)
+        assert fused._as_it_is
+        assert seen == []
+        inner(x)
+        assert seen
+
+    def test_a_checkpoint_never_takes_one_way_and_then_the_other(self, measured: Any) -> None:
+        inner = fuse(lambda z: z.sqrt() * 1, backend="inductor")
+
+        def outer(q: Tensor) -> Tensor:
+            return inner(q * 2) * 3
+
+        measured("unfused")
+        x = torch.rand(16, requires_grad=True) + 0.1
+        fuse(outer)(x)
+        with torch.no_grad():
+            fuse(outer)(x)
+        torch.compiler.reset()
+        fused = fuse(outer)  # decided by what is remembered
+        with torch.no_grad():
+            for _ in range(3):
+                fused(x)
+        for _ in range(3):
+            leaf = x.detach().requires_grad_()
+            checkpoint(fused, leaf, use_reentrant=False).sum().backward()
+            expected = torch.autograd.grad((leaf * 2).sqrt().sum() * 3, leaf)[0]
+            torch.testing.assert_close(leaf.grad, expected)
+
+    def test_now_and_then_the_guards_have_a_look(self, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fuse_module, "_CALLS_WITHOUT_A_LOOK", 3)
+        clock = measured("unfused")
+
+        class Deepens(nn.Module):
+            deep = False
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x.cos().cos() if self.deep else x.cos()
+
+        part = Deepens()
+        fused, x = fuse(part), torch.randn(3)
+        for _ in range(3):
+            fused(x)
+        part.deep = True
+        for _ in range(6):
+            torch.testing.assert_close(fused(x), x.cos().cos())
+        assert len(clock.asked) == 2
+
+    def test_a_part_that_is_not_measured_counts_as_fused(self, measured: Any) -> None:
+        class Named(Tensor):
+            pass
+
+        def mixed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+            c = a.cos()
+            torch._dynamo.graph_break()
+            return c, b.cos()
+
+        measured("unfused")
+        fused = fuse(mixed)
+        for _ in range(3):
+            fused(torch.ones(2), torch.ones(2).as_subclass(Named))
+        assert not fused._as_it_is
+
     def test_a_graph_break_between_fused_and_unfused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers = iter(["unfused", "inductor"])
 
@@ -327,7 +475,58 @@ class TestUnfused:
         assert not fused._as_it_is
 
 
+class TestWhatAChoiceIsFor:
+    def test_autocast_is_another_question(self, measured: Any) -> None:
+        clock, fused = measured("eager"), fuse(lambda x, w: x @ w)
+        x, w = torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)
+        fused(x, w)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert fused(x, w).dtype == torch.bfloat16
+        assert len(clock.asked) == 2
+        assert len({one.identity for one in fused.report().graphs}) == 2
+
+    def test_inference_mode_is_measured(self, measured: Any) -> None:
+        clock, fused = measured("unfused"), fuse(nn.Linear(3, 3))
+        with torch.inference_mode():
+            for _ in range(3):
+                fused(torch.ones(2, 3))
+        assert len(clock.asked) == 1
+
+    def test_another_set_of_candidates_is_another_question(
+        self, measured: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a compiler was installed: what was measured without it says nothing of it."""
+        clock = measured("unfused")
+        with monkeypatch.context() as patch:
+            patch.setattr(auto, "why_unavailable", lambda name, devices: "none" if name == "inductor" else None)
+            fuse(wave)(*inputs())
+        torch.compiler.reset()
+        fuse(wave)(*inputs())
+        assert clock.asked == [["eager", "unfused"], ["inductor", "eager", "unfused"]]
+
+    def test_a_candidate_that_cannot_be_compiled_is_out(self, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock, fused = measured("unfused"), fuse(wave)
+        with patience(1000):
+            fused(*inputs())
+
+        def fails(*args: Any, **kwargs: Any) -> Any:
+            raise BackendUnavailableError("no")
+
+        monkeypatch.setattr(auto, "compile_chain", fails)
+        fused(*inputs())
+        assert clock.asked == [["inductor", "unfused"]]
+        (machine,) = json.loads(auto_file().read_text()).values()
+        assert list(machine.values()) == [{"inductor": 2.0, "eager": None, "unfused": 1.0}]
+
+
 class TestFrozen:
+    def test_without_a_fallback_it_raises(self) -> None:
+        first = fuse(wave, backend="eager")
+        first(*inputs())
+        choice = f"frozen:eager+{only(first).identity}:triton"
+        with pytest.raises(BackendUnavailableError, match=r"^no backend could compile this function \(triton: Triton"):
+            fuse(wave, backend=choice, fallback=())(*inputs())
+
     def test_a_choice_that_was_written_down_serves(self, measured: Any) -> None:
         measured("eager")
         first = fuse(wave)

@@ -1,11 +1,9 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch._inductor.config
 from torch import Tensor
 
-from fuselayers.partition import FallbackWarning, aot_function, graph_compilers, print_compile, ts_compile
+from fuselayers.partition import FallbackWarning, aot_function, fallback_warning, print_compile, ts_compile
 
 
 def chain(a: Tensor, b: Tensor) -> Tensor:
@@ -13,10 +11,8 @@ def chain(a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_yet() -> Iterator[None]:
-    graph_compilers._say_what_serves.cache_clear()
-    yield
-    graph_compilers._say_what_serves.cache_clear()
+def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fallback_warning, "_said", set())
 
 
 def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> None:

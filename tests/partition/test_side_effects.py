@@ -38,6 +38,7 @@ def test_what_is_overwritten_is_named_by_its_place_and_stays_as_it_is() -> None:
         (lambda x: F.dropout(x, 0.5), True),
         (lambda x: F.dropout(x, 0.5, training=False), False),
         (lambda x: x + torch.rand_like(x), True),
+        (lambda x: x * torch.rand(1), True),
         (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), True),
         (lambda x: F.scaled_dot_product_attention(x, x, x), False),
         (lambda x: x * draw_seed(device="cpu"), False),
@@ -62,3 +63,30 @@ def test_running_statistics_are_overwritten_though_no_schema_says_so() -> None:
 
     parts = norm.weight, norm.running_mean, norm.bias, norm.running_var
     assert found(run, torch.randn(4, 3), *parts).overwritten == {2, 4}
+
+
+def test_a_write_through_data_is_one() -> None:
+    def step(x: Tensor, state: Tensor) -> Tensor:
+        state.data.add_(1)
+        return x * state
+
+    assert found(step, torch.ones(2), torch.ones(2)).overwritten == {1}
+
+
+def test_a_write_by_somebodys_op_is_one() -> None:
+    library = torch.library.Library("side_effects_test", "DEF")
+    library.define("bump(Tensor x, Tensor(a!)[] counters) -> ()")
+    library.impl("bump", lambda x, counters: None, "CompositeExplicitAutograd")
+    torch.library.register_fake("side_effects_test::bump", lambda x, counters: None, lib=library)
+
+    def step(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        torch.ops.side_effects_test.bump(x, [one, other])
+        return x * one
+
+    assert found(step, torch.ones(2), torch.ones(2), torch.ones(2)).overwritten == {1, 2}
+
+
+def test_in_inference_mode() -> None:
+    with torch.inference_mode():
+        x, y = torch.ones(2), torch.ones(2)
+        assert found(lambda x, y: y.add_(x) * x, x, y) == SideEffects(frozenset({1}), draws=False)

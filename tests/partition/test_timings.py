@@ -1,5 +1,8 @@
 import json
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +35,8 @@ def test_what_is_remembered_is_found_again_on_the_same_machine() -> None:
 def test_the_file_says_what_it_was_measured_on() -> None:
     remember("one", {"eager": 1.0})
     (machine,) = json.loads(auto_file().read_text())
-    assert f"{torch.get_num_threads()} threads, torch {torch.__version__}, fuselayers " in machine
+    told = rf"{torch.get_num_threads()} threads, \S.*, torch {re.escape(torch.__version__)}, fuselayers \w{{12}}$"
+    assert re.search(told, machine)
 
 
 def test_times_of_other_sources_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +58,7 @@ def test_patience_decides_whether_there_is_a_choice() -> None:
         assert not has_choice()
 
 
-def test_nothing_is_measured_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_while_somebody_watches() -> None:
     seen = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
@@ -68,10 +72,44 @@ def test_nothing_is_measured_while_somebody_watches(monkeypatch: pytest.MonkeyPa
         checkpoint(look, x, use_reentrant=False)
         torch.func.vmap(look)(x)
         torch.func.grad(lambda x: look(x).sum())(x)
+    assert seen == [False] * 4
+
+
+def test_there_is_no_choice_between_the_ranks_of_a_distributed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with patience(0):
+        assert has_choice()
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-        look(x)
-        monkeypatch.undo()
-    assert seen == [False] * 5
+        assert not has_choice()
+        assert not may_measure()
+
+
+def test_what_cannot_be_read_is_put_aside_before_it_is_written_over() -> None:
+    auto_file().write_text('{"my machine": {"one": {"eager": 1.0,}}}')
+    with pytest.warns(UserWarning, match=r"before something else is written there it is put aside$"):
+        remember("one", {"eager": 2.0})
+    assert remembered("one") == {"eager": 2.0}
+    assert "my machine" in auto_file().with_suffix(".unreadable.json").read_text()
+
+
+def test_a_candidate_that_does_not_work_is_remembered_as_such() -> None:
+    remember("one", {"eager": 1.0, "inductor": None})
+    assert json.loads(auto_file().read_text()).popitem()[1]["one"] == {"eager": 1.0, "inductor": None}
+    assert remembered("one") == {"eager": 1.0, "inductor": None}
+
+
+WRITER = """
+import sys
+from fuselayers.partition.timings import remember
+for number in range(40):
+    remember(f"{sys.argv[1]} {number}", {"eager": 1.0})
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing() -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, name]) for name in ("one", "other")]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    (known,) = json.loads(auto_file().read_text()).values()
+    assert len(known) == 80
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -5,7 +5,6 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ from ...configs import build, compose
 from ...ops.forms.choice import faster_form
 from ...partition import fuse, patience
 from ...partition.auto import best_of
-from ...partition.backends import UNFUSED
+from ...partition.backends import AUTO_ORDER, CANDIDATES, UNFUSED, why_unavailable
 from ...partition.report import read_label
 from ...partition.timings import measured_anew
 from ..bench.cases import OPS, OpCase, Settings, op_case
@@ -59,17 +58,18 @@ class Row:
     identity: str
 
 
-def frozen(rows: Sequence[Row]) -> str:
+def frozen(rows: Sequence[Row], device_type: str = "cpu") -> str:
     """Return the backend that a config names to have these choices without measuring.
 
-    >>> rows = [Row("one", "training", {}, name, None, f"0000000{place}") for place, name in enumerate("aab")]
-    >>> frozen(rows)
-    'frozen:a+00000002:b'
+    A graph that was not measured, as one that draws torch's own random numbers, keeps what "auto" begins with.
+
+    >>> rows = [Row("one", "training", {}, name, None, f"0a0b0c0{place}") for place, name in enumerate(["eager"])]
+    >>> frozen(rows).partition("+")[2]
+    '0a0b0c00:eager'
     """
     chosen = {row.identity: row.chosen for row in rows if row.identity}
-    backends = Counter(name for name in chosen.values() if name != UNFUSED)
-    most = backends.most_common(1)[0][0] if backends else "eager"
-    return "+".join([f"frozen:{most}", *(f"{graph}:{name}" for graph, name in chosen.items() if name != most)])
+    first = next(name for name in AUTO_ORDER if why_unavailable(name, {device_type}) is None)
+    return "+".join([f"frozen:{first}", *(f"{graph}:{name}" for graph, name in chosen.items() if name != first)])
 
 
 def tune_model(overrides: Sequence[str], *, batch_size: int | None, device: torch.device, keep: bool) -> list[Row]:
@@ -177,28 +177,33 @@ def _tuned(
         keep: whether the choice outlives the process.
     """
     with patience(0), measured_anew(device.type, keep=keep) as found:
-        for last in (False, True):
+        for last in (False,) * len(CANDIDATES) + (True,):
             eager, auto = steps(use)
             for _ in range(_CALLS_TO_DECIDE):
                 auto()
             eager_seconds, auto_seconds, ratio = _in_turns(eager, auto, device)
             parts = [_row(label, seconds) for label, seconds in found.items()]
             graphs = [label for label, seconds in found.items() if UNFUSED in seconds]
-            if last or len(graphs) != 1 or ratio >= _WORTH_IT:
+            if last or ratio >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
                 break
-            # What ran well between its neighbours does not as it is called: that decides, and is timed again.
-            (graph,) = graphs
-            found[graph] = {best_of(found[graph]): auto_seconds, UNFUSED: eager_seconds}
+            # What ran well between its neighbours does not as it is called: that decides, and the next is tried. Of
+            # several graphs nobody knows which it was.
+            for graph in graphs:
+                if len(graphs) == 1:
+                    found[graph] = {**found[graph], best_of(found[graph]): auto_seconds, UNFUSED: eager_seconds}
+                else:
+                    found[graph] = {**dict.fromkeys(found[graph]), UNFUSED: found[graph][UNFUSED]}
             torch.compiler.reset()
     chosen = ", ".join(sorted({row.chosen for row in parts})) or "eager"
     whole = Row(name, use, {}, chosen, ratio=ratio, identity="")
     return whole, parts
 
 
-def _row(label: str, seconds: Mapping[str, float]) -> Row:
+def _row(label: str, found: Mapping[str, float | None]) -> Row:
     known = read_label(label)
+    seconds = {name: one for name, one in found.items() if one is not None}
     if known is None:  # an op that is called by itself
-        return Row(label, "", seconds, faster_form(seconds), ratio=None, identity="")
+        return Row(label, "", seconds, faster_form(found), ratio=None, identity="")
     function, use, identity = known
     return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity)
 

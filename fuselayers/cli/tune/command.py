@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         rows = tune_model(overrides, batch_size=arguments.batch, device=device, keep=keep)
         _print(rows, console, device)
         console.print(
-            f"to have the same choice in every run: fusion.backend={frozen(rows)}", highlight=False, soft_wrap=True
+            f"to have the same choice in every run: fusion.backend={frozen(rows, device.type)}",
+            highlight=False,
+            soft_wrap=True,
         )
     else:
         dtype: torch.dtype = getattr(torch, arguments.dtype)

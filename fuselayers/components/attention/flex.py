@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from ...partition.torch_private import dispatch_mode_is_active
+from ...partition.torch_private import dispatch_mode_is_active, is_compiling
 from .masks import Rules
 
 __all__ = ["flex", "is_grouped"]
@@ -76,7 +76,7 @@ def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
 
 def _flex_for(q_BHTC: Tensor) -> Callable[..., Any]:
     # A compiler that is tracing compiles it by itself; a CPU runs the formula.
-    if q_BHTC.device.type == "cpu" or torch.compiler.is_compiling():
+    if q_BHTC.device.type == "cpu" or is_compiling():
         return cast(Callable[..., Any], flex_attention)
     return _compiled_flex()
 
@@ -104,7 +104,7 @@ def _blocks(
     causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
 ) -> BlockMask | None:
     # A mode may make tensors of its own kind, as FakeTensorMode does: they fit no other call, and real ones not theirs.
-    special = torch.compiler.is_compiling() or dispatch_mode_is_active()
+    special = is_compiling() or dispatch_mode_is_active()
     make = _make_blocks if special else _kept_blocks
     return make(causal, window, first, tokens, keys, device)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops import dropout
+from ...partition.torch_private import is_compiling
 from .flex import flex, is_grouped
 from .masks import Rules, allowed_keys
 
@@ -67,7 +68,7 @@ def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
     if (
         (rules.soft_cap is not None or rules.window is not None or rules.sinks_H is not None)
         and q_BHTC.device.type == "cuda"
-        and not torch.compiler.is_compiling()
+        and not is_compiling()
         and q_BHTC.dtype in (torch.float16, torch.bfloat16)
         and channels >= 16
         and tokens == k_BGSC.shape[-2]

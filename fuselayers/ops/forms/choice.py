@@ -45,13 +45,14 @@ _settled: set[_Key] = set()
 _lock = threading.RLock()
 
 
-def faster_form(seconds: Mapping[str, float]) -> str:
+def faster_form(seconds: Mapping[str, float | None]) -> str:
     """Return which form serves, by the seconds of both: "inductor" if it is clearly faster, else "eager".
 
     >>> faster_form({"eager": 1.0, "inductor": 0.95})
     'eager'
     """
-    return "inductor" if seconds["inductor"] < _CLEARLY * seconds["eager"] else "eager"
+    eager, inductor = seconds["eager"], seconds["inductor"]
+    return "inductor" if eager is not None and inductor is not None and inductor < _CLEARLY * eager else "eager"
 
 
 def is_settled(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ...names import no_such
 from ...partition import BackendUnavailableError
-from ...partition.torch_private import transforms_are_active
+from ...partition.torch_private import is_compiling, transforms_are_active
 from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
@@ -73,7 +73,7 @@ def run(
     else:
         floating = (tensor for tensor in tensors if tensor is not None and tensor.is_floating_point())
         own = takes_kernels(backend, *floating, obstacle=obstacle)
-    if own and torch.compiler.is_compiling():
+    if own and is_compiling():
         tensors = each_once(tensors)
     return (fused if own else formula)(*tensors, *options)
 
@@ -91,7 +91,7 @@ def each_once(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
 
 
 def _takes_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> bool:
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return False
     unavailable = why_not_compiled(device)
     if unavailable is not None:
@@ -118,7 +118,7 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
         RuntimeError: "triton" inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
             kernels do not know.
     """
-    if backend == "eager" or (backend == "inductor" and torch.compiler.is_compiling()):
+    if backend == "eager" or (backend == "inductor" and is_compiling()):
         return False
     if backend == "inductor":
         raise BackendUnavailableError(
@@ -129,7 +129,7 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
     given = [tensor for tensor in tensors if tensor is not None]
     device = given[0].device
     if backend == "auto":
-        if device.type != "cuda" or torch.compiler.is_compiling() or INTERPRETED:
+        if device.type != "cuda" or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (obstacle or _why_no_kernels_for(given)) is None
     unavailable = why_no_kernels(device)
@@ -145,7 +145,7 @@ def _why_no_kernels_for(tensors: Sequence[Tensor]) -> str | None:
     for tensor in tensors:
         if tensor.dtype not in _KERNEL_DTYPES:
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-    return None if torch.compiler.is_compiling() else _why_plain(tensors)
+    return None if is_compiling() else _why_plain(tensors)
 
 
 def _why_plain(tensors: Sequence[Tensor | None]) -> str | None:

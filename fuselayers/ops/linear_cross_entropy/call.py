@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...partition.torch_private import transforms_are_active
+from ...partition.torch_private import is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference
 from ..forms import autocast_dtype, each_once, takes_kernels
 from ..losses import check_loss_options, check_target, count_for, loss_dtype, reduced
@@ -96,7 +96,7 @@ def linear_cross_entropy(
         x, weight = (one if one.dtype == torch.float64 else one.to(lower) for one in (x, weight))
         bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(lower)
     takes_kernels(backend, x, weight, bias)  # which says so if it cannot; asked again when it runs
-    compiling = torch.compiler.is_compiling()
+    compiling = is_compiling()
     if any(type(one) not in (Tensor, nn.Parameter, type(None)) for one in (x, weight, bias)) or (
         not compiling and transforms_are_active()
     ):
@@ -158,7 +158,7 @@ class _Ahead(torch.autograd.Function):
         dtype: torch.dtype,
         wanted: Wanted,
     ) -> Tensor:
-        run = _ahead if torch.compiler.is_compiling() else _run_ahead
+        run = _ahead if is_compiling() else _run_ahead
         loss, *gradients = run(x, weight, bias, target, *options, reduction, dtype, wanted)
         found = (one if want else None for one, want in zip(gradients, wanted, strict=True))
         ctx.save_for_backward(*found)
@@ -185,7 +185,7 @@ class _Between(torch.autograd.Function):
         reduction: str,
         dtype: torch.dtype,
     ) -> Tensor:
-        run = _between if torch.compiler.is_compiling() else _run_between
+        run = _between if is_compiling() else _run_between
         loss, dlogits_RV = run(x, weight, bias, target, *options, reduction, dtype)
         ctx.save_for_backward(x, weight, dlogits_RV)
         return loss
@@ -220,7 +220,7 @@ class _Again(torch.autograd.Function):
         options: _Options,
         wanted: Wanted,
     ) -> Tensor:
-        losses, sums = (_losses if torch.compiler.is_compiling() else _run_losses)(x, weight, bias, target, *options)
+        losses, sums = (_losses if is_compiling() else _run_losses)(x, weight, bias, target, *options)
         ctx.save_for_backward(x, weight, bias, target, sums)
         ctx.rest = options, wanted
         return losses
@@ -229,7 +229,7 @@ class _Again(torch.autograd.Function):
     def backward(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
         options, wanted = ctx.rest
-        found = (_again if torch.compiler.is_compiling() else _run_again)(dlosses, *ctx.saved_tensors, *options, wanted)
+        found = (_again if is_compiling() else _run_again)(dlosses, *ctx.saved_tensors, *options, wanted)
         return *(one if want else None for one, want in zip(found, wanted, strict=True)), *(None,) * 3
 
 
@@ -330,7 +330,7 @@ def _like_gradients(
 
 
 def _refuse_create_graph() -> None:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled() and not is_compiling():
         advice = "take cross_entropy(F.linear(x, weight, bias), target)"
         raise RuntimeError(f"linear_cross_entropy is differentiated once; for a backward under create_graph {advice}")
 

@@ -10,6 +10,7 @@ from .seeded_dropout import dropout_in_place_pass as dropout_in_place_pass
 from .seeded_dropout import mask_ops as mask_ops
 from .seeded_dropout import provide_seeded_mask as provide_seeded_mask
 from .seeded_dropout import replayed_dropout_pass as replayed_dropout_pass
+from .seeded_dropout import seed_ops as seed_ops
 from .seeded_dropout import seeded_dropout_calls_pass as seeded_dropout_calls_pass
 from .seeded_dropout import seeded_dropout_pass as seeded_dropout_pass
 from .tables_once import tables_once_pass as tables_once_pass

@@ -20,6 +20,7 @@ __all__ = [
     "mask_ops",
     "provide_seeded_mask",
     "replayed_dropout_pass",
+    "seed_ops",
     "seeded_dropout_calls_pass",
     "seeded_dropout_pass",
 ]
@@ -55,6 +56,11 @@ def provide_seeded_mask(ops: SeededMask) -> None:
 def mask_ops() -> frozenset[Any]:
     """The ops that make masks from seeds: pure, and always cheaper to run again than to keep their result."""
     return frozenset().union(*(ops.pure for ops in _provided))
+
+
+def seed_ops() -> frozenset[Any]:
+    """The ops that draw a seed for masks."""
+    return frozenset(ops.draw for ops in _provided)
 
 
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:

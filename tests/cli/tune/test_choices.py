@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from fuselayers import build
 from fuselayers.cli.tune import choices
 from fuselayers.cli.tune.choices import Row, frozen, tune_model, tune_ops
 from fuselayers.partition import auto, auto_file
+from fuselayers.partition.backends import why_unavailable
 
 TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def test_what_loses_against_eager_as_it_is_called_is_not_kept(monkeypatch: pytes
     monkeypatch.setattr(auto, "_measure", lambda candidates, inputs, *, overwritten: said)
     rows = tune_model(TINY, batch_size=2, device=CPU, keep=True)
     assert [row.chosen for row in rows if row.identity] == ["unfused", "unfused"]
-    assert [row.seconds for row in rows if row.identity] == [{"inductor": 2.0, "unfused": 1.0}] * 2
+    assert [row.seconds for row in rows if row.identity] == [{"inductor": 2.0, "eager": 1.2, "unfused": 1.0}] * 2
     assert [row.ratio for row in rows if row.ratio] == [1.0, 1.0]
 
 
@@ -83,10 +83,10 @@ def test_nothing_to_choose() -> None:
         tune_model(["fusion=off"], batch_size=None, device=CPU, keep=False)
 
 
-def test_frozen_names_what_most_have() -> None:
-    rows = [
-        Row("", "", {}, name, None, f"0000000{place}") for place, name in enumerate(("eager", "inductor", "inductor"))
-    ]
-    assert frozen(rows) == "frozen:inductor+00000000:eager"
-    assert frozen([Row("", "", {}, "unfused", None, "0a0b0c0d")]) == "frozen:eager+0a0b0c0d:unfused"
-    assert re.fullmatch("frozen:eager", frozen([]))
+def test_frozen_names_what_differs_from_what_auto_begins_with() -> None:
+    chosen = ("eager", "inductor", "unfused")
+    rows = [Row("", "", {}, name, None, f"0000000{place}") for place, name in enumerate(chosen)]
+    begun = "inductor" if why_unavailable("inductor", {"cpu"}) is None else "eager"
+    others = "+".join(f"{row.identity}:{row.chosen}" for row in rows if row.chosen != begun)
+    assert frozen(rows) == f"frozen:{begun}+{others}"
+    assert frozen([]) == f"frozen:{begun}"
