@@ -1,7 +1,6 @@
 import json
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from fuselayers.partition import (
     patience,
 )
 from fuselayers.partition.auto import best_of
+from fuselayers.partition.measure import copies_of
 from fuselayers.partition.torch_private import as_a_compiler
 
 fuse_module: Any = __import__("sys").modules[fuse.__module__]
@@ -50,7 +50,7 @@ class Measured:
     ) -> dict[str, float]:
         self.asked.append(list(candidates))
         for run in candidates.values():
-            run(*auto._copies(inputs, overwritten)[0])
+            run(*copies_of(inputs, overwritten)[0])
         return {name: 1.0 if name == self.fastest else 2.0 for name in candidates}
 
 
@@ -58,7 +58,7 @@ class Measured:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Measured]:
     def say(fastest: str) -> Measured:
         clock = Measured(fastest)
-        monkeypatch.setattr(auto, "_measure", clock)
+        monkeypatch.setattr(auto, "seconds_of", clock)
         return clock
 
     return say
@@ -105,7 +105,7 @@ class TestWhichServes:
     ) -> None:
         measured(fastest)
         fuse(wave)(*inputs())
-        monkeypatch.setattr(auto, "_measure", None)
+        monkeypatch.setattr(auto, "seconds_of", None)
         torch.compiler.reset()
         again = fuse(wave)
         check(again, *inputs())
@@ -182,7 +182,7 @@ class TestWhen:
             assert go_on.wait(60)
             return dict.fromkeys(candidates, 1.0)
 
-        monkeypatch.setattr(auto, "_measure", slow)
+        monkeypatch.setattr(auto, "seconds_of", slow)
         fused = fuse(wave)
         with patience(1000):
             fused(*inputs())
@@ -209,7 +209,7 @@ class TestWhen:
             return {name: 1.0 if name == "unfused" else 2.0 for name in candidates}
 
         forwards: list[Tensor] = []
-        monkeypatch.setattr(auto, "_measure", while_another_thread_checkpoints)
+        monkeypatch.setattr(auto, "seconds_of", while_another_thread_checkpoints)
         fused(a, b)
         assert fused.served_by == ("inductor",)
         torch.testing.assert_close(torch.autograd.grad(forwards[0].sum(), a), torch.autograd.grad(wave(a, b).sum(), a))
@@ -247,7 +247,7 @@ class TestWhatIsNeverMeasured:
         def fails(*args: Any, **kwargs: Any) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-        monkeypatch.setattr(auto, "_measure", fails)
+        monkeypatch.setattr(auto, "seconds_of", fails)
         fused = fuse(wave)
         check(fused, *inputs())
         assert only(fused).reason == (
@@ -280,19 +280,6 @@ class TestMeasuringLeavesNoTrace:
             fused(torch.ones(3), count)
             assert count.tolist() == [expected] * 3
         assert only(fused).reason == "measured"
-
-    def test_autocast_keeps_no_copies_of_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = []
-
-        def product(x: Tensor, weight: Tensor) -> tuple[Tensor]:
-            kept.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
-            return (x @ weight,)
-
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            given = [torch.ones(2, 2), torch.ones(2, 2, requires_grad=True)]
-            auto._measure({"eager": product}, given, overwritten=frozenset())
-            assert torch.is_autocast_cache_enabled()
-        assert set(kept) == {(True, False)}
 
     def test_masks_are_those_of_a_run_without_it(self) -> None:
         def layer(x: Tensor) -> Tensor:
@@ -461,7 +448,7 @@ class TestUnfused:
             fastest = next(answers)
             return {name: 1.0 if name == fastest else 2.0 for name in candidates}
 
-        monkeypatch.setattr(auto, "_measure", clock)
+        monkeypatch.setattr(auto, "seconds_of", clock)
 
         def broken(a: Tensor, b: Tensor) -> Tensor:
             c = a + b
@@ -549,23 +536,3 @@ class TestFrozen:
             fused(*inputs())
         assert only(fused).served_by == "eager"
         assert only(fused).reason.startswith("since triton is not used: Triton compiles for GPUs")
-
-
-class TestTheClock:
-    def test_the_slower_takes_longer_backward_included(self) -> None:
-        class Slow(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                return x * 1
-
-            @staticmethod
-            def backward(ctx: Any, grad: Tensor) -> Tensor:
-                time.sleep(0.01)
-                return grad
-
-        x = torch.ones(3, requires_grad=True)
-        seconds = auto._measure(
-            {"eager": lambda x: (Slow.apply(x),), "unfused": lambda x: (x * 1,)}, [x], overwritten=frozenset()
-        )
-        assert seconds["eager"] > 0.01 > seconds["unfused"] > 0
-        assert x.grad is None

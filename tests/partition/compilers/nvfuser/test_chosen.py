@@ -64,7 +64,7 @@ def test_auto_measures_it_and_takes_it_where_it_is_fastest(
         asked.append(list(candidates))
         return {name: 1.0 if name == "nvfuser" else 2.0 for name in candidates}
 
-    monkeypatch.setattr(auto, "_measure", measured)
+    monkeypatch.setattr(auto, "seconds_of", measured)
     a, b = inputs()
     with patience(0):
         for _ in range(2):  # measured, then remembered
