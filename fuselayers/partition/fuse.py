@@ -20,7 +20,7 @@ from torch import nn
 
 from .auto import Runs, compile_auto, compile_frozen, glance
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
-from .fused_module import FusedModule, is_unfused, without_fusion
+from .fused_module import FusedModule, call_unfused, is_unfused
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
@@ -221,8 +221,7 @@ class FusedFunction:
         known = self._as_it_is.get(seen, 0) if seen is not None else 0
         if known:
             self._as_it_is[seen] = known - 1
-            with without_fusion():
-                return self.fn(*args, **kwargs)
+            return call_unfused(self.fn, args, kwargs)
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)
         if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:

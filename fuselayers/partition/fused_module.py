@@ -10,7 +10,7 @@ from torch import nn
 from .report import FusionReport
 from .torch_private import is_compiling
 
-__all__ = ["FusedModule", "is_unfused", "unfused", "without_fusion"]
+__all__ = ["FusedModule", "call_unfused", "is_unfused", "unfused"]
 
 _SHARED: Final = (
     "_parameters",
@@ -150,20 +150,20 @@ def unfused(module: nn.Module) -> Iterator[None]:
         while isinstance(eager, FusedModule):
             eager = eager.module
         view.fused = eager.__call__
+    outside = _UNFUSED.set(True)
     try:
-        with without_fusion():
-            yield
+        yield
     finally:
+        _UNFUSED.reset(outside)
         for view, fused in zip(views, before, strict=True):
             view.fused = fused
 
 
-@contextlib.contextmanager
-def without_fusion() -> Iterator[None]:
-    """Let every fused function that is called in this thread meanwhile be the plain one."""
+def call_unfused(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function in which every fused function is the plain one."""
     outside = _UNFUSED.set(True)
     try:
-        yield
+        return fn(*args, **kwargs)
     finally:
         _UNFUSED.reset(outside)
 
