@@ -137,6 +137,7 @@ def unfused(module: nn.Module) -> Iterator[None]:
     For calls that would compile again and again, as each token of a text with one more key than the last. What is fused
     without a view, as an op in a layer with a backend, asks `is_unfused`.
 
+    >>> import torch
     >>> from fuselayers import fuse
     >>> layers = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
     >>> with unfused(layers):
