@@ -7,15 +7,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ...partitioners import Partitioner, SavingRule, partitioner
-from ...passes import (
-    dropout_in_place_pass,
-    merge_equal_nodes_pass,
-    replayed_dropout_pass,
-    seeded_dropout_calls_pass,
-    seeded_dropout_pass,
-)
-from ...torch_private import aot_autograd, forget_donated_buffers
+from ...partitioners import Partitioner
+from ...passes import dropout_in_place_pass, merge_equal_nodes_pass, seeded_dropout_calls_pass
+from ..ahead_of_time import compile_ahead_of_time
 from ..straight_line import straight_line
 from .availability import fused_device_types
 from .decompositions import nvfuser_decompositions
@@ -36,26 +30,15 @@ def compile_nvfuser(
         partition: what to save.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
     """
-    own = partitioner(partition)
-    cut: Callable[..., Any] = functools.partial(own, compiler="nvfuser") if isinstance(own, SavingRule) else own
-    no_mask_pass = replayed_dropout_pass if torch_random else seeded_dropout_pass
-
-    def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
-        return cut(no_mask_pass(joint_module), joint_inputs, **options)
-
-    def inference_compiler(inference_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _compiled(no_mask_pass(inference_module), inputs)
-
-    backend = aot_autograd(
-        fw_compiler=_compiled,
-        inference_compiler=inference_compiler,
-        partition_fn=partition_fn,
-        keep_inference_input_mutations=True,
-        decompositions=dict(nvfuser_decompositions()),
+    return compile_ahead_of_time(
+        dropout_in_place_pass(graph_module) if torch_random else with_masks_for_nvfuser(graph_module),
+        example_inputs,
+        compiler="nvfuser",
+        runnable=_runnable,
+        partition=partition,
+        torch_random=torch_random,
+        decompositions=nvfuser_decompositions(),
     )
-    graph_module = dropout_in_place_pass(graph_module) if torch_random else with_masks_for_nvfuser(graph_module)
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
-    return compiled
 
 
 def with_masks_for_nvfuser(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -65,8 +48,7 @@ def with_masks_for_nvfuser(graph_module: fx.GraphModule) -> fx.GraphModule:
     return seeded_dropout_calls_pass(dropout_in_place_pass(graph_module), device_types=device_types)
 
 
-def _compiled(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    forget_donated_buffers()
+def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return straight_line(with_regions(merge_equal_nodes_pass(graph_module)))
 
 
