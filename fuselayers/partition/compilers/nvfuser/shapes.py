@@ -38,7 +38,9 @@ def _same(builder: Builder, node: fx.Node) -> Value:
 def _reshape(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
-    if [size for size in old if not _is_one(size)] == [size for size in new if not _is_one(size)]:
+    kept, wanted = ([size for size in shape if not _is_one(size)] for shape in (old, new))
+    # Which symbolic sizes are equal is not part of `text_of`, and a definition serves all regions of its text.
+    if all(isinstance(size, int) for size in (*kept, *wanted)) and kept == wanted:
         # Only sizes of 1 come and go, which nvFuser does without looking at the others.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
         handle = builder.ops.squeeze(handle, gone) if gone else handle

@@ -74,6 +74,21 @@ class TestTheCache:
         assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 3)
         assert "s0 = fd.define_scalar(value=None, dtype=DataType.Int)" in on_the_cpu.defined[0].script()
 
+    def test_sizes_that_swap_are_not_served_by_what_keeps_them(self, on_the_cpu: StandIn) -> None:
+        """Two dynamic graphs that differ in nothing but which size is which."""
+
+        def same(x: Tensor) -> Tensor:
+            return (x * 2).exp().view(x.shape[0], x.shape[1]) * 3 + 1
+
+        def turned(x: Tensor) -> Tensor:
+            return (x * 2).exp().view(x.shape[1], x.shape[0]) * 3 + 1
+
+        for fn in (same, turned):
+            dynamic = fused(fn, dynamic=True)
+            for shape in ((3, 5), (4, 6)):
+                x = torch.randn(shape)
+                torch.testing.assert_close(dynamic(x), fn(x))
+
 
 def test_a_call_without_elements_is_torchs(on_the_cpu: StandIn) -> None:
     region = region_of(wave, torch.randn(3, 4))
