@@ -169,7 +169,8 @@ class Builder:
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
         """A number of the kind that a dtype is of."""
         if dtype == torch.bool:
-            return bool(argument)
+            # The binding would take Python's True for an integer.
+            return self.definition.define_scalar(bool(argument), self.data_type(dtype))
         return float(argument) if dtype.is_floating_point else int(argument)
 
     def size(self, argument: Any) -> Any:
