@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -72,6 +73,33 @@ def _define(graph: fx.Graph, layout: Layout) -> Any:
     return definition
 
 
+@dataclass(frozen=True)
+class _Result:
+    """What a graph was traced to expect of one result.
+
+    Attributes:
+        dtype: its dtype.
+        shape: its sizes; None for one that only a call knows.
+        order: its dimensions from the outermost in memory to the innermost.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> "_Result":
+        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+        return cls(value.dtype, shape, order_of(value))
+
+    def check(self, value: torch.Tensor) -> None:
+        """Raise RuntimeError for another dtype or other sizes: what reads the result would read it wrongly."""
+        fits = value.dtype == self.dtype and value.dim() == len(self.shape)
+        if not fits or any(size not in (None, came) for size, came in zip(self.shape, value.shape, strict=True)):
+            shape = ", ".join("any" if size is None else str(size) for size in self.shape)
+            raise RuntimeError(f"wanted {self.dtype} [{shape}] of nvFuser, got {value.dtype} {list(value.shape)}")
+
+
 class Region:
     """A function of a graph's tensors that nvFuser runs as one; torch does where nvFuser cannot.
 
@@ -94,7 +122,7 @@ class Region:
         self.serves = True
         self._device = device
         results: Any = self.graph.output_node().args[0]
-        self._orders = [order_of(node.meta["val"]) for node in results]
+        self._results = [_Result.of(node.meta["val"]) for node in results]
         self._in_torch: Callable[[list[Any]], Any] = straight_line(graph_module)
 
     def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:
@@ -116,12 +144,13 @@ class Region:
         definition = definition_for(self.text, self.graph, layout_of(inputs))
         device = self._device if self._device.type == "cuda" else None
         results = definition.execute(list(inputs), device=device)
-        # What was traced behind a region counts on its strides, and on new memory: nvFuser may return an input where a
-        # result is equal to it.
+        # What was traced behind a region counts on its dtypes, sizes and strides, and on new memory: nvFuser may return
+        # an input where a result is equal to it.
         taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         made = []
-        for one, order in zip(results, self._orders, strict=True):
-            result = _laid_out(one, order)
+        for one, wanted in zip(results, self._results, strict=True):
+            wanted.check(one)
+            result = _laid_out(one, wanted.order)
             made.append(result.clone() if _address(result) in taken else result)
             taken.add(_address(result))
         return made

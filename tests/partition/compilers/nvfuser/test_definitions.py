@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -138,6 +140,38 @@ def test_a_failure_costs_no_call_and_is_said_once(
     torch.testing.assert_close(x.grad, -2 * x.sin().sin() * x.cos())
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "got"),
+    [
+        (Tensor.double, "torch.float64 [3, 4]"),
+        (lambda one: one[:2], "torch.float32 [2, 4]"),
+        (lambda one: one[None], "torch.float32 [1, 3, 4]"),
+    ],
+    ids=["dtype", "size", "rank"],
+)
+def test_a_result_of_another_kind_is_not_handed_on(
+    spoilt: Callable[[Tensor], Tensor], got: str, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spoilt(on_the_cpu.FusionDefinition):  # type: ignore[name-defined,misc]
+        def execute(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+            return [spoilt(one) for one in super().execute(*args, **kwargs)]
+
+    monkeypatch.setattr(on_the_cpu, "FusionDefinition", Spoilt)
+    monkeypatch.setattr(fallback_warning, "_said", set())
+    region = region_of(wave, x := torch.randn(3, 4))
+    said = f"torch runs from now on: RuntimeError: wanted torch.float32 [3, 4] of nvFuser, got {got}"
+    with pytest.warns(FallbackWarning, match=f"{re.escape(said)}$"):
+        torch.testing.assert_close(region(x)[0], wave(x))
+    assert not region.serves
+
+
+def test_a_size_that_only_a_call_knows_may_be_any(on_the_cpu: StandIn) -> None:
+    fn = fused(dynamic=True)
+    for rows in (2, 5):
+        torch.testing.assert_close(fn(x := torch.randn(rows, 4)), wave(x))
+    assert on_the_cpu.executions == 2
+
+
 def test_without_memory_the_caller_is_told_and_may_try_again(
     on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +182,6 @@ def test_without_memory_the_caller_is_told_and_may_try_again(
         with pytest.raises(torch.OutOfMemoryError, match=r"^no scheduler can take this$"):
             region(torch.randn(3, 4))
     definitions.forget_definitions()
-    x = torch.randn(2, 4)
+    x = torch.randn(3, 4)
     torch.testing.assert_close(region(x)[0], wave(x))
     assert on_the_cpu.executions == 1
