@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from ..straight_line import straight_line
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
 
-__all__ = ["CACHE_SIZE", "Region", "definition_for", "forget_definitions", "num_definitions"]
+__all__ = ["CACHE_SIZE", "Definition", "Region", "definition_for", "forget_definitions", "num_definitions"]
 
 CACHE_SIZE: Final = 1024
 """Definitions kept. A step of a transformer needs some twenty, whatever its depth, for each layout of its inputs; the
@@ -22,13 +23,37 @@ bound is for programs whose layouts never settle."""
 
 _Key = tuple[str, Layout]
 
-_definitions: OrderedDict[_Key, Any] = OrderedDict()
+
+class Definition:
+    """A `FusionDefinition` that threads may share.
+
+    Its first execution turns what was written into what runs, piece by piece, in Python: another thread must not come
+    between. Later ones only read that.
+
+    Args:
+        written: the `FusionDefinition`, after its `with`.
+    """
+
+    def __init__(self, written: Any) -> None:
+        self._written = written
+        self._first: Final = threading.Lock()
+        self._has_run = False
+
+    def execute(self, inputs: Sequence[Any], device: torch.device | None) -> Sequence[torch.Tensor]:
+        """Return the results for these inputs."""
+        with nullcontext() if self._has_run else self._first:
+            results: Sequence[torch.Tensor] = self._written.execute(list(inputs), device=device)
+        self._has_run = True
+        return results
+
+
+_definitions: OrderedDict[_Key, Definition] = OrderedDict()
 # Backward runs in a thread of autograd's.
 _lock: Final = threading.Lock()
 
 
-def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Any:
-    """Return the `FusionDefinition` of a region for inputs of a layout: the one there is, or a new one.
+def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Definition:
+    """Return the definition of a region for inputs of a layout: the one there is, or a new one.
 
     Args:
         text: `text_of(graph)`, by which it is known.
@@ -41,7 +66,7 @@ def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Any:
         if found is not None:
             _definitions.move_to_end(key)
             return found
-        made = _define(graph, layout)
+        made = Definition(_define(graph, layout))
         _definitions[key] = made
         if len(_definitions) > CACHE_SIZE:
             _definitions.popitem(last=False)
@@ -143,7 +168,7 @@ class Region:
     def _in_nvfuser(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         definition = definition_for(self.text, self.graph, layout_of(inputs))
         device = self._device if self._device.type == "cuda" else None
-        results = definition.execute(list(inputs), device=device)
+        results = definition.execute(inputs, device)
         # What was traced behind a region counts on its dtypes, sizes and strides, and on new memory: nvFuser may return
         # an input where a result is equal to it.
         taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}

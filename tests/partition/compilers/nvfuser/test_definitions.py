@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -98,6 +100,41 @@ def test_a_call_without_elements_is_torchs(on_the_cpu: StandIn) -> None:
     assert result.shape == (0, 4)
     region(torch.randn(3, 4))
     assert on_the_cpu.executions == 1
+
+
+def test_the_first_execution_of_a_definition_is_one_threads(
+    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvFuser's first `execute` takes the definition apart in Python; the second one would find it half apart."""
+    in_first = threading.Event()
+    others_came = threading.Event()
+
+    class TakenApart(on_the_cpu.FusionDefinition):  # type: ignore[name-defined,misc]
+        is_whole = True
+        runs = False
+
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.runs:
+                assert self.is_whole, "another thread is taking this apart"
+                self.is_whole = False
+                in_first.set()
+                others_came.wait(0.2)
+                self.runs = True
+            return super().execute(*args, **kwargs)
+
+    monkeypatch.setattr(on_the_cpu, "FusionDefinition", TakenApart)
+    first, second = (region_of(wave, torch.randn(3, 4)) for _ in range(2))
+    x = torch.randn(3, 4)
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(first, x)
+        in_first.wait(5)
+        late = threads.submit(second, x)
+        late.add_done_callback(lambda _: others_came.set())
+        for one in (early, late):
+            torch.testing.assert_close(one.result()[0], wave(x))
+    assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 2)
+    assert first.serves
+    assert second.serves
 
 
 class Broken(ModuleType):
