@@ -78,11 +78,19 @@ def _comparison(name: str) -> Rule:
     """An op that compares in the dtype that its operands are promoted to."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(_promoted(node)), tensor_of(node).dim()
-        operands = [builder.operand(argument, dtype, rank) for argument in node.args[:2]]
+        promoted, rank = _promoted(node), tensor_of(node).dim()
+        operands = [
+            builder.operand(_rounded(argument, promoted), computed_in(promoted), rank) for argument in node.args[:2]
+        ]
         return Value(getattr(builder.ops, name)(*operands), torch.bool)
 
     return Rule(emit, accepts=lambda node: _promoted(node) in NAMES_OF_DTYPES)
+
+
+def _rounded(argument: Any, dtype: torch.dtype) -> Any:
+    """A number as a half precision holds it: by that torch goes, so that 0.1 equals a tensor of it."""
+    rounds = is_number(argument) and computed_in(dtype) != dtype
+    return torch.tensor(argument, dtype=dtype).item() if rounds else argument
 
 
 def _promoted(node: fx.Node) -> torch.dtype:

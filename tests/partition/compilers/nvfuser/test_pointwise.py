@@ -10,7 +10,7 @@ import torch
 
 from fuselayers.partition.compilers.nvfuser.pointwise import POINTWISE
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
-from tests.partition.compilers.nvfuser.tracing import assert_op
+from tests.partition.compilers.nvfuser.tracing import assert_op, region_of
 
 aten = torch.ops.aten
 
@@ -90,6 +90,20 @@ def test_an_op_computes_what_torch_does(target: Any, on_the_cpu: StandIn) -> Non
 @pytest.mark.parametrize("exponent", [1, 2, 3, 0.5, -0.5, -1, -2.5])
 def test_a_power_computes_what_torch_does(exponent: float, on_the_cpu: StandIn) -> None:
     assert_op(aten.pow.Tensor_Scalar, (ABOVE, exponent), {}, on_the_cpu)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("number", [0.1, 70001.0, 0.1 + 1e-5])
+def test_a_half_precision_is_compared_with_the_number_as_it_would_hold_it(
+    dtype: torch.dtype, number: float, on_the_cpu: StandIn
+) -> None:
+    x = torch.tensor([number, 0.1, 0.2, math.inf]).to(dtype)
+
+    def asked(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x == number, x <= number, x > number, x < number
+
+    torch.testing.assert_close(tuple(region_of(asked, x)(x)), asked(x))
+    assert on_the_cpu.executions == 1
 
 
 def test_a_product_of_booleans_is_true_where_both_are(on_the_cpu: StandIn) -> None:
