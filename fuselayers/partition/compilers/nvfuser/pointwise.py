@@ -234,12 +234,13 @@ _BOTH: Final = ("Tensor", "Scalar")
 _OF_ANGLES: Final = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh")
 _EXPONENTIALS: Final = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "sigmoid", "silu")
 _ROUNDINGS: Final = ("ceil", "floor", "frac", "round", "trunc")
-_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "rsqrt", "sqrt", *_OF_ANGLES, *_EXPONENTIALS)
+# Of integers nvFuser has a relu too, which goes through float32 and loses digits.
+_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "relu", "rsqrt", "sqrt", *_OF_ANGLES, *_EXPONENTIALS)
 
 _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
     **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan", "isneginf", "isposinf")},
-    **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg", "relu")},
+    **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg")},
     **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
     **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
     **{one: Rule(_product, accepts=_has(2)) for one in _overloads(_aten.mul, *_BOTH)},

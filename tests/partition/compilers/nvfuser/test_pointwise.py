@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fuselayers.partition.compilers.nvfuser.pointwise import POINTWISE
+from fuselayers.partition.compilers.nvfuser.regions import rule_of
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
-from tests.partition.compilers.nvfuser.tracing import assert_op, region_of
+from tests.partition.compilers.nvfuser.tracing import CPU, assert_op, graph_of, region_of
 
 aten = torch.ops.aten
 
@@ -104,6 +105,14 @@ def test_a_half_precision_is_compared_with_the_number_as_it_would_hold_it(
 
     torch.testing.assert_close(tuple(region_of(asked, x)(x)), asked(x))
     assert on_the_cpu.executions == 1
+
+
+def test_a_relu_of_integers_is_left_to_torch(on_the_cpu: StandIn) -> None:
+    """nvFuser's goes through float32, where 2**24 + 1 is not."""
+    whole = torch.tensor([2**24 + 1, -5])
+    module = graph_of(lambda x: (x * 3).relu() + 1, whole)
+    rules = [rule_of(node, CPU) is not None for node in module.graph.nodes if node.op == "call_function"]
+    assert rules == [True, False, True]
 
 
 def test_a_product_of_booleans_is_true_where_both_are(on_the_cpu: StandIn) -> None:
