@@ -15,6 +15,7 @@ from .builder import (
     argument_of,
     computed_in,
     is_number,
+    is_size,
     source_of,
     tensor_of,
 )
@@ -129,14 +130,10 @@ def _has(places: int) -> Callable[[fx.Node], bool]:
     def accepts(node: fx.Node) -> bool:
         operands = node.args[:places]
         tensors = [one for one in operands if isinstance(one, fx.Node) and isinstance(one.meta["val"], torch.Tensor)]
-        known = all(is_number(one) or one in tensors or _is_size(one) for one in operands)
+        known = all(is_number(one) or one in tensors or is_size(one) for one in operands)
         return len(operands) == places and bool(tensors) and known
 
     return accepts
-
-
-def _is_size(argument: Any) -> bool:
-    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), int | torch.SymInt)
 
 
 def _power(builder: Builder, node: fx.Node) -> Value:
@@ -211,7 +208,7 @@ def _bounds(node: fx.Node) -> tuple[Any, Any]:
 
 def _accepts_clamp(node: fx.Node) -> bool:
     given = [bound for bound in _bounds(node) if bound is not None]
-    known = (is_number(bound) or (isinstance(bound, fx.Node) and not _is_size(bound)) for bound in given)
+    known = (is_number(bound) or (isinstance(bound, fx.Node) and not is_size(bound)) for bound in given)
     return bool(given) and all(known) and tensor_of(node).dtype != torch.bool
 
 

@@ -18,6 +18,7 @@ from .builder import (
     argument_of,
     computed_in,
     is_number,
+    is_size,
     source_of,
     tensor_of,
 )
@@ -275,9 +276,10 @@ def _arange(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts_arange(node: fx.Node) -> bool:
-    start = node.args[0] if len(node.args) > 1 else 0
+    start, end = (0, node.args[0]) if len(node.args) == 1 else (node.args[0], node.args[1])
     steps: Any = node.args[2:]
-    return isinstance(start, int) and steps in ((), (1,)) and tensor_of(node).dtype == torch.int64
+    whole = isinstance(start, int) and (isinstance(end, int) or is_size(end)) and steps in ((), (1,))
+    return whole and tensor_of(node).dtype == torch.int64
 
 
 def _iota(builder: Builder, node: fx.Node) -> Value:
