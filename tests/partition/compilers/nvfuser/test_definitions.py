@@ -143,6 +143,7 @@ class Broken(ModuleType):
     def __init__(self, working: StandIn, *, fails: str, error: type[Exception] = RuntimeError) -> None:
         super().__init__("nvfuser_direct")
         self.DataType = working.DataType
+        self.version = working.version
 
         class FusionDefinition(working.FusionDefinition):  # type: ignore[name-defined,misc]
             def define_tensor(self, *args: Any, **kwargs: Any) -> Any:
