@@ -1,5 +1,6 @@
 """A region at run time: the definition for the inputs at hand, from a bounded cache that all graphs share."""
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -159,6 +160,9 @@ class Region:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
+            # What torch raised inside of nvFuser comes out of its binding as a RuntimeError.
+            if re.search("out[ _]of[ _]memory", str(error), re.IGNORECASE):
+                raise torch.OutOfMemoryError(str(error)) from error
             self.serves = False
             said = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {said[0] if said else ''}"

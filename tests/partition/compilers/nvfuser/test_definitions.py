@@ -140,7 +140,7 @@ def test_the_first_execution_of_a_definition_is_one_threads(
 class Broken(ModuleType):
     """An nvFuser whose definitions fail: while they are made, or when they are executed."""
 
-    def __init__(self, working: StandIn, *, fails: str, error: type[Exception] = RuntimeError) -> None:
+    def __init__(self, working: StandIn, *, fails: str, error: Exception | None = None) -> None:
         super().__init__("nvfuser_direct")
         self.DataType = working.DataType
         self.version = working.version
@@ -152,7 +152,7 @@ class Broken(ModuleType):
                 return super().define_tensor(*args, **kwargs)
 
             def execute(self, *args: Any, **kwargs: Any) -> Any:
-                raise error("no scheduler can take this")
+                raise RuntimeError("no scheduler can take this") if error is None else error
 
         self.FusionDefinition = FusionDefinition
 
@@ -210,14 +210,24 @@ def test_a_size_that_only_a_call_knows_may_be_any(on_the_cpu: StandIn) -> None:
     assert on_the_cpu.executions == 2
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUDA_ERROR_OUT_OF_MEMORY failed with error out of memory"),
+    ],
+    ids=["torch's own", "through the binding", "the run time's", "the driver's"],
+)
 def test_without_memory_the_caller_is_told_and_may_try_again(
-    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+    error: Exception, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = region_of(wave, torch.randn(3, 4))
-    broken = Broken(on_the_cpu, fails="execute", error=torch.OutOfMemoryError)
+    broken = Broken(on_the_cpu, fails="execute", error=error)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "nvfuser_direct", broken)
-        with pytest.raises(torch.OutOfMemoryError, match=r"^no scheduler can take this$"):
+        with pytest.raises(torch.OutOfMemoryError, match=f"^{re.escape(str(error))}$"):
             region(torch.randn(3, 4))
     definitions.forget_definitions()
     x = torch.randn(3, 4)
