@@ -43,6 +43,14 @@ def test_the_files_can_be_replayed(
     assert f"softmax.forward_0: is printed otherwise than in {kept}" in capsys.readouterr().err
 
 
+def test_that_nothing_is_stored_is_said(
+    nvfuser_stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--stored", str(tmp_path), "softmax"]) == 1
+    said = f"has nothing stored for version {nvfuser_stand_in.version()}; --write stores what is printed"
+    assert f"softmax.forward_0: {said}\n" in capsys.readouterr().err
+
+
 def test_a_result_that_is_off_is_said(
     nvfuser_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,5 +59,5 @@ def test_a_result_that_is_off_is_said(
             return [one + 1 for one in super().execute(*args, **kwargs)]
 
     monkeypatch.setattr(nvfuser_stand_in, "FusionDefinition", Off)
-    assert main(["--stored", str(tmp_path), "softmax"]) == 1
+    assert main(["--stored", str(tmp_path), "--write", "softmax"]) == 1
     assert "softmax.forward_0: is off by 1" in capsys.readouterr().err
