@@ -160,12 +160,6 @@ def _accepts_power(node: fx.Node) -> bool:
     return is_number(node.args[1]) and tensor_of(node).dtype.is_floating_point
 
 
-def _square(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(tensor_of(node).dtype)
-    x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
-    return Value(builder.ops.mul(x, x), dtype)
-
-
 def _sign(builder: Builder, node: fx.Node) -> Value:
     # In two comparisons, so that the sign of nan is 0, as in torch.
     dtype = computed_in(tensor_of(node).dtype)
@@ -236,7 +230,7 @@ _FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "relu", "rsqrt
 
 _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
-    **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan", "isneginf", "isposinf")},
+    **{getattr(_aten, name).default: _asks(name) for name in ("isinf", "isnan", "isneginf", "isposinf")},
     **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg")},
     **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
     **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
@@ -263,9 +257,6 @@ _table: dict[Any, Rule] = {
     },
     **{one: _on_integers("bitwise_left_shift", 2) for one in _overloads(_aten.__lshift__, *_BOTH)},
     **{one: _on_integers("bitwise_right_shift", 2) for one in _overloads(_aten.__rshift__, *_BOTH)},
-    **{one: _on_bits("bitwise_and") for one in _overloads(_aten.__and__, *_BOTH)},
-    **{one: _on_bits("bitwise_or") for one in _overloads(_aten.__or__, *_BOTH)},
-    **{one: _on_bits("bitwise_xor") for one in _overloads(_aten.__xor__, *_BOTH)},
     _aten.bitwise_not.default: Rule(
         _in_own_dtype("bitwise_not", 1).emit, accepts=lambda node: not tensor_of(node).dtype.is_floating_point
     ),
@@ -274,11 +265,9 @@ _table: dict[Any, Rule] = {
     _aten.pow.Scalar: _on_floats("pow", 2),
     **{one: _on_floats("fmod", 2) for one in _overloads(_aten.fmod, *_BOTH)},
     **{one: _on_floats("remainder", 2) for one in _overloads(_aten.remainder, *_BOTH)},
-    _aten.square.default: Rule(_square),
     _aten.sgn.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
     _aten.sign.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
-    **{one: Rule(_where, accepts=_accepts_where) for one in (_aten.where.self, _aten.where.ScalarSelf)},
-    **{one: Rule(_where, accepts=_accepts_where) for one in (_aten.where.ScalarOther, _aten.where.Scalar)},
+    _aten.where.self: Rule(_where, accepts=_accepts_where),
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp, "default", "Tensor")},
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp_min, "default", "Tensor")},
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp_max, "default", "Tensor")},

@@ -298,7 +298,6 @@ _MAKES: Final = Kind.MAKES
 _table: dict[Any, Rule] = {
     _aten.view.default: Rule(_reshape, _MOVES),
     _aten._unsafe_view.default: Rule(_reshape, _MOVES),
-    _aten.reshape.default: Rule(_reshape, _MOVES),
     _aten.permute.default: Rule(_permute, _MOVES),
     _aten.transpose.int: Rule(_transpose, _MOVES, lambda node: _rank(node) > 0),
     _aten.unsqueeze.default: Rule(_unsqueeze, _MOVES),

@@ -35,12 +35,10 @@ _ONE_FLOAT = {
 }
 _STRANGE = torch.tensor([0.0, -0.0, 1.5, math.inf, -math.inf, math.nan])
 _ARGUMENTS: dict[Any, tuple[Any, ...]] = {
-    **{getattr(aten, name).default: (_STRANGE,) for name in ("isfinite", "isinf", "isnan", "isneginf", "isposinf")},
+    **{getattr(aten, name).default: (_STRANGE,) for name in ("isinf", "isnan", "isneginf", "isposinf")},
     **{getattr(aten, name).default: (_STRANGE,) for name in ("sign", "sgn", "relu", "abs")},
     **{getattr(aten, name).Tensor: (WHOLE, WHOLE.flip(0)) for name in ("bitwise_and", "bitwise_or")},
     **{getattr(aten, name).Scalar: (WHOLE, 5) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
-    **{getattr(aten, name).Tensor: (TRUE, ~TRUE[:1]) for name in ("__and__", "__or__", "__xor__")},
-    **{getattr(aten, name).Scalar: (WHOLE, 5) for name in ("__and__", "__or__", "__xor__")},
     **{getattr(aten, name).Tensor: (WHOLE, WHOLE.abs()) for name in ("__lshift__", "__rshift__")},
     **{getattr(aten, name).Scalar: (WHOLE, 3) for name in ("__lshift__", "__rshift__")},
     aten.bitwise_xor.Tensor: (WHOLE, WHOLE.flip(0)),
@@ -56,9 +54,6 @@ _ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     aten.pow.Tensor_Tensor: (ABOVE, X),
     aten.pow.Scalar: (2.0, X),
     aten.where.self: (TRUE, X, X[0]),
-    aten.where.ScalarSelf: (TRUE, 2.0, X),
-    aten.where.ScalarOther: (TRUE, X, 2.0),
-    aten.where.Scalar: (TRUE, 2.0, -1.0),
     aten.clamp.default: (_STRANGE, -1.0, 1.0),
     aten.clamp.Tensor: (X, X * 0 - 1, None),
     aten.clamp_min.default: (_STRANGE, 0.5),

@@ -20,7 +20,6 @@ X = torch.linspace(-2, 2, 12).view(3, 4)
 _ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 6]),
     aten._unsafe_view.default: (X, [12]),
-    aten.reshape.default: (X, [3, 1, 4]),
     aten.permute.default: (X, [1, 0]),
     aten.transpose.int: (X, -1, 0),
     aten.unsqueeze.default: (X, -1),
