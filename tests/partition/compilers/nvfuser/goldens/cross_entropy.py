@@ -60,7 +60,7 @@ def forward_1(fd, DataType):
 
 
 def backward_0(fd, DataType):
-    t0 = fd.define_tensor(shape=[], contiguity=[], dtype=DataType.BFloat16, is_cpu=True)
+    t0 = fd.define_tensor(shape=[], contiguity=[], dtype=DataType.BFloat16)
     t1 = fd.define_tensor(shape=[-1], contiguity=[True], dtype=DataType.Int, stride_order=[0])
     t2 = fd.define_tensor(shape=[-1, -1], contiguity=[True, True], dtype=DataType.BFloat16, stride_order=[1, 0])
     t3 = fd.ops.cast(arg=t0, dtype=DataType.Float)
