@@ -1,19 +1,21 @@
 """Whether nvFuser can serve here, and how to get it if not.
 
-nvFuser is a package of its own, built against one version of torch and one of CUDA. Its wheels lag behind torch's.
+nvFuser is a package of its own, built against one version of torch and one of CUDA. Its wheels lag behind torch's: the
+newest is for torch 2.9, which this library is too new for, so it has to be built.
 """
 
 import importlib
 import importlib.util
+import re
 from types import ModuleType
 from typing import Final
 
 import torch
 
-__all__ = ["KNOWN_WHEELS", "fused_device_types", "load_nvfuser", "nvfuser_hint", "why_nvfuser_is_unavailable"]
+__all__ = ["OLDEST_VERSION", "fused_device_types", "load_nvfuser", "nvfuser_hint", "why_nvfuser_is_unavailable"]
 
-KNOWN_WHEELS: Final = frozenset({("12.8", "2.9")})
-"""The versions of CUDA and torch for which a wheel with `nvfuser_direct` is known."""
+OLDEST_VERSION: Final = "0.2.36"
+"""The version of nvFuser whose operations are called here; of an older one, what they take may differ."""
 
 _MODULE: Final = "nvfuser_direct"
 _SOURCE: Final = "https://github.com/NVIDIA/Fuser"
@@ -45,30 +47,36 @@ def why_nvfuser_is_unavailable(device_type: str) -> str | None:
         runs_on = "a CPU" if device_type == "cpu" else device_type
         return f"nvFuser compiles for CUDA only, and this runs on {runs_on}"
     try:
-        load_nvfuser()
+        module = load_nvfuser()
     except ModuleNotFoundError as error:
         if error.name == _MODULE:
             return f"{_MODULE} is not installed"
         return f"{_MODULE} cannot be imported: {_first_line(error)}"
     except Exception as error:  # the loader's own words: a symbol or a library that is missing, or the driver
         return f"{_MODULE} cannot be imported: {_first_line(error)}"
+    version = str(module.version()) if hasattr(module, "version") else "unknown"
+    if _numbers(version) < _numbers(OLDEST_VERSION):
+        return f"{_MODULE} is of version {version}, and {OLDEST_VERSION} or newer is wanted"
     return None
 
 
 def nvfuser_hint(*, cuda: str | None = torch.version.cuda, torch_version: str = torch.__version__) -> str:
-    """Return the command that would make nvFuser available to this torch.
+    """Return what would make nvFuser available to this torch.
 
-    >>> nvfuser_hint(cuda="12.8", torch_version="2.9.1+cu128")
-    'pip install nvfuser-cu128-torch29'
+    >>> nvfuser_hint(cuda="13.0", torch_version="2.11.0+cu130")
+    'no wheel is known for torch 2.11 with CUDA 13.0; build nvFuser against it: https://github.com/NVIDIA/Fuser'
     >>> nvfuser_hint(cuda=None, torch_version="2.13.0+cpu")
     'install a CUDA build of torch, and build nvFuser against it: https://github.com/NVIDIA/Fuser'
     """
     if cuda is None:
         return f"install a CUDA build of torch, and build nvFuser against it: {_SOURCE}"
     minor = ".".join(torch_version.split(".")[:2])
-    if (cuda, minor) in KNOWN_WHEELS:
-        return f"pip install nvfuser-cu{cuda.replace('.', '')}-torch{minor.replace('.', '')}"
     return f"no wheel is known for torch {minor} with CUDA {cuda}; build nvFuser against it: {_SOURCE}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers, without what a build adds to it: 0.2.36+git12ab is (0, 2, 36)."""
+    return tuple(int(number) for number in re.split(r"[^\d.]", version, maxsplit=1)[0].split(".") if number)
 
 
 def _first_line(error: Exception) -> str:

@@ -22,6 +22,7 @@ __all__ = [
     "argument_of",
     "computed_in",
     "is_number",
+    "is_size",
     "source_of",
     "tensor_of",
 ]
@@ -65,6 +66,11 @@ def argument_of(node: fx.Node, place: int, name: str, default: Any) -> Any:
 def is_number(argument: Any) -> bool:
     """True for a number that is known while the graph is translated."""
     return isinstance(argument, bool | int | float)
+
+
+def is_size(argument: Any) -> bool:
+    """True for a node that is a size, which only a call knows."""
+    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), int | torch.SymInt)
 
 
 class Value(NamedTuple):
@@ -169,7 +175,8 @@ class Builder:
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
         """A number of the kind that a dtype is of."""
         if dtype == torch.bool:
-            return bool(argument)
+            # The binding would take Python's True for an integer.
+            return self.definition.define_scalar(bool(argument), self.data_type(dtype))
         return float(argument) if dtype.is_floating_point else int(argument)
 
     def size(self, argument: Any) -> Any:

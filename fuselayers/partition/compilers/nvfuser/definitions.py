@@ -1,8 +1,11 @@
 """A region at run time: the definition for the inputs at hand, from a bounded cache that all graphs share."""
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -13,7 +16,7 @@ from ..straight_line import straight_line
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
 
-__all__ = ["CACHE_SIZE", "Region", "definition_for", "forget_definitions", "num_definitions"]
+__all__ = ["CACHE_SIZE", "Definition", "Region", "definition_for", "forget_definitions", "num_definitions"]
 
 CACHE_SIZE: Final = 1024
 """Definitions kept. A step of a transformer needs some twenty, whatever its depth, for each layout of its inputs; the
@@ -21,13 +24,37 @@ bound is for programs whose layouts never settle."""
 
 _Key = tuple[str, Layout]
 
-_definitions: OrderedDict[_Key, Any] = OrderedDict()
+
+class Definition:
+    """A `FusionDefinition` that threads may share.
+
+    Its first execution turns what was written into what runs, piece by piece, in Python: another thread must not come
+    between. Later ones only read that.
+
+    Args:
+        written: the `FusionDefinition`, after its `with`.
+    """
+
+    def __init__(self, written: Any) -> None:
+        self._written = written
+        self._first: Final = threading.Lock()
+        self._has_run = False
+
+    def execute(self, inputs: Sequence[Any], device: torch.device | None) -> Sequence[torch.Tensor]:
+        """Return the results for these inputs."""
+        with nullcontext() if self._has_run else self._first:
+            results: Sequence[torch.Tensor] = self._written.execute(list(inputs), device=device)
+        self._has_run = True
+        return results
+
+
+_definitions: OrderedDict[_Key, Definition] = OrderedDict()
 # Backward runs in a thread of autograd's.
 _lock: Final = threading.Lock()
 
 
-def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Any:
-    """Return the `FusionDefinition` of a region for inputs of a layout: the one there is, or a new one.
+def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Definition:
+    """Return the definition of a region for inputs of a layout: the one there is, or a new one.
 
     Args:
         text: `text_of(graph)`, by which it is known.
@@ -40,7 +67,7 @@ def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Any:
         if found is not None:
             _definitions.move_to_end(key)
             return found
-        made = _define(graph, layout)
+        made = Definition(_define(graph, layout))
         _definitions[key] = made
         if len(_definitions) > CACHE_SIZE:
             _definitions.popitem(last=False)
@@ -72,6 +99,33 @@ def _define(graph: fx.Graph, layout: Layout) -> Any:
     return definition
 
 
+@dataclass(frozen=True)
+class _Result:
+    """What a graph was traced to expect of one result.
+
+    Attributes:
+        dtype: its dtype.
+        shape: its sizes; None for one that only a call knows.
+        order: its dimensions from the outermost in memory to the innermost.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> "_Result":
+        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+        return cls(value.dtype, shape, order_of(value))
+
+    def check(self, value: torch.Tensor) -> None:
+        """Raise RuntimeError for another dtype or other sizes: what reads the result would read it wrongly."""
+        fits = value.dtype == self.dtype and value.dim() == len(self.shape)
+        if not fits or any(size not in (None, came) for size, came in zip(self.shape, value.shape, strict=True)):
+            shape = ", ".join("any" if size is None else str(size) for size in self.shape)
+            raise RuntimeError(f"wanted {self.dtype} [{shape}] of nvFuser, got {value.dtype} {list(value.shape)}")
+
+
 class Region:
     """A function of a graph's tensors that nvFuser runs as one; torch does where nvFuser cannot.
 
@@ -94,7 +148,7 @@ class Region:
         self.serves = True
         self._device = device
         results: Any = self.graph.output_node().args[0]
-        self._orders = [order_of(node.meta["val"]) for node in results]
+        self._results = [_Result.of(node.meta["val"]) for node in results]
         self._in_torch: Callable[[list[Any]], Any] = straight_line(graph_module)
 
     def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:
@@ -106,6 +160,9 @@ class Region:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
+            # What torch raised inside of nvFuser comes out of its binding as a RuntimeError.
+            if re.search("out[ _]of[ _]memory", str(error), re.IGNORECASE):
+                raise torch.OutOfMemoryError(str(error)) from error
             self.serves = False
             said = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {said[0] if said else ''}"
@@ -115,13 +172,14 @@ class Region:
     def _in_nvfuser(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         definition = definition_for(self.text, self.graph, layout_of(inputs))
         device = self._device if self._device.type == "cuda" else None
-        results = definition.execute(list(inputs), device=device)
-        # What was traced behind a region counts on its strides, and on new memory: nvFuser may return an input where a
-        # result is equal to it.
+        results = definition.execute(inputs, device)
+        # What was traced behind a region counts on its dtypes, sizes and strides, and on new memory: nvFuser may return
+        # an input where a result is equal to it.
         taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
         made = []
-        for one, order in zip(results, self._orders, strict=True):
-            result = _laid_out(one, order)
+        for one, wanted in zip(results, self._results, strict=True):
+            wanted.check(one)
+            result = _laid_out(one, wanted.order)
             made.append(result.clone() if _address(result) in taken else result)
             taken.add(_address(result))
         return made

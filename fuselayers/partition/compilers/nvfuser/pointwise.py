@@ -15,6 +15,7 @@ from .builder import (
     argument_of,
     computed_in,
     is_number,
+    is_size,
     source_of,
     tensor_of,
 )
@@ -78,11 +79,19 @@ def _comparison(name: str) -> Rule:
     """An op that compares in the dtype that its operands are promoted to."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(_promoted(node)), tensor_of(node).dim()
-        operands = [builder.operand(argument, dtype, rank) for argument in node.args[:2]]
+        promoted, rank = _promoted(node), tensor_of(node).dim()
+        operands = [
+            builder.operand(_rounded(argument, promoted), computed_in(promoted), rank) for argument in node.args[:2]
+        ]
         return Value(getattr(builder.ops, name)(*operands), torch.bool)
 
     return Rule(emit, accepts=lambda node: _promoted(node) in NAMES_OF_DTYPES)
+
+
+def _rounded(argument: Any, dtype: torch.dtype) -> Any:
+    """A number as a half precision holds it: by that torch goes, so that 0.1 equals a tensor of it."""
+    rounds = is_number(argument) and computed_in(dtype) != dtype
+    return torch.tensor(argument, dtype=dtype).item() if rounds else argument
 
 
 def _promoted(node: fx.Node) -> torch.dtype:
@@ -121,14 +130,10 @@ def _has(places: int) -> Callable[[fx.Node], bool]:
     def accepts(node: fx.Node) -> bool:
         operands = node.args[:places]
         tensors = [one for one in operands if isinstance(one, fx.Node) and isinstance(one.meta["val"], torch.Tensor)]
-        known = all(is_number(one) or one in tensors or _is_size(one) for one in operands)
+        known = all(is_number(one) or one in tensors or is_size(one) for one in operands)
         return len(operands) == places and bool(tensors) and known
 
     return accepts
-
-
-def _is_size(argument: Any) -> bool:
-    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), int | torch.SymInt)
 
 
 def _power(builder: Builder, node: fx.Node) -> Value:
@@ -153,12 +158,6 @@ def _power(builder: Builder, node: fx.Node) -> Value:
 
 def _accepts_power(node: fx.Node) -> bool:
     return is_number(node.args[1]) and tensor_of(node).dtype.is_floating_point
-
-
-def _square(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(tensor_of(node).dtype)
-    x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
-    return Value(builder.ops.mul(x, x), dtype)
 
 
 def _sign(builder: Builder, node: fx.Node) -> Value:
@@ -203,7 +202,7 @@ def _bounds(node: fx.Node) -> tuple[Any, Any]:
 
 def _accepts_clamp(node: fx.Node) -> bool:
     given = [bound for bound in _bounds(node) if bound is not None]
-    known = (is_number(bound) or (isinstance(bound, fx.Node) and not _is_size(bound)) for bound in given)
+    known = (is_number(bound) or (isinstance(bound, fx.Node) and not is_size(bound)) for bound in given)
     return bool(given) and all(known) and tensor_of(node).dtype != torch.bool
 
 
@@ -226,12 +225,13 @@ _BOTH: Final = ("Tensor", "Scalar")
 _OF_ANGLES: Final = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh")
 _EXPONENTIALS: Final = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "sigmoid", "silu")
 _ROUNDINGS: Final = ("ceil", "floor", "frac", "round", "trunc")
-_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "rsqrt", "sqrt", *_OF_ANGLES, *_EXPONENTIALS)
+# Of integers nvFuser has a relu too, which goes through float32 and loses digits.
+_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "relu", "rsqrt", "sqrt", *_OF_ANGLES, *_EXPONENTIALS)
 
 _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
-    **{getattr(_aten, name).default: _asks(name) for name in ("isfinite", "isinf", "isnan", "isneginf", "isposinf")},
-    **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg", "relu")},
+    **{getattr(_aten, name).default: _asks(name) for name in ("isinf", "isnan", "isneginf", "isposinf")},
+    **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg")},
     **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
     **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
     **{one: Rule(_product, accepts=_has(2)) for one in _overloads(_aten.mul, *_BOTH)},
@@ -257,9 +257,6 @@ _table: dict[Any, Rule] = {
     },
     **{one: _on_integers("bitwise_left_shift", 2) for one in _overloads(_aten.__lshift__, *_BOTH)},
     **{one: _on_integers("bitwise_right_shift", 2) for one in _overloads(_aten.__rshift__, *_BOTH)},
-    **{one: _on_bits("bitwise_and") for one in _overloads(_aten.__and__, *_BOTH)},
-    **{one: _on_bits("bitwise_or") for one in _overloads(_aten.__or__, *_BOTH)},
-    **{one: _on_bits("bitwise_xor") for one in _overloads(_aten.__xor__, *_BOTH)},
     _aten.bitwise_not.default: Rule(
         _in_own_dtype("bitwise_not", 1).emit, accepts=lambda node: not tensor_of(node).dtype.is_floating_point
     ),
@@ -268,11 +265,9 @@ _table: dict[Any, Rule] = {
     _aten.pow.Scalar: _on_floats("pow", 2),
     **{one: _on_floats("fmod", 2) for one in _overloads(_aten.fmod, *_BOTH)},
     **{one: _on_floats("remainder", 2) for one in _overloads(_aten.remainder, *_BOTH)},
-    _aten.square.default: Rule(_square),
     _aten.sgn.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
     _aten.sign.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
-    **{one: Rule(_where, accepts=_accepts_where) for one in (_aten.where.self, _aten.where.ScalarSelf)},
-    **{one: Rule(_where, accepts=_accepts_where) for one in (_aten.where.ScalarOther, _aten.where.Scalar)},
+    _aten.where.self: Rule(_where, accepts=_accepts_where),
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp, "default", "Tensor")},
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp_min, "default", "Tensor")},
     **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp_max, "default", "Tensor")},

@@ -28,7 +28,9 @@ def _reduction(name: str) -> Rule:
         dtype = computed_in(tensor_of(node).dtype)
         keepdim = bool(argument_of(node, 2, "keepdim", False))
         operand = builder.cast(builder.value(source_of(node)), dtype).handle
-        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
+        # Of integers nvFuser's sum is in int64 unless told; the other reductions take no dtype.
+        told = {"dtype": builder.data_type(dtype)} if name == "sum" and not dtype.is_floating_point else {}
+        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim, **told), dtype)
 
     return Rule(emit, accepts=_accepts)
 

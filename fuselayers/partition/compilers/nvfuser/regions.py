@@ -96,53 +96,74 @@ def _kind_of(node: fx.Node, rule: Rule) -> Kind:
     return rule.kind
 
 
+class _Growing:
+    """A group that grows.
+
+    Attributes:
+        nodes: its nodes.
+        sources: what they read from outside.
+        first: the place of its first node in the graph.
+        last: that of its last node.
+    """
+
+    def __init__(self, node: fx.Node, place: int) -> None:
+        self.nodes = {node}
+        self.sources = {*node.all_input_nodes}
+        self.first = self.last = place
+
+    def take_in(self, other: "_Growing") -> None:
+        """Take in another group, in a time that depends on that one's size alone."""
+        self.sources -= other.nodes
+        self.sources |= other.sources - self.nodes
+        self.nodes |= other.nodes
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+
+
 def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]]:
     place = {node: number for number, node in enumerate(graph.nodes)}
-    group_of: dict[fx.Node, list[fx.Node]] = {}
+    group_of: dict[fx.Node, _Growing] = {}
 
-    def reaches(target: list[fx.Node], source: list[fx.Node]) -> bool:
+    def reaches(target: _Growing, source: _Growing) -> bool:
         """True if a path leads from one group to the other through something outside both."""
-        first = min(place[node] for node in source)
-        avoided = {*source, *target}
-        stack = [above for node in target for above in node.all_input_nodes if above not in avoided]
+        # Whoever comes before all of the source cannot depend on it: neither the target nor what lies between.
+        if target.last < source.first:
+            return False
+        stack = [*target.sources - source.nodes]
         seen: set[fx.Node] = set()
         while stack:
             node = stack.pop()
             if node in seen:
                 continue
-            if node in avoided:
+            if node in source.nodes or node in target.nodes:
                 return True
-            members = group_of.get(node, [node])
-            seen.update(members)
-            # Whoever comes before all of the source cannot depend on it.
-            if max(place[member] for member in members) > first:
-                inside = {*members}
-                stack += [above for member in members for above in member.all_input_nodes if above not in inside]
+            between = group_of.get(node)
+            seen |= {node} if between is None else between.nodes
+            if (place[node] if between is None else between.last) > source.first:
+                stack += node.all_input_nodes if between is None else between.sources
         return False
 
-    def join(own: list[fx.Node], other: list[fx.Node] | None) -> None:
+    def join(own: _Growing, other: _Growing | None) -> None:
         if other is not None and other is not own and not (reaches(own, other) or reaches(other, own)):
-            merged = sorted([*own, *other], key=place.__getitem__)
-            group_of.update(dict.fromkeys(merged, merged))
+            # The smaller into the larger, so that each node moves a few times at most.
+            small, large = sorted((own, other), key=lambda group: len(group.nodes))
+            large.take_in(small)
+            group_of.update(dict.fromkeys(small.nodes, large))
 
     for node in graph.nodes:
         if node not in kinds:
             continue
-        group_of[node] = [node]
+        group_of[node] = _Growing(node, place[node])
         for source in node.all_input_nodes:
             join(group_of[node], group_of.get(source))
     # Then those that read the same tensor, if it is the largest that they read: it is read once.
     for source in graph.nodes:
-        readers = [user for user in source.users if user in group_of and source not in group_of[user]]
+        readers = [user for user in source.users if user in group_of and source not in group_of[user].nodes]
         for reader in readers[1:]:
             pair = group_of[readers[0]], group_of[reader]
-            if all(num_bytes(source) >= num_bytes(other) for group in pair for other in _read_by(group)):
+            if all(num_bytes(source) >= num_bytes(other) for group in pair for other in group.sources):
                 join(*pair)
-    return list({id(group): group for group in group_of.values()}.values())
-
-
-def _read_by(group: list[fx.Node]) -> set[fx.Node]:
-    return {source for node in group for source in node.all_input_nodes} - {*group}
+    grown = dict.fromkeys(group_of.values())
+    return [sorted(group.nodes, key=place.__getitem__) for group in grown]
 
 
 def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:

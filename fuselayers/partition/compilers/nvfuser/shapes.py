@@ -18,6 +18,7 @@ from .builder import (
     argument_of,
     computed_in,
     is_number,
+    is_size,
     source_of,
     tensor_of,
 )
@@ -38,7 +39,9 @@ def _same(builder: Builder, node: fx.Node) -> Value:
 def _reshape(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
-    if [size for size in old if not _is_one(size)] == [size for size in new if not _is_one(size)]:
+    kept, wanted = ([size for size in shape if not _is_one(size)] for shape in (old, new))
+    # Which symbolic sizes are equal is not part of `text_of`, and a definition serves all regions of its text.
+    if all(isinstance(size, int) for size in (*kept, *wanted)) and kept == wanted:
         # Only sizes of 1 come and go, which nvFuser does without looking at the others.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
         handle = builder.ops.squeeze(handle, gone) if gone else handle
@@ -273,9 +276,10 @@ def _arange(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts_arange(node: fx.Node) -> bool:
-    start = node.args[0] if len(node.args) > 1 else 0
+    start, end = (0, node.args[0]) if len(node.args) == 1 else (node.args[0], node.args[1])
     steps: Any = node.args[2:]
-    return isinstance(start, int) and steps in ((), (1,)) and tensor_of(node).dtype == torch.int64
+    whole = isinstance(start, int) and (isinstance(end, int) or is_size(end)) and steps in ((), (1,))
+    return whole and tensor_of(node).dtype == torch.int64
 
 
 def _iota(builder: Builder, node: fx.Node) -> Value:
@@ -294,7 +298,6 @@ _MAKES: Final = Kind.MAKES
 _table: dict[Any, Rule] = {
     _aten.view.default: Rule(_reshape, _MOVES),
     _aten._unsafe_view.default: Rule(_reshape, _MOVES),
-    _aten.reshape.default: Rule(_reshape, _MOVES),
     _aten.permute.default: Rule(_permute, _MOVES),
     _aten.transpose.int: Rule(_transpose, _MOVES, lambda node: _rank(node) > 0),
     _aten.unsqueeze.default: Rule(_unsqueeze, _MOVES),

@@ -9,8 +9,9 @@ import pytest
 from fuselayers.partition import FallbackWarning
 from fuselayers.partition.compilers.nvfuser import availability, definitions
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.library import as_on_a_gpu
 
-__all__ = ["nvfuser_stand_in", "on_the_cpu"]
+__all__ = ["as_on_the_gpu", "nvfuser_stand_in", "on_the_cpu"]
 
 
 @pytest.fixture
@@ -32,3 +33,10 @@ def on_the_cpu(nvfuser_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> It
         warnings.simplefilter("error", FallbackWarning)
         yield nvfuser_stand_in
     definitions.forget_definitions()
+
+
+@pytest.fixture
+def as_on_the_gpu(on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """The same, with the graphs and the layouts that tensors on a GPU have: see `as_on_a_gpu`."""
+    as_on_a_gpu(on_the_cpu, monkeypatch)
+    return on_the_cpu

@@ -107,7 +107,7 @@ def elementwise(
                 tensors, [value for one, value in zip(operands, values, strict=True) if isinstance(one, TensorView)]
             )
         cast_values = [
-            value.to(dtype) if isinstance(value, Tensor) else torch.tensor(value).to(dtype)
+            value.to(dtype) if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
             for value, dtype in zip(values, types, strict=True)
         ]
         made = function(*cast_values)

@@ -7,7 +7,7 @@ nvFuser 0.2.36. What it cannot show is what nvFuser makes of a valid definition:
 Where the two differ on purpose:
 
 - Tensors of one dimension or more pretend to be on a GPU while `pretends_cuda` is True. A tensor without dimensions is
-  what it is: on the CPU, so its input must say `is_cpu=True`.
+  what it is: on the CPU, so its input must say `is_cpu=True`; while `scalars_pretend` is True, it pretends as well.
 - It refuses what nvFuser lets pass to no good end: a definition that is changed after its `with`, more inputs than were
   defined, more than eight dimensions.
 - Outputs have the strides that torch gives them, which may follow an input's or be a view of it. nvFuser promises no
@@ -278,7 +278,7 @@ class FusionDefinition:
             strides=tensor.stride(),
             dtype=of_torch(tensor.dtype),
             static_sizes=static_sizes,
-            is_cpu=tensor.dim() == 0 and tensor.is_cpu,
+            is_cpu=tensor.dim() == 0 and not self._stand_in.counts_as_cuda(tensor),
         )
 
     def add_output(self, *args: Any, **kwargs: Any) -> None:
@@ -424,9 +424,10 @@ class StandIn(types.ModuleType):
     `defined` are the definitions that were finished under it, in their order; each counts its own executions.
     """
 
-    def __init__(self, *, pretends_cuda: bool = True) -> None:
+    def __init__(self, *, pretends_cuda: bool = True, scalars_pretend: bool = False) -> None:
         super().__init__("nvfuser_direct", "A stand-in for nvfuser_direct, executed with torch.")
         self.pretends_cuda = pretends_cuda
+        self.scalars_pretend = scalars_pretend
         self.defined: list[FusionDefinition] = []
         self.open: list[Fusion] = []
         self.ops = _Ops(self)
@@ -457,7 +458,8 @@ class StandIn(types.ModuleType):
 
     def counts_as_cuda(self, tensor: Tensor) -> bool:
         """Whether a tensor is on a GPU, or may pretend to be."""
-        return tensor.is_cuda or (self.pretends_cuda and tensor.is_cpu and tensor.dim() > 0)
+        pretends = self.pretends_cuda and (tensor.dim() > 0 or self.scalars_pretend)
+        return tensor.is_cuda or (pretends and tensor.is_cpu)
 
 
 def replay(script: str, package: Any) -> Any:

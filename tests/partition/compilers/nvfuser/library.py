@@ -1,18 +1,30 @@
-"""The library's ops, each in one configuration with all that it can do, for the tests of the nvFuser backend."""
+"""The library's ops, each in one configuration with all that it can do, for the tests of the nvFuser backend.
+
+On a CPU a mask of dropout is an op of the library's, which no fuser looks into; on a GPU it is a formula in the graph.
+`as_on_a_gpu` makes the ops choose what they choose there. What that verifies is the graph that nvFuser gets, how it is
+cut and translated, and that the definitions compute the op; not the kernels, which only a GPU and nvFuser make.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.ops import philox
+from fuselayers.partition.compilers.nvfuser import definitions
+from fuselayers.partition.compilers.nvfuser.translate import Layout, layout_of
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 
-__all__ = ["CASES", "GOLDEN", "Case", "drops_by_formula"]
+__all__ = ["CASES", "GOLDEN", "Case", "as_on_a_gpu"]
 
 SEED = 7
 ROWS, COLUMNS = 6, 20
@@ -34,6 +46,11 @@ class Case:
     rest: Callable[[], tuple[Tensor, ...]] = tuple
     regions: tuple[int, int] = (1, 1)
 
+    @property
+    def drops(self) -> bool:
+        """Whether it has a seed."""
+        return self.rest is _seed
+
     def inputs(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         generator = torch.Generator().manual_seed(1)
         drawn = (torch.randn(shape, generator=generator) for shape in self.shapes)
@@ -49,13 +66,24 @@ def _targets() -> tuple[Tensor, ...]:
     return (torch.randint(0, COLUMNS, (ROWS,), generator=generator),)
 
 
-def drops_by_formula(x: Tensor, seed: Tensor) -> Tensor:
-    """x, a quarter of it dropped, with the mask as a GPU gets it: ten rounds of Philox, in 64-bit integers."""
-    rows, columns = x.shape
-    row_R, group_G = torch.arange(rows, device=x.device), torch.arange(0, (columns + 7) // 8, device=x.device)
-    lanes = philox._lanes(seed, row_R, group_G, torch.full_like(seed, 0))
-    keep = torch.stack([lane >= philox.keep_threshold(0.25) for lane in lanes], dim=-1).flatten(1)
-    return x * keep[:, :columns] * 2
+def as_on_a_gpu(stand_in: StandIn, patch: pytest.MonkeyPatch) -> None:
+    """Let CPU tensors be taken for a GPU's: by dropout, which then makes its masks of a formula, and by the backend and
+    its stand-in, to which a seed is a tensor on the device like any other."""
+    made = philox.keep_bytes
+    # The function as it is, but for the word that it compares a device's type with.
+    assert "cpu" in made.__code__.co_consts
+    words = tuple("no device" if one == "cpu" else one for one in made.__code__.co_consts)
+    by_formula = FunctionType(made.__code__.replace(co_consts=words), made.__globals__, made.__name__)
+    by_formula.__kwdefaults__ = made.__kwdefaults__
+    # Not by attributes: `ops.dropout` is the function.
+    for module in (philox, importlib.import_module("fuselayers.ops.dropout")):
+        patch.setattr(module, "keep_bytes", by_formula)
+
+    def layout_on_a_gpu(inputs: Sequence[Any]) -> Layout:
+        return tuple(one and dataclasses.replace(one, on_cpu=False) for one in layout_of(inputs))
+
+    patch.setattr(definitions, "layout_of", layout_on_a_gpu)
+    patch.setattr(stand_in, "scalars_pretend", True)
 
 
 _X = (ROWS, COLUMNS)
@@ -148,6 +176,7 @@ GOLDEN: dict[str, Case] = {
         "residual_rms_norm",
         "rotary",
         "softmax",
+        "dropout",
     )
-} | {"mask": Case(drops_by_formula, (), lambda: (torch.linspace(-1, 1, 40).view(2, 20), *_seed()))}
+}
 """The ops whose definitions are kept as files, each in one configuration, by the file's name."""

@@ -58,8 +58,28 @@ def test_what_the_import_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch, e
     assert "\n" not in reason
 
 
-def test_a_module_that_can_be_imported_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_version(version: str) -> ModuleType:
+    module = ModuleType("nvfuser_direct")
+    module.version = lambda: version  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize("version", ["0.2.35", "0.2.9+git1a2b3c4", "0.1", "of no number"])
+def test_an_older_one_does_not_serve(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
+    said = f"nvfuser_direct is of version {version}, and 0.2.36 or newer is wanted"
+    assert why_nvfuser_is_unavailable("cuda") == said
+
+
+def test_one_that_says_no_version_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", ModuleType("nvfuser_direct"))
+    said = "nvfuser_direct is of version unknown, and 0.2.36 or newer is wanted"
+    assert why_nvfuser_is_unavailable("cuda") == said
+
+
+@pytest.mark.parametrize("version", ["0.2.36", "0.2.36+git1a2b3c4", "0.2.100", "1.0rc1"])
+def test_a_module_that_can_be_imported_serves(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
     assert why_nvfuser_is_unavailable("cuda") is None
     status = {one.name: one for one in backends(device="cuda")}["nvfuser"]
     assert (status.available, status.hint) == (True, "")
@@ -68,7 +88,6 @@ def test_a_module_that_can_be_imported_serves(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("cuda", "version", "hint"),
     [
-        ("12.8", "2.9.0", "pip install nvfuser-cu128-torch29"),
         (
             "13.0",
             "2.11.0+cu130",
@@ -82,7 +101,7 @@ def test_a_module_that_can_be_imported_serves(monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_the_hint_names_a_wheel_that_exists_or_the_source(cuda: str | None, version: str, hint: str) -> None:
+def test_the_hint_names_what_is_missing_and_the_source(cuda: str | None, version: str, hint: str) -> None:
     assert nvfuser_hint(cuda=cuda, torch_version=version) == hint
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
+from torch import Tensor
 
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.compilers.nvfuser.tracing import region_of, script_of
@@ -35,6 +39,23 @@ class TestScalars:
             "fd.ops.mul(t2, 2)",
             "fd.ops.add(t3, 1)",
         ]
+
+    @pytest.mark.parametrize(
+        "fn",
+        [
+            lambda x: ~((x > 0) ^ True),
+            lambda x: ~((x > 0) & True),
+            lambda x: (x > 0) | False,
+            lambda x: torch.where(x > 0, x < 1, True),
+            lambda x: torch.nn.functional.pad(x > 0, (1, 1), value=True),
+            lambda x: torch.full_like(x, 1, dtype=torch.bool) & (x > 0),
+        ],
+    )
+    def test_a_truth_is_no_integer(self, fn: Callable[[Tensor], Tensor], on_the_cpu: StandIn) -> None:
+        (result,) = region_of(fn, X)(X)
+        assert result.dtype == torch.bool
+        assert torch.equal(result, fn(X))
+        assert on_the_cpu.executions == 1
 
     def test_a_double_without_dimensions_does_not_widen_the_rest(self, on_the_cpu: StandIn) -> None:
         number = torch.tensor(2.5, dtype=torch.float64)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -74,6 +78,21 @@ class TestTheCache:
         assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 3)
         assert "s0 = fd.define_scalar(value=None, dtype=DataType.Int)" in on_the_cpu.defined[0].script()
 
+    def test_sizes_that_swap_are_not_served_by_what_keeps_them(self, on_the_cpu: StandIn) -> None:
+        """Two dynamic graphs that differ in nothing but which size is which."""
+
+        def same(x: Tensor) -> Tensor:
+            return (x * 2).exp().view(x.shape[0], x.shape[1]) * 3 + 1
+
+        def turned(x: Tensor) -> Tensor:
+            return (x * 2).exp().view(x.shape[1], x.shape[0]) * 3 + 1
+
+        for fn in (same, turned):
+            dynamic = fused(fn, dynamic=True)
+            for shape in ((3, 5), (4, 6)):
+                x = torch.randn(shape)
+                torch.testing.assert_close(dynamic(x), fn(x))
+
 
 def test_a_call_without_elements_is_torchs(on_the_cpu: StandIn) -> None:
     region = region_of(wave, torch.randn(3, 4))
@@ -83,12 +102,48 @@ def test_a_call_without_elements_is_torchs(on_the_cpu: StandIn) -> None:
     assert on_the_cpu.executions == 1
 
 
+def test_the_first_execution_of_a_definition_is_one_threads(
+    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvFuser's first `execute` takes the definition apart in Python; the second one would find it half apart."""
+    in_first = threading.Event()
+    others_came = threading.Event()
+
+    class TakenApart(on_the_cpu.FusionDefinition):  # type: ignore[name-defined,misc]
+        is_whole = True
+        runs = False
+
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.runs:
+                assert self.is_whole, "another thread is taking this apart"
+                self.is_whole = False
+                in_first.set()
+                others_came.wait(0.2)
+                self.runs = True
+            return super().execute(*args, **kwargs)
+
+    monkeypatch.setattr(on_the_cpu, "FusionDefinition", TakenApart)
+    first, second = (region_of(wave, torch.randn(3, 4)) for _ in range(2))
+    x = torch.randn(3, 4)
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(first, x)
+        in_first.wait(5)
+        late = threads.submit(second, x)
+        late.add_done_callback(lambda _: others_came.set())
+        for one in (early, late):
+            torch.testing.assert_close(one.result()[0], wave(x))
+    assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 2)
+    assert first.serves
+    assert second.serves
+
+
 class Broken(ModuleType):
     """An nvFuser whose definitions fail: while they are made, or when they are executed."""
 
-    def __init__(self, working: StandIn, *, fails: str, error: type[Exception] = RuntimeError) -> None:
+    def __init__(self, working: StandIn, *, fails: str, error: Exception | None = None) -> None:
         super().__init__("nvfuser_direct")
         self.DataType = working.DataType
+        self.version = working.version
 
         class FusionDefinition(working.FusionDefinition):  # type: ignore[name-defined,misc]
             def define_tensor(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +152,7 @@ class Broken(ModuleType):
                 return super().define_tensor(*args, **kwargs)
 
             def execute(self, *args: Any, **kwargs: Any) -> Any:
-                raise error("no scheduler can take this")
+                raise RuntimeError("no scheduler can take this") if error is None else error
 
         self.FusionDefinition = FusionDefinition
 
@@ -123,16 +178,58 @@ def test_a_failure_costs_no_call_and_is_said_once(
     torch.testing.assert_close(x.grad, -2 * x.sin().sin() * x.cos())
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "got"),
+    [
+        (Tensor.double, "torch.float64 [3, 4]"),
+        (lambda one: one[:2], "torch.float32 [2, 4]"),
+        (lambda one: one[None], "torch.float32 [1, 3, 4]"),
+    ],
+    ids=["dtype", "size", "rank"],
+)
+def test_a_result_of_another_kind_is_not_handed_on(
+    spoilt: Callable[[Tensor], Tensor], got: str, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Spoilt(on_the_cpu.FusionDefinition):  # type: ignore[name-defined,misc]
+        def execute(self, *args: Any, **kwargs: Any) -> list[Tensor]:
+            return [spoilt(one) for one in super().execute(*args, **kwargs)]
+
+    monkeypatch.setattr(on_the_cpu, "FusionDefinition", Spoilt)
+    monkeypatch.setattr(fallback_warning, "_said", set())
+    region = region_of(wave, x := torch.randn(3, 4))
+    said = f"torch runs from now on: RuntimeError: wanted torch.float32 [3, 4] of nvFuser, got {got}"
+    with pytest.warns(FallbackWarning, match=f"{re.escape(said)}$"):
+        torch.testing.assert_close(region(x)[0], wave(x))
+    assert not region.serves
+
+
+def test_a_size_that_only_a_call_knows_may_be_any(on_the_cpu: StandIn) -> None:
+    fn = fused(dynamic=True)
+    for rows in (2, 5):
+        torch.testing.assert_close(fn(x := torch.randn(rows, 4)), wave(x))
+    assert on_the_cpu.executions == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUDA_ERROR_OUT_OF_MEMORY failed with error out of memory"),
+    ],
+    ids=["torch's own", "through the binding", "the run time's", "the driver's"],
+)
 def test_without_memory_the_caller_is_told_and_may_try_again(
-    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+    error: Exception, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region = region_of(wave, torch.randn(3, 4))
-    broken = Broken(on_the_cpu, fails="execute", error=torch.OutOfMemoryError)
+    broken = Broken(on_the_cpu, fails="execute", error=error)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "nvfuser_direct", broken)
-        with pytest.raises(torch.OutOfMemoryError, match=r"^no scheduler can take this$"):
+        with pytest.raises(torch.OutOfMemoryError, match=f"^{re.escape(str(error))}$"):
             region(torch.randn(3, 4))
     definitions.forget_definitions()
-    x = torch.randn(2, 4)
+    x = torch.randn(3, 4)
     torch.testing.assert_close(region(x)[0], wave(x))
     assert on_the_cpu.executions == 1

@@ -19,15 +19,25 @@ def test_each_op_has_a_file() -> None:
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_a_translation_is_the_one_on_file(name: str, on_the_cpu: StandIn) -> None:
-    assert golden_of(name, GOLDEN[name], on_the_cpu) == (GOLDENS / f"{name}.py").read_text(), (
+def test_a_translation_is_the_one_on_file(name: str, as_on_the_gpu: StandIn) -> None:
+    assert golden_of(name, GOLDEN[name], as_on_the_gpu) == (GOLDENS / f"{name}.py").read_text(), (
         "if the change is meant, run python -m tests.partition.compilers.nvfuser.write_goldens, and read what changed"
     )
+
+
+@pytest.mark.parametrize("name", [name for name, case in GOLDEN.items() if case.drops])
+def test_a_mask_is_made_where_it_is_used(name: str) -> None:
+    """No mask comes from outside: a seed does, from the GPU, and what is dropped is reckoned from it."""
+    text = (GOLDENS / f"{name}.py").read_text()
+    assert "dtype=DataType.Int)\n" in text.partition("fd.ops.")[0]
+    assert "is_cpu=True" not in text
+    assert "bitwise_xor" in text
 
 
 def test_the_files_can_be_replayed(
     nvfuser_stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    nvfuser_stand_in.scalars_pretend = True
     stored = ["--stored", str(tmp_path)]
     assert main([*stored, "--write"]) == 0
     said = capsys.readouterr()
@@ -43,6 +53,14 @@ def test_the_files_can_be_replayed(
     assert f"softmax.forward_0: is printed otherwise than in {kept}" in capsys.readouterr().err
 
 
+def test_that_nothing_is_stored_is_said(
+    nvfuser_stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--stored", str(tmp_path), "softmax"]) == 1
+    said = f"has nothing stored for version {nvfuser_stand_in.version()}; --write stores what is printed"
+    assert f"softmax.forward_0: {said}\n" in capsys.readouterr().err
+
+
 def test_a_result_that_is_off_is_said(
     nvfuser_stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,5 +69,5 @@ def test_a_result_that_is_off_is_said(
             return [one + 1 for one in super().execute(*args, **kwargs)]
 
     monkeypatch.setattr(nvfuser_stand_in, "FusionDefinition", Off)
-    assert main(["--stored", str(tmp_path), "softmax"]) == 1
+    assert main(["--stored", str(tmp_path), "--write", "softmax"]) == 1
     assert "softmax.forward_0: is off by 1" in capsys.readouterr().err

@@ -10,21 +10,21 @@ from fuselayers import ops
 from fuselayers.partition import explain, fuse, saved_bytes
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
-from tests.partition.compilers.nvfuser.library import CASES, drops_by_formula
+from tests.partition.compilers.nvfuser.library import CASES, GOLDEN, as_on_a_gpu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Another activation or another style is another formula in the same frame: one dtype is enough for each.
-_VARIANTS = [name for name in CASES if "-" in name and not name.endswith(("-gelu", "-post"))]
-_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(_VARIANTS)}
+# What drops is one formula with another activation or another norm in its frame: one dtype is enough for each.
+_DROPPING = [name for name, case in CASES.items() if case.drops]
+_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(_DROPPING)}
 RUNS = [(name, dtype) for name in CASES for dtype in DTYPES if _ONCE.get(name, dtype) == dtype]
+DROPPING_RUNS = [(name, dtype) for name, dtype in RUNS if CASES[name] in GOLDEN.values() and CASES[name].drops]
 
 
-@pytest.mark.parametrize(("name", "dtype"), RUNS, ids=lambda one: str(one).removeprefix("torch."))
-def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_the_cpu: StandIn) -> None:
+def assert_as_plain_torch(name: str, dtype: torch.dtype, stand_in: StandIn) -> None:
     case = CASES[name]
     inputs = case.inputs(dtype)
     fused = run(fuse(case.fn, backend="nvfuser", fallback=()), inputs, incoming=dtype)
-    executed = [one.executions for one in on_the_cpu.defined]
+    executed = [one.executions for one in stand_in.defined]
     plain = run(case.fn, inputs, incoming=dtype)
     wide = [one.detach().double().requires_grad_() if one.requires_grad else one for one in inputs]
     assert_accurate(fused, plain, run(case.fn, wide, incoming=dtype))
@@ -32,14 +32,27 @@ def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_t
     assert sum(executed) == sum(case.regions) or name == "linear_cross_entropy"
 
 
+@pytest.mark.parametrize(("name", "dtype"), RUNS, ids=lambda one: str(one).removeprefix("torch."))
+def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_the_cpu: StandIn) -> None:
+    assert_as_plain_torch(name, dtype, on_the_cpu)
+
+
+@pytest.mark.parametrize(("name", "dtype"), DROPPING_RUNS, ids=lambda one: str(one).removeprefix("torch."))
+def test_an_op_whose_mask_is_a_formula_has_them_too(name: str, dtype: torch.dtype, as_on_the_gpu: StandIn) -> None:
+    assert_as_plain_torch(name, dtype, as_on_the_gpu)
+    assert all("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
+
+
 @pytest.mark.parametrize("name", ["dropout", "bias_activation_dropout-silu", "bias_dropout_residual_rms_norm-pre"])
 def test_the_mask_is_that_of_every_backend(name: str, on_the_cpu: StandIn) -> None:
-    """An element that is dropped is a zero in the gradient of x, whatever else an op computes."""
+    """On a CPU it is made outside of the regions. An element that is dropped is a zero in the gradient of x, whatever
+    else an op computes."""
     case = CASES[name]
     inputs = case.inputs(torch.float32)
     fused, plain = (run(fn, inputs, incoming=torch.float32) for fn in (fuse(case.fn, backend="nvfuser"), case.fn))
     assert torch.equal(fused.gradients[0] == 0, plain.gradients[0] == 0)
     assert (fused.gradients[0] == 0).any()
+    torch.testing.assert_close(fused.all, plain.all)
 
 
 def test_a_drawn_seed_gives_eagers_mask(on_the_cpu: StandIn) -> None:
@@ -68,14 +81,18 @@ def test_torchs_own_dropout_drops_what_it_drops_on_the_eager_backend(torch_rando
     assert on_the_cpu.executions >= 2
 
 
-def test_the_formula_of_a_mask_is_fused(on_the_cpu: StandIn) -> None:
+def test_the_formula_of_a_mask_is_fused(on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     x, seed = torch.randn(5, 21, requires_grad=True), torch.tensor(-3)
-    fused = run(fuse(drops_by_formula, backend="nvfuser", fallback=()), (x, seed), incoming=torch.float32)
-    keep = ops.keep_mask(seed, x.shape, p=0.25)
-    assert torch.equal(fused.outputs[0], x.detach() * keep * 2)
+    keep = ops.keep_mask(seed, x.shape, p=0.25)  # by the CPU's own way
+    as_on_a_gpu(on_the_cpu, monkeypatch)
+    fn = fuse(lambda x, seed: ops.dropout(x, 0.25, seed=seed), backend="nvfuser", fallback=())
+    fused = run(fn, (x, seed), incoming=torch.float32)
+    torch.testing.assert_close(fused.outputs[0], x.detach() * keep / 0.75)
     assert torch.equal(fused.gradients[0] == 0, ~keep)
     # One region forward, one backward, and the seed is all that they take beside x and its gradient.
-    assert [len(one.fusion.inputs) for one in on_the_cpu.defined if one.fusion is not None] == [2, 2]
+    (made,) = on_the_cpu.defined
+    assert made.fusion is not None
+    assert (len(made.fusion.inputs), made.executions) == (2, 2)
 
 
 @pytest.mark.parametrize(

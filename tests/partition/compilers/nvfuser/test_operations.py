@@ -312,6 +312,12 @@ class TestValues:
         made = run(nvfuser_stand_in, lambda fd, x, s: fd.ops.add(fd.ops.mul(s, x), fd.ops.mul(s, 2.0)), X, 0.5)
         close(made, X * 0.5 + 1.0)
 
+    def test_a_number_is_as_exact_as_what_it_meets(self, nvfuser_stand_in: StandIn) -> None:
+        wide = X.double()
+        made = run(nvfuser_stand_in, lambda fd, x: fd.ops.mul(x, fd.define_scalar(0.1, fd_type("Double"))), wide)
+        assert torch.equal(made, wide * 0.1)
+        assert torch.equal(run(nvfuser_stand_in, lambda fd, x: fd.ops.add(x, 0.1), wide), wide + 0.1)
+
     def test_lower_ranks_are_broadcast_in_front(self, nvfuser_stand_in: StandIn) -> None:
         made = run(nvfuser_stand_in, lambda fd, x, y: fd.ops.add(fd.ops.mul(x, y), 1.0), X, floats(7))
         close(made, X * floats(7) + 1.0)

@@ -36,6 +36,11 @@ def test_a_sum_of_whole_numbers_is_one(x: torch.Tensor, on_the_cpu: StandIn) -> 
     assert_op(aten.sum.dim_IntList, (x, [1]), {}, on_the_cpu)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_a_sum_is_in_the_dtype_that_was_asked_for(dtype: torch.dtype, on_the_cpu: StandIn) -> None:
+    assert_op(aten.sum.dim_IntList, (torch.arange(6).view(2, 3), [1]), {"dtype": dtype}, on_the_cpu)
+
+
 def test_what_has_no_dimensions_is_left_to_torch(on_the_cpu: StandIn) -> None:
     module = graph_of(lambda x: x.sum(), torch.tensor(2.0))
     assert [rule_of(node, CPU) for node in module.graph.nodes if node.op == "call_function"] == [None]

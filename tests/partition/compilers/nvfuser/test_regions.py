@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.fx as fx
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from fuselayers.partition.compilers.nvfuser.regions import RULES, extract, groups_of, rule_of
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
@@ -132,6 +134,28 @@ def test_readers_of_a_small_tensor_stay_apart() -> None:
         return (x * v).sin(), (y * v).sin()
 
     assert groups(fn, X, torch.randn(4, 8), torch.randn(8)) == [["mul", "sin"], ["mul", "sin"]]
+
+
+def test_a_long_chain_grows_in_time(on_the_cpu: StandIn) -> None:
+    """Eight times the nodes take about eight times as long, not sixty-four times."""
+
+    def seconds(length: int) -> float:
+        graph = fx.Graph()
+        node = graph.placeholder("x")
+        with FakeTensorMode():
+            node.meta["val"] = torch.empty(4, 8)
+        for _ in range(length):
+            above, node = node, graph.call_function(torch.ops.aten.sin.default, (node,))
+            node.meta["val"] = above.meta["val"]
+        graph.output((node,))
+        module = fx.GraphModule({}, graph)
+        started = time.process_time()
+        (group,) = groups_of(module, CPU)
+        taken = time.process_time() - started
+        assert [one.name for one in group] == [one.name for one in graph.nodes if one.op == "call_function"]
+        return taken
+
+    assert min(seconds(3200) for _ in range(2)) < 24 * min(seconds(400) for _ in range(5))
 
 
 def test_the_rest_of_the_graph_keeps_its_order() -> None:

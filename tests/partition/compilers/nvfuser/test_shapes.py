@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fuselayers.partition import fuse
 from fuselayers.partition.compilers.nvfuser.shapes import SHAPES
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.compilers.nvfuser.tracing import CPU, assert_op, script_of
@@ -18,7 +20,6 @@ X = torch.linspace(-2, 2, 12).view(3, 4)
 _ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     aten.view.default: (X, [2, 6]),
     aten._unsafe_view.default: (X, [12]),
-    aten.reshape.default: (X, [3, 1, 4]),
     aten.permute.default: (X, [1, 0]),
     aten.transpose.int: (X, -1, 0),
     aten.unsqueeze.default: (X, -1),
@@ -51,6 +52,16 @@ _NAMED: dict[Any, dict[str, Any]] = {
 @pytest.mark.parametrize("target", [target for target in SHAPES if target is not operator.getitem], ids=str)
 def test_an_op_gives_what_torch_gives(target: Any, on_the_cpu: StandIn) -> None:
     assert_op(target, _ARGUMENTS.get(target, (X,)), _NAMED.get(target, {}), on_the_cpu)
+
+
+def test_numbers_up_to_a_float_are_torchs(on_the_cpu: StandIn) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x.sin() * torch.arange(4.0, dtype=torch.int64)).cos()
+
+    torch.testing.assert_close(fuse(fn, backend="nvfuser", fallback=())(X), fn(X))
+    (made,) = on_the_cpu.defined
+    assert "iota" not in made.script()
+    assert made.executions == 1
 
 
 def test_sizes_of_one_come_and_go_without_a_reshape(on_the_cpu: StandIn) -> None:

@@ -43,7 +43,7 @@ def script_of(stand_in: StandIn, fn: Callable[..., Any], *inputs: Any) -> list[s
 
 
 def assert_op(target: Any, arguments: Sequence[Any], named: Mapping[str, Any], stand_in: StandIn) -> None:
-    """Fail unless nvFuser's stand-in gives what an op gives in torch.
+    """Fail unless a region has the op itself, and nvFuser's stand-in gives what it gives in torch.
 
     Something is computed before it, so that a view stands in the middle of a region.
     """
@@ -59,7 +59,9 @@ def assert_op(target: Any, arguments: Sequence[Any], named: Mapping[str, Any], s
         made = target(*filled, **named)
         return tuple(made) if isinstance(made, list | tuple) else made
 
-    results = region_of(fn, *given)(*given)
+    region = region_of(fn, *given)
+    assert region.graph.find_nodes(op="call_function", target=target), f"{target} is taken apart before it is traced"
+    results = region(*given)
     expected = target(*arguments, **named)
     expected = tuple(expected) if isinstance(expected, list) else as_tuple(expected)
     torch.testing.assert_close(tuple(results), expected, equal_nan=True)

@@ -160,7 +160,7 @@ class Fusion:
                 data_type = DataType.Int
             else:
                 data_type = DataType.Double if isinstance(value, float) else DataType.ComplexDouble
-        return Scalar(self, data_type, torch.tensor(value).to(to_torch(data_type)).item())
+        return Scalar(self, data_type, torch.tensor(value, dtype=to_torch(data_type)).item())
 
     def run(self, values: dict[int, Any]) -> None:
         """Computes what the outputs need, and nothing else, from the inputs' values, by `id`, into the same dict."""

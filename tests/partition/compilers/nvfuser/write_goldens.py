@@ -1,4 +1,4 @@
-"""Write the definitions of the library's ops down, as files that make them again.
+"""Write the definitions of the library's ops down, as a GPU would get them, in files that make them again.
 
     python -m tests.partition.compilers.nvfuser.write_goldens
 
@@ -8,16 +8,16 @@ Run it after a deliberate change of the translation, and read what it changed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from fuselayers.partition import fuse
 from fuselayers.partition.compilers.nvfuser import availability, definitions
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
-from tests.partition.compilers.nvfuser.library import GOLDEN, Case
+from tests.partition.compilers.nvfuser.library import GOLDEN, Case, as_on_a_gpu
 from tests.partition.compilers.nvfuser.replay_goldens import GOLDENS
 
 __all__ = ["golden_of"]
@@ -29,7 +29,7 @@ def golden_of(name: str, case: Case, stand_in: StandIn) -> str:
     Args:
         name: of the op.
         case: what is called.
-        stand_in: where `nvfuser_direct` is imported from; the backend serves CPU tensors.
+        stand_in: where `nvfuser_direct` is imported from; the backend takes CPU tensors for a GPU's.
     """
     definitions.forget_definitions()
     layouts = _noted(stand_in)
@@ -65,16 +65,12 @@ def _noted(stand_in: StandIn) -> dict[int, list[Any]]:
     return layouts
 
 
-@contextmanager
-def _on_the_cpu() -> Iterator[StandIn]:
-    stand_in = StandIn()
-    sys.modules["nvfuser_direct"] = stand_in
-    availability._DEVICE_TYPES.add("cpu")
-    yield stand_in
-
-
 if __name__ == "__main__":
     GOLDENS.mkdir(exist_ok=True)
     for one in GOLDEN:
-        with _on_the_cpu() as module:
+        with pytest.MonkeyPatch.context() as patch:
+            module = StandIn()
+            patch.setitem(sys.modules, "nvfuser_direct", module)
+            patch.setattr(availability, "_DEVICE_TYPES", {"cuda", "cpu"})
+            as_on_a_gpu(module, patch)
             (GOLDENS / f"{one}.py").write_text(golden_of(one, GOLDEN[one], module))

@@ -51,7 +51,7 @@ def forward_1(fd, DataType):
     t6 = fd.ops.add(t5, t2)
     t7 = fd.ops.ne(t3, -100)
     t8 = fd.ops.cast(arg=t7, dtype=DataType.Int)
-    t9 = fd.ops.sum(arg=t8, dims=[0])
+    t9 = fd.ops.sum(arg=t8, dims=[0], dtype=DataType.Int)
     t10 = fd.ops.sum(arg=t6, dims=[0])
     t11 = fd.ops.cast(arg=t9, dtype=DataType.Float)
     t12 = fd.ops.truediv(t10, t11)
@@ -60,14 +60,14 @@ def forward_1(fd, DataType):
 
 
 def backward_0(fd, DataType):
-    t0 = fd.define_tensor(shape=[], contiguity=[], dtype=DataType.BFloat16, is_cpu=True)
+    t0 = fd.define_tensor(shape=[], contiguity=[], dtype=DataType.BFloat16)
     t1 = fd.define_tensor(shape=[-1], contiguity=[True], dtype=DataType.Int, stride_order=[0])
     t2 = fd.define_tensor(shape=[-1, -1], contiguity=[True, True], dtype=DataType.BFloat16, stride_order=[1, 0])
     t3 = fd.ops.cast(arg=t0, dtype=DataType.Float)
     t4 = fd.ops.cast(arg=t2, dtype=DataType.Float)
     t5 = fd.ops.ne(t1, -100)
     t6 = fd.ops.cast(arg=t5, dtype=DataType.Int)
-    t7 = fd.ops.sum(arg=t6, dims=[0])
+    t7 = fd.ops.sum(arg=t6, dims=[0], dtype=DataType.Int)
     t8 = fd.ops.cast(arg=t7, dtype=DataType.Float)
     t9 = fd.ops.truediv(t3, t8)
     t10 = fd.ops.broadcast(arg=t9, is_broadcast_dim=[True])
