@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -6,9 +7,10 @@ import torch
 
 from fuselayers import build
 from fuselayers.cli.tune import choices
-from fuselayers.cli.tune.choices import Row, frozen, tune_model, tune_ops
+from fuselayers.cli.tune.choices import Row, _in_turns, frozen, tune_model, tune_ops
 from fuselayers.partition import auto, auto_file
 from fuselayers.partition.backends import why_unavailable
+from fuselayers.partition.timings import has_choice
 
 TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
 CPU = torch.device("cpu")
@@ -17,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: (1.0, 1.0, 1.0))
     torch.compiler.reset()
 
 
@@ -90,3 +92,21 @@ def test_frozen_names_what_differs_from_what_auto_begins_with() -> None:
     others = "+".join(f"{row.identity}:{row.chosen}" for row in rows if row.chosen != begun)
     assert frozen(rows) == f"frozen:{begun}+{others}"
     assert frozen([]) == f"frozen:{begun}"
+
+
+def test_both_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "_ENOUGH_SECONDS", 0.0)
+    calls = []
+
+    def step(name: str, seconds: float) -> None:
+        calls.append((name, has_choice()))
+        time.sleep(seconds)
+
+    eager, auto, ratio = _in_turns(lambda: step("eager", 0.01), lambda: step("auto", 0.002), CPU)
+    assert eager > 0.01 > auto > 0.002
+    assert 1 < ratio < 6
+    turns = list(zip(calls[::2], calls[1::2], strict=True))
+    assert len(turns) == 7
+    assert all({name for name, _ in turn} == {"eager", "auto"} for turn in turns)
+    # Eager's own ops stay formulas.
+    assert set(calls) == {("eager", False), ("auto", True)}
