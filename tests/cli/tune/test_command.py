@@ -1,11 +1,15 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fuselayers.cli.main import main
 from fuselayers.cli.tune import choices, command
-from fuselayers.partition import auto_file
+from fuselayers.partition import auto, auto_file
+from fuselayers.partition import backends as backends_function
+
+backends: Any = __import__("sys").modules[backends_function.__module__]
 
 TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
 
@@ -17,7 +21,10 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.compiler.reset()
 
 
-def test_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    # With the backend that compiles nothing; test_choices has the others.
+    monkeypatch.setattr(backends, "AUTO_ORDER", ("eager",))
+    monkeypatch.setattr(auto, "CANDIDATES", ("eager",))
     assert main(["tune", *TINY, "--batch", "2", "--device", "cpu", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "model decoder" in printed
