@@ -7,8 +7,8 @@ runs on copies of the inputs of that call, forward and backward, in turns and in
     "unfused"        the graph as it was traced, op by op under plain autograd
 
 The winner serves from then on, in this process and, by what `timings` keeps, in later ones, where nothing else is
-compiled then. What ties with the fastest to two percent wins by its place in the list, so that a fused form, which
-keeps fewer bytes for backward, is not given up for noise.
+compiled then. Ties of two percent go, with a backward, to a fused form, which keeps fewer bytes for it, and without one
+to the function as it is.
 
 Where a candidate would not give what was asked for, nothing is measured and the first backend stays: fused forms alone
 keep a budget of bytes or a user's own partitioner, and each candidate draws torch's own random numbers in its own way.
@@ -264,7 +264,9 @@ class _Undecided:
             self._candidates = self._compiled(sizes, inputs)
             seconds = seconds_of(self._candidates, inputs, overwritten=effects.overwritten)
             asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))
-            return {name: seconds.get(name) for name in (*asked, UNFUSED)}
+            # Where nothing is kept for a backward, a fused form has to be faster to be worth it.
+            trains = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
+            return {name: seconds.get(name) for name in ((*asked, UNFUSED) if trains else (UNFUSED, *asked))}
         except Exception as error:
             said = str(error).strip().splitlines()
             self._stay(sizes, f"since measuring failed with {type(error).__name__}: {said[0] if said else ''}")

@@ -134,6 +134,20 @@ class TestWhichServes:
         assert best_of({"inductor": 1.03, "eager": 1.019, "unfused": 1.0}) == "eager"
         assert best_of({"inductor": 1.03, "eager": 1.03, "unfused": 1.0}) == "unfused"
 
+    @pytest.mark.parametrize(("trains", "served_by"), [(True, "inductor"), (False, "unfused")])
+    def test_a_tie_without_a_backward_goes_to_the_function_as_it_is(
+        self, trains: bool, served_by: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(
+            auto, "seconds_of", lambda candidates, inputs, *, overwritten: dict.fromkeys(candidates, 1.0)
+        )
+        for _ in range(2):  # measured, then remembered
+            torch.compiler.reset()
+            fused = fuse(wave)
+            with torch.set_grad_enabled(trains):
+                fused(*inputs())
+            assert fused.served_by == (served_by,)
+
 
 class TestWhen:
     def test_not_before_its_time(self, measured: Any) -> None:
