@@ -1,12 +1,18 @@
 """What a measurement was made on: named beside every number that the CLI prints."""
 
+import ctypes
 import platform
+from typing import Final
 
 import torch
 
 from ..partition.machine import processor_name
 
-__all__ = ["choose_device", "describe_machine", "synchronize"]
+__all__ = ["choose_device", "describe_machine", "keep_freed_memory", "measured_machine", "synchronize"]
+
+# Of mallopt, in malloc.h.
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
 
 
 def choose_device(name: str, *, setting: str) -> torch.device:
@@ -44,6 +50,25 @@ def describe_machine(device: torch.device) -> str:
     threads = torch.get_num_threads()
     count = f"{threads} thread{'' if threads == 1 else 's'}"
     return f"{where}, {count}, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+def keep_freed_memory() -> bool:
+    """Make the C library keep what is freed, for the rest of this process; False where it does not take that.
+
+    glibc gives large blocks back to the system, or not, by what else lies on the heap. Who has to ask for them again
+    pays for every page: on a CPU a call then takes up to ten times as long, and which candidate it falls on is chance.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # not Linux, or a C library without it
+        return False
+    return all(mallopt(parameter, (1 << 31) - 1) for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
+
+
+def measured_machine(device: torch.device) -> str:
+    """Make this process fit for measuring, and return the machine in words, for beside the figures."""
+    kept = device.type == "cpu" and keep_freed_memory()
+    return describe_machine(device) + (", freed memory kept" if kept else "")
 
 
 def synchronize(device: torch.device) -> None:

@@ -1,9 +1,13 @@
+import os
 import platform
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fuselayers.cli.machine import choose_device, describe_machine
+from fuselayers.cli.machine import choose_device, describe_machine, keep_freed_memory, measured_machine
 
 
 def test_names_what_a_number_depends_on() -> None:
@@ -25,3 +29,41 @@ def test_auto_is_a_gpu_where_torch_can_use_one(monkeypatch: pytest.MonkeyPatch) 
 def test_a_device_that_cannot_be_used_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"--device must be auto, cpu or a GPU that torch can use, got '{name}'"):
         choose_device(name, setting="--device")
+
+
+_PAGE_FAULTS = """
+import ctypes, resource, sys, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which there would be few faults
+from fuselayers.cli.machine import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+for _ in range(40):  # until the holes in the heap fit
+    torch.ones(1 << 23)  # more than glibc keeps by itself
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    torch.ones(1 << 23)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is of glibc")
+def test_freed_memory_is_kept() -> None:
+    # In processes of their own: it is for the rest of one.
+    command = [sys.executable, "-c", _PAGE_FAULTS]
+    environment = {**os.environ, "MALLOC_TOP_PAD_": "0"}
+    given_back, kept = (
+        int(subprocess.run([*command, how], capture_output=True, text=True, check=True, env=environment).stdout)
+        for how in ("given back", "kept")
+    )
+    assert kept < given_back / 10
+
+
+def test_a_c_library_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
+    assert not keep_freed_memory()
+    assert "freed memory" not in measured_machine(torch.device("cpu"))
+    # An older glibc takes no more than 32 MiB for the second.
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: parameter == -1))
+    assert not keep_freed_memory()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: 1))
+    assert measured_machine(torch.device("cpu")).endswith(", freed memory kept")

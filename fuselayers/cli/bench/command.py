@@ -18,9 +18,9 @@ from ..._version import __version__
 from ...names import no_such
 from ...partition import backends, patience
 from ..files import write_whole
-from ..machine import choose_device
+from ..machine import choose_device, measured_machine
 from .cases import OPS, Settings
-from .measure import Candidate, Results, Timing, disagreement, measured_machine, results, spread, time_interleaved
+from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 from .suite_command import run_suite

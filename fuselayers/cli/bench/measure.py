@@ -1,6 +1,5 @@
 """Whether candidates agree, and how long each takes."""
 
-import ctypes
 import random
 import statistics
 import time
@@ -10,16 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..machine import describe_machine
-
 __all__ = [
     "Candidate",
     "Results",
     "Timing",
     "copy_bandwidth",
     "disagreement",
-    "keep_freed_memory",
-    "measured_machine",
     "peak_bytes",
     "results",
     "spread",
@@ -27,9 +22,6 @@ __all__ = [
 ]
 
 _WARMUP = 3
-# Of mallopt, in malloc.h.
-_TRIM_THRESHOLD = -1
-_MMAP_THRESHOLD = -3
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES = 1 << 28
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
@@ -106,25 +98,6 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
                     f"both against float64"
                 )
     return None
-
-
-def keep_freed_memory() -> bool:
-    """Make the C library keep what is freed, for the rest of this process; False where it does not take that.
-
-    glibc gives large blocks back to the system, or not, by what else lies on the heap. Who has to ask for them again
-    pays for every page: on a CPU a call then takes up to ten times as long, and which candidate it falls on is chance.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # not Linux, or a C library without it
-        return False
-    return all(mallopt(parameter, (1 << 31) - 1) for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD))
-
-
-def measured_machine(device: torch.device) -> str:
-    """Make this process fit for measuring, and return the machine in words, for beside the figures."""
-    kept = device.type == "cpu" and keep_freed_memory()
-    return describe_machine(device) + (", freed memory kept" if kept else "")
 
 
 def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:

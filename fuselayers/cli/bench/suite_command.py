@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..._version import __version__
 from ...names import no_such
-from .measure import measured_machine
+from ..machine import measured_machine
 from .suite import OURS, SHAPES, Round, Suite, measure_suite, variants
 from .suite_report import write_data, write_report
 

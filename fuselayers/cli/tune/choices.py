@@ -28,9 +28,9 @@ __all__ = ["Row", "frozen", "tune_model", "tune_ops"]
 _TRAINING: Final = "training"
 _FORWARD: Final = "forward"
 _CALLS_TO_DECIDE: Final = 3
-_FEWEST_ROUNDS: Final = 7
-_MOST_ROUNDS: Final = 41
-_ENOUGH_SECONDS: Final = 2.0
+_FEWEST_ROUNDS: Final = 11
+_MOST_ROUNDS: Final = 401
+_ENOUGH_SECONDS: Final = 1.0
 # Below this a choice is no gain over eager.
 _WORTH_IT: Final = 0.98
 

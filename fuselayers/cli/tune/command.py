@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..bench.cases import dtype_name
-from ..machine import choose_device, describe_machine
+from ..machine import choose_device, measured_machine
 from .choices import Row, frozen, tune_model, tune_ops
 from .prices import tune_prices
 
@@ -63,11 +63,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"--batch is a number of examples from 1 on, for a model, got {arguments.batch}")
     if arguments.shape and items != [_OPS]:
         raise ValueError("--shape goes with ops: fuselayers tune ops --shape 8x256x512")
+    machine = measured_machine(device) if items else ""
     if not items:
         tune_prices(device, keep=keep, console=console)
     elif overrides:
         rows = tune_model(overrides, batch_size=arguments.batch, device=device, keep=keep)
-        _print(rows, console, device)
+        _print(rows, console, machine)
         console.print(
             f"to have the same choice in every run: fusion.backend={frozen(rows, device.type)}",
             highlight=False,
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         shapes = [_shape(text) for text in arguments.shape or _SHAPES]
         rows = tune_ops(shapes, dtype=dtype, dropout=arguments.dropout, device=device, keep=keep)
         console.print(f"ops in {dtype_name(dtype)}, dropout {arguments.dropout}", highlight=False)
-        _print(rows, console, device)
+        _print(rows, console, machine)
     if not keep:
         console.print("nothing kept (--dry-run)", highlight=False)
     return 0
@@ -94,7 +95,7 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _print(rows: list[Row], console: Console, device: torch.device) -> None:
+def _print(rows: list[Row], console: Console, machine: str) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("function", "use"):
         table.add_column(heading, overflow="fold")
@@ -109,4 +110,4 @@ def _print(rows: list[Row], console: Console, device: torch.device) -> None:
         "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns",
         highlight=False,
     )
-    console.print(describe_machine(device), highlight=False, soft_wrap=True)
+    console.print(machine, highlight=False, soft_wrap=True)

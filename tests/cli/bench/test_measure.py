@@ -1,9 +1,3 @@
-import os
-import platform
-import subprocess
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,8 +5,6 @@ from torch import Tensor
 from fuselayers.cli.bench.measure import (
     Candidate,
     disagreement,
-    keep_freed_memory,
-    measured_machine,
     results,
     spread,
     time_interleaved,
@@ -80,41 +72,3 @@ def test_the_spread_is_relative_and_not_moved_by_one_outlier() -> None:
     assert spread([2.0]) == 0
     assert spread([1.0] * 20 + [100.0]) == 0
     assert spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
-
-
-_PAGE_FAULTS = """
-import ctypes, resource, sys, torch
-ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which there would be few faults
-from fuselayers.cli.bench.measure import keep_freed_memory
-if sys.argv[1] == "kept":
-    assert keep_freed_memory()
-for _ in range(40):  # until the holes in the heap fit
-    torch.ones(1 << 23)  # more than glibc keeps by itself
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    torch.ones(1 << 23)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is of glibc")
-def test_freed_memory_is_kept() -> None:
-    # In processes of their own: it is for the rest of one.
-    command = [sys.executable, "-c", _PAGE_FAULTS]
-    environment = {**os.environ, "MALLOC_TOP_PAD_": "0"}
-    given_back, kept = (
-        int(subprocess.run([*command, how], capture_output=True, text=True, check=True, env=environment).stdout)
-        for how in ("given back", "kept")
-    )
-    assert kept < given_back / 10
-
-
-def test_a_c_library_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert not keep_freed_memory()
-    assert "freed memory" not in measured_machine(torch.device("cpu"))
-    # An older glibc takes no more than 32 MiB for the second.
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: parameter == -1))
-    assert not keep_freed_memory()
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: 1))
-    assert measured_machine(torch.device("cpu")).endswith(", freed memory kept")
