@@ -36,7 +36,7 @@ from .backends import (
     main_device,
     why_unavailable,
 )
-from .measure import copies_of, seconds_of
+from .measure import behind_guards, copies_of, seconds_of
 from .partitioners import Partitioner, SavingRule, partitioner
 from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
@@ -262,7 +262,12 @@ class _Undecided:
                 self._stay(sizes, "since the graph draws torch's own random numbers")
                 return None
             self._candidates = self._compiled(sizes, inputs)
-            seconds = seconds_of(self._candidates, inputs, overwritten=effects.overwritten)
+            # What is unfused will be called without them.
+            timed = {name: run if name == UNFUSED else behind_guards(run) for name, run in self._candidates.items()}
+            with torch.compiler.set_stance(
+                "default"
+            ):  # the user's own may refuse to compile what the guards stand before
+                seconds = seconds_of(timed, inputs, overwritten=effects.overwritten)
             asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))
             # Where nothing is kept for a backward, a fused form has to be faster to be worth it.
             trains = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)

@@ -1,10 +1,13 @@
+import functools
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.partition.measure import copies_of, seconds_of
+from fuselayers.partition import measure
+from fuselayers.partition.measure import behind_guards, copies_of, seconds_of
 
 
 def test_the_slower_takes_longer_backward_included() -> None:
@@ -24,6 +27,49 @@ def test_the_slower_takes_longer_backward_included() -> None:
     )
     assert seconds["eager"] > 0.01 > seconds["unfused"] > 0
     assert x.grad is None
+
+
+def test_it_is_the_mean_of_calls_that_find_near_what_they_need_and_of_calls_that_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    swept = []
+
+    class Elsewhere:
+        def add_(self, _: float) -> None:
+            swept.append(True)
+
+    def run(x: Tensor) -> Tensor:  # alone, as an op's form is
+        time.sleep(0.02 if swept else 0.001)
+        swept.clear()
+        return x
+
+    monkeypatch.setattr(measure, "_ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(torch, "zeros", lambda *args, **options: Elsewhere())
+    seconds = seconds_of({"eager": run}, [torch.ones(3)])
+    assert 0.0105 < seconds["eager"] < 0.016
+
+
+def test_what_takes_long_is_not_called_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_TOO_MANY_SECONDS", 0.02)
+    calls = {"eager": 0, "inductor": 0}
+
+    def run(name: str, x: Tensor) -> Tensor:
+        calls[name] += 1
+        time.sleep(0.005)
+        return x
+
+    seconds_of({name: functools.partial(run, name) for name in calls}, [torch.ones(3)])
+    assert set(calls.values()) == {1 + 4}
+
+
+def test_guards_take_time_of_their_own() -> None:
+    def run(x: Tensor) -> Tensor:
+        return x
+
+    x = torch.ones(3)
+    assert behind_guards(run)(x) is x
+    seconds = seconds_of({"eager": behind_guards(run), "unfused": run}, [x])
+    assert 2e-6 < seconds["eager"] - seconds["unfused"] < 2e-3
 
 
 def test_autocast_keeps_no_copies_of_weights() -> None:

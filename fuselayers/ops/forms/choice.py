@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ...partition import BackendUnavailableError
+from ...partition.measure import seconds_of
 from ...partition.timings import has_choice, may_measure, patience_in_seconds, remember, remembered
 from ...partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
 from .compiled import why_not_compiled
@@ -32,8 +33,6 @@ _log = logging.getLogger("fuselayers")
 
 # Below this many elements what a compiled call costs by itself, some 50 us, is more than it could gain.
 _SMALLEST: Final = 1 << 16
-_ROUNDS: Final = 9
-_MORE_THAN_NEAR_CACHES: Final = 1 << 21  # floats
 # What a measurement cannot tell apart counts for the formula.
 _CLEARLY: Final = 0.9
 _MOST_SETTLED: Final = 4096
@@ -191,32 +190,13 @@ def _measure(
     tensors: Sequence[Tensor | None],
     options: tuple[Any, ...],
 ) -> dict[str, float] | None:
-    """The least seconds of both forms, with backward if there will be one; None if the compiled form fails.
+    """The seconds of both forms, with backward if there will be one; None if the compiled form fails.
 
     It runs where the op will run, on the caller's thread: another one has memory of its own, which decides the time of
     what allocates.
     """
-    copies = [one if one is None else one.detach().requires_grad_(one.requires_grad) for one in tensors]
-    leaves = [one for one in copies if one is not None and one.requires_grad]
-    elsewhere = torch.zeros(_MORE_THAN_NEAR_CACHES)
-
-    def seconds(form: Callable[..., Any]) -> float:
-        # In a training step a call finds neither its code nor its inputs near, and the compiled form has more code.
-        elsewhere.add_(1.0)
-        started = time.perf_counter()
-        outputs = form(*copies, *options)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        reached = [out for out in outputs if out.requires_grad]
-        if reached:
-            torch.autograd.grad(reached, leaves, [torch.ones_like(out) for out in reached], allow_unused=True)
-        return time.perf_counter() - started
-
     try:
-        seconds(fused)  # which compiles it
+        return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options))
     except BackendUnavailableError as error:
         _log.info("the formula serves, since it could not be compiled: %s", error)
         return None
-    rounds = [(seconds(formula), seconds(fused)) for _ in range(_ROUNDS)]
-    # What else the machine does only makes a call longer: the least is the most like the call itself.
-    eager, inductor = (min(times) for times in zip(*rounds, strict=True))
-    return {"eager": eager, "inductor": inductor}
