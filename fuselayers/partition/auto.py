@@ -54,16 +54,18 @@ _Run = Callable[..., Any]
 
 
 class Runs:
-    """Counts the graphs of a function that ran, so that one of which none is fused can be called directly.
+    """Counts a function's graphs, and how often they ran, so that one of which none is fused can be called directly.
 
     Attributes:
-        fused: how many ran through a backend.
-        unfused: how many ran as they were traced.
+        fused: runs through a backend.
+        unfused: runs of graphs as they were traced.
+        open: graphs that are fused, or that may come to be.
     """
 
     def __init__(self) -> None:
         self.fused = 0
         self.unfused = 0
+        self.open = 0
 
 
 def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
@@ -125,6 +127,7 @@ def compile_auto(
     options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
     report = describe_graph(graph_module, name=name, **options)
     devices = device_types_of(example_inputs)
+    runs.open += 1
     if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)):
         run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
         return _Fused(run, runs), served
@@ -134,6 +137,7 @@ def compile_auto(
         told = {name: one for name, one in known.items() if one is not None}
         report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(told))
         if best == UNFUSED:
+            runs.open -= 1
             return _Unfused(graph_module, runs), ServedGraph(report)
         rest = [other for other in chain if other != best]
         run, served = compile_chain(graph_module, example_inputs, chain=(best, *rest), report=report, **options)
@@ -170,6 +174,7 @@ def compile_frozen(
     report = replace(report, served_by=chosen, reason="frozen")
     if chosen == UNFUSED:
         return _Unfused(graph_module, runs), ServedGraph(report)
+    runs.open += 1
     rest = [other for other in fallback if other != chosen]
     run, served = compile_chain(graph_module, example_inputs, chain=(chosen, *rest), report=report, **options)
     return _Fused(run, runs), served
@@ -317,7 +322,9 @@ class _Undecided:
         )
         if not sizes:  # nothing is left to decide: what lost is let go
             self._first = made[best]
-            if best != UNFUSED:
+            if best == UNFUSED:
+                self._runs.open -= 1
+            else:
                 self._graph_module = fx.GraphModule({}, fx.Graph())
 
     def _stay(self, sizes: tuple[int, ...], why: str) -> None:

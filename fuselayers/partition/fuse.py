@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
 import torch
-from torch import nn
+from torch import is_grad_enabled, nn
+from torch.compiler import is_dynamo_compiling
 
 from .auto import Runs, compile_auto, compile_frozen, glance
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
@@ -24,7 +25,7 @@ from .fused_module import FusedModule, call_unfused, is_unfused
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
-from .torch_private import BackendCompilerFailed, is_compiling, saved_tensors_hooks_are_active, torch_compile
+from .torch_private import BackendCompilerFailed, hooks_for_saved_tensors, is_compiling, torch_compile
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
@@ -32,7 +33,10 @@ __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 _RECOMPILE_LIMIT: Final = 64
 # Of calls that go past Dynamo; one with a number that differs each time is always another kind.
 _MOST_KINDS_OF_CALLS: Final = 1024
-_CALLS_WITHOUT_A_LOOK: Final = 1000
+_CALLS_WITHOUT_GUARDS: Final = 1000
+_LEFT_TO_THE_GUARDS: Final = -1
+# Of a function of which nothing is fused: a look at its arguments takes longer than all else that is done for a call.
+_CALLS_WITHOUT_A_LOOK: Final = 16
 
 
 @overload
@@ -198,6 +202,8 @@ class FusedFunction:
         self._graphs: list[ServedGraph] = []
         self._runs = Runs()
         self._as_it_is: dict[Hashable, int] = {}
+        self._calls_without_a_look = 0
+        self._calls_are_for_gradients = True
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
@@ -208,26 +214,47 @@ class FusedFunction:
             functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # First and as little as can be, since an unfused call takes longer than the plain function by this.
+        if (
+            not is_dynamo_compiling()
+            and self._calls_without_a_look > 0
+            and is_grad_enabled() is self._calls_are_for_gradients
+            and hooks_for_saved_tensors(True) is None
+        ):
+            self._calls_without_a_look -= 1
+            return self.fn(*args, **kwargs)
         # Inside another compiler the function is transparent: it is traced as if it had never been fused.
         if is_compiling() or is_unfused():
             return self.fn(*args, **kwargs)
         # What a checkpoint's forward saves is compared with what it saves when it runs again: both go the same way.
-        if self._runs.unfused == 0 or saved_tensors_hooks_are_active():
+        if self._runs.unfused == 0 or hooks_for_saved_tensors(True) is not None:
             return self._call_compiled(args, kwargs)
-        # Some graph is fastest as it was traced. Where all of a call are, the function itself is called from then on,
-        # which is right whatever it is called with: Dynamo's guards would be all that is left of the fusion. Now and
-        # then they have a look, since what is not seen at a glance may have become another graph.
+        return self._call_as_it_is(args, kwargs)
+
+    def _call_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function itself where all graphs of the call are fastest as they were traced.
+
+        That is right whatever it is called with: Dynamo's guards would be all that is left of the fusion. Now and then
+        they are asked, since what is not seen at a glance may have become another graph. A function that calls fused
+        ones is left to them: traced, those were a part of it, and by themselves they would be fused.
+        """
         seen = glance(self.fn, args, kwargs)
-        known = self._as_it_is.get(seen, 0) if seen is not None else 0
-        if known:
-            self._as_it_is[seen] = known - 1
-            return call_unfused(self.fn, args, kwargs)
+        left = self._as_it_is.get(seen, 0)
+        if left == _CALLS_WITHOUT_GUARDS:
+            result, has_fused_parts = call_unfused(self.fn, args, kwargs)
+            self._as_it_is[seen] = _LEFT_TO_THE_GUARDS if has_fused_parts else left - 1
+            return result
+        if left > 0:
+            calls = min(left, _CALLS_WITHOUT_A_LOOK) if self._runs.open == 0 else 1
+            self._calls_without_a_look, self._calls_are_for_gradients = calls - 1, is_grad_enabled()
+            self._as_it_is[seen] = left - calls
+            return self.fn(*args, **kwargs)
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)
-        if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:
+        if seen is not None and left == 0 and self._runs.fused == fused and self._runs.unfused > unfused:
             if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
                 self._as_it_is.clear()
-            self._as_it_is[seen] = _CALLS_WITHOUT_A_LOOK
+            self._as_it_is[seen] = _CALLS_WITHOUT_GUARDS
         return result
 
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import nn
 
 from .report import FusionReport
-from .torch_private import is_compiling
+from .torch_private import is_compiling, saved_tensors_hooks_are_active
 
 __all__ = ["FusedModule", "call_unfused", "is_unfused", "unfused"]
 
@@ -20,7 +20,21 @@ _SHARED: Final = (
     "_load_state_dict_post_hooks",
 )
 
-_UNFUSED: ContextVar[bool] = ContextVar("_UNFUSED", default=False)
+
+class _Unfused:
+    """That fused functions run eagerly for a while.
+
+    Attributes:
+        asked: whether one was met.
+        in_checkpoints: whether they do under hooks for saved tensors too.
+    """
+
+    def __init__(self, *, in_checkpoints: bool) -> None:
+        self.asked = False
+        self.in_checkpoints = in_checkpoints
+
+
+_UNFUSED: ContextVar[_Unfused | None] = ContextVar("_UNFUSED", default=None)
 
 
 class FusedModule(nn.Module):
@@ -135,7 +149,8 @@ def unfused(module: nn.Module) -> Iterator[None]:
     """Let the fused views among the parts of a module run eagerly for a while, hooks of the views included.
 
     For calls that would compile again and again, as each token of a text with one more key than the last. What is fused
-    without a view, as an op in a layer with a backend, asks `is_unfused`.
+    without a view, as an op in a layer with a backend, asks `is_unfused`. Where something is checkpointed, its backward
+    belongs within too, since it runs forward again.
 
     >>> import torch
     >>> from fuselayers import fuse
@@ -151,7 +166,7 @@ def unfused(module: nn.Module) -> Iterator[None]:
         while isinstance(eager, FusedModule):
             eager = eager.module
         view.fused = eager.__call__
-    outside = _UNFUSED.set(True)
+    outside = _UNFUSED.set(_Unfused(in_checkpoints=True))
     try:
         yield
     finally:
@@ -160,11 +175,15 @@ def unfused(module: nn.Module) -> Iterator[None]:
             view.fused = fused
 
 
-def call_unfused(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function in which every fused function is the plain one."""
-    outside = _UNFUSED.set(True)
+def call_unfused(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    """Call a function in which every fused function is the plain one, and say whether there was one.
+
+    Not in a checkpoint within it: that runs again in backward, when this is over, and both must go the same way.
+    """
+    within = _Unfused(in_checkpoints=False)
+    outside = _UNFUSED.set(within)
     try:
-        return fn(*args, **kwargs)
+        return fn(*args, **kwargs), within.asked
     finally:
         _UNFUSED.reset(outside)
 
@@ -178,4 +197,8 @@ def is_unfused() -> bool:
     >>> is_unfused()
     False
     """
-    return _UNFUSED.get()
+    within = _UNFUSED.get()
+    if within is None:
+        return False
+    within.asked = True
+    return within.in_checkpoints or not saved_tensors_hooks_are_active()

@@ -94,6 +94,7 @@ __all__ = [
     "forget_donated_buffers",
     "forward_inputs",
     "functorch_config",
+    "hooks_for_saved_tensors",
     "inductor_compilers",
     "is_compiling",
     "is_effect",
@@ -457,9 +458,14 @@ def dispatch_mode_is_active() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
+# With True: the hooks that what autograd saves goes through, as under `torch.utils.checkpoint`, or None. Every call of
+# the fusion core asks, and a function of Python's own would take three times as long.
+hooks_for_saved_tensors: Final[Callable[[bool], object]] = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 def saved_tensors_hooks_are_active() -> bool:
     """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`. Used by the ops' choice."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return hooks_for_saved_tensors(True) is not None
 
 
 class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from fuselayers.partition import (
     fuse,
     patience,
 )
-from fuselayers.partition.auto import best_of
+from fuselayers.partition.auto import best_of, glance
 from fuselayers.partition.measure import copies_of
 from fuselayers.partition.torch_private import as_a_compiler
 
@@ -380,6 +380,29 @@ class TestUnfused:
             fused(*inputs())
         assert len(calls) == 2  # which is another graph
 
+    def test_guards_are_counted_where_there_will_be_some(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Even where the user allows no compiling any more."""
+        began: list[str] = []
+        monkeypatch.setattr(auto, "behind_guards", lambda run: lambda *given: (began.append("guards"), run(*given))[1])
+
+        def clock(candidates: Any, given: Any, *, overwritten: Any) -> dict[str, float]:
+            for name, run in candidates.items():
+                began.append(name)
+                run(*given)
+            assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
+            return dict.fromkeys(candidates, 1.0)
+
+        monkeypatch.setattr(auto, "seconds_of", clock)
+        fused = fuse(wave)
+        with patience(100):
+            fused(*inputs())
+        with torch.compiler.set_stance("fail_on_recompile"):
+            fused(*inputs())
+        assert only(fused).reason == "measured"
+        names = [name for name in began if name != "guards"]
+        assert began == [each for name in names for each in ([name] if name == "unfused" else [name, "guards"])]
+        assert len(names) >= 2
+
     def test_what_is_fused_within_it_stays_out_of_it(self, measured: Any) -> None:
         """As in the graph that was measured, where it was traced as if it had never been fused."""
         seen = []
@@ -394,7 +417,6 @@ class TestUnfused:
         x = torch.randn(4, requires_grad=True)
         for _ in range(4):
             torch.testing.assert_close(fused(x), (x * 2).sin() * 3)
-        assert fused._as_it_is
         assert seen == []
         inner(x)
         assert seen
@@ -421,8 +443,64 @@ class TestUnfused:
             expected = torch.autograd.grad((leaf * 2).sqrt().sum() * 3, leaf)[0]
             torch.testing.assert_close(leaf.grad, expected)
 
+    def test_a_checkpoint_within_it_runs_the_same_again(self, measured: Any) -> None:
+        """Its forward within the call, and again in backward, when the call is over."""
+
+        def two(z: Tensor) -> Tensor:
+            return z.sqrt() * z.cos()
+
+        inner = fuse(two, backend="inductor")
+
+        def outer(q: Tensor) -> Tensor:
+            return cast(Tensor, checkpoint(inner, q * 2, use_reentrant=False)) * 3
+
+        measured("unfused")
+        fused = fuse(outer)
+        for _ in range(5):
+            x = (torch.rand(16) + 0.1).requires_grad_()
+            fused(x).sum().backward()
+            expected = torch.autograd.grad((two(x * 2) * 3).sum(), x)[0]
+            torch.testing.assert_close(x.grad, expected)
+        assert fused.served_by == ("unfused",)
+
+    def test_where_nothing_is_fused_most_calls_are_not_even_looked_at(
+        self, measured: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looks = []
+
+        def counted(*args: Any) -> Any:
+            looks.append(args)
+            return glance(*args)
+
+        monkeypatch.setattr(fuse_module, "glance", counted)
+        measured("unfused")
+        fused = fuse(wave)
+        for _ in range(100):
+            fused(*inputs())
+        assert 5 < len(looks) < 15
+        looks.clear()
+        for _ in range(40):  # another shape is found, and decided
+            check(fused, *inputs(8))
+        assert looks
+        assert len(fused.report().graphs) == 2
+
+    def test_where_something_is_fused_every_call_is_looked_at(self, measured: Any) -> None:
+        clock = measured("unfused")
+        fused = fuse(wave)
+        with torch.no_grad():
+            fused(*inputs())
+        clock.fastest = "inductor"
+        fused(*inputs())
+        runs = fused._runs
+        for _ in range(20):
+            with torch.no_grad():
+                fused(*inputs())
+            before = runs.fused
+            fused(*inputs())
+            assert runs.fused == before + 1
+
     def test_now_and_then_the_guards_have_a_look(self, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fuse_module, "_CALLS_WITHOUT_A_LOOK", 3)
+        monkeypatch.setattr(fuse_module, "_CALLS_WITHOUT_GUARDS", 3)
         clock = measured("unfused")
 
         class Deepens(nn.Module):
