@@ -1,4 +1,7 @@
 import functools
+import platform
+import resource
+import statistics
 import time
 from typing import Any
 
@@ -70,6 +73,34 @@ def test_guards_take_time_of_their_own() -> None:
     assert behind_guards(run)(x) is x
     seconds = seconds_of({"eager": behind_guards(run), "unfused": run}, [x])
     assert 2e-6 < seconds["eager"] - seconds["unfused"] < 2e-3
+
+
+def test_an_input_that_is_given_back_has_no_backward() -> None:
+    came = []
+    x = torch.ones(3, requires_grad=True)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        x.register_hook(came.append)
+        return x * 2, x
+
+    seconds_of({"eager": run}, [x])
+    assert {tuple(gradient.tolist()) for gradient in came} == {(2.0, 2.0, 2.0)}
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in their own way")
+def test_no_candidate_pays_for_pages_of_memory() -> None:
+    faults: dict[str, list[int]] = {"eager": [], "unfused": []}
+
+    def run(name: str, *given: Tensor) -> Tensor:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        results = [one + 1 for one in given * 3]  # more than glibc keeps, once it is free
+        faults[name].append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return results[0]
+
+    x = torch.ones(1 << 22)
+    seconds_of({name: functools.partial(run, name) for name in faults}, [x, x.clone()])
+    pages = 6 * x.nbytes // resource.getpagesize()
+    assert all(statistics.median(counts) < pages / 100 for counts in faults.values())
 
 
 def test_autocast_keeps_no_copies_of_weights() -> None:
