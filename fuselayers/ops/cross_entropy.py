@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .forms import define, is_settled, needs_grad, run, second_order
+from .forms import define, needs_grad, run, second_order, settled_form
 from .forms.launch import INTERPRETED, kernel, launch
 from .forms.triton_language import libdevice, tl
 from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
@@ -86,8 +86,9 @@ def cross_entropy(
     tensor(0.6931)
     """
     options = ignore_index, label_smoothing, z_loss, reduction
-    if is_settled(backend, _formula, (logits, target), options):
-        return _formula(logits, target, *options)
+    form = settled_form(backend, _formula, (logits, target), options)
+    if form is not None:
+        return form(logits, target, *options)
     check_rows("logits", logits)
     if not logits.shape[-1]:
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")

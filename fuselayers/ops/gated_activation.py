@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .forms import define, is_settled, needs_grad, run, second_order
+from .forms import define, needs_grad, run, second_order, settled_form
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
 from .rows import as_rows, cdiv, tile, vector_of
@@ -53,8 +53,9 @@ def gated_activation(
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
     tensor([6., 0.])
     """
-    if is_settled(backend, _formula, (gate, up), (activation,)):
-        return _formula(gate, up, activation)
+    form = settled_form(backend, _formula, (gate, up), (activation,))
+    if form is not None:
+        return form(gate, up, activation)
     check_rows("gate", gate)
     check_activation(activation)
     if up is not None:

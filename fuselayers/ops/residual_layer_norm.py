@@ -10,7 +10,7 @@ Layer norm: Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .forms import is_settled
+from .forms import settled_form
 from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
@@ -47,8 +47,9 @@ def residual_layer_norm(
     (tensor([1., 3.]), tensor([-1.,  1.]))
     """
     tensors, options = (x, residual, None, weight, bias, None, None), (0.0, eps, False, False)
-    if is_settled(backend, normalise_by_formula, tensors, options):
-        return normalise_by_formula(*tensors, *options)
+    form = settled_form(backend, normalise_by_formula, tensors, options)
+    if form is not None:
+        return form(*tensors, *options)
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)

@@ -10,7 +10,7 @@ Zhang, Sennrich, "Root mean square layer normalization", 2019.
 
 from torch import Tensor
 
-from .forms import is_settled
+from .forms import settled_form
 from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_row_vector, check_rows
 
@@ -36,8 +36,9 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
     tensor([ 1., -1.])
     """
     tensors, options = (x, None, None, weight, None, None, None), (0.0, eps, False, True)
-    if is_settled(backend, normalise_by_formula, tensors, options):
-        return normalise_by_formula(*tensors, *options)[0]
+    form = settled_form(backend, normalise_by_formula, tensors, options)
+    if form is not None:
+        return form(*tensors, *options)[0]
     check_rows("x", x)
     check_floating("weight", weight)
     check_row_vector("weight", weight, x)

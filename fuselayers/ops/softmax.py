@@ -36,7 +36,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import define, is_settled, needs_grad, run
+from .forms import define, needs_grad, run, settled_form
 from .forms.launch import kernel, launch
 from .forms.triton_language import libdevice, tile_function, tl
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
@@ -75,8 +75,9 @@ def softmax(
             [0.5000, 0.5000, 0.0000],
             [0.5000, 0.5000, 0.0000]])
     """
-    if is_settled(backend, _formula, (scores, mask), (causal, scale)):
-        return _formula(scores, mask, causal, scale)
+    form = settled_form(backend, _formula, (scores, mask), (causal, scale))
+    if form is not None:
+        return form(scores, mask, causal, scale)
     check_rows("scores", scores)
     _check_mask(mask, scores)
     _check_scale(scale)

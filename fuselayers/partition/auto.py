@@ -272,7 +272,7 @@ class _Undecided:
             with torch.compiler.set_stance(
                 "default"
             ):  # the user's own may refuse to compile what the guards stand before
-                seconds = seconds_of(timed, inputs, overwritten=effects.overwritten)
+                seconds = seconds_of(timed, inputs, plain=UNFUSED, overwritten=effects.overwritten)
             asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))
             # Where nothing is kept for a backward, a fused form has to be faster to be worth it.
             trains = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)

@@ -46,7 +46,12 @@ class Measured:
         self.asked: list[list[str]] = []
 
     def __call__(
-        self, candidates: Mapping[str, Callable[..., Any]], inputs: Sequence[Any], *, overwritten: frozenset[int]
+        self,
+        candidates: Mapping[str, Callable[..., Any]],
+        inputs: Sequence[Any],
+        *,
+        plain: str,
+        overwritten: frozenset[int],
     ) -> dict[str, float]:
         self.asked.append(list(candidates))
         for run in candidates.values():
@@ -138,9 +143,7 @@ class TestWhichServes:
     def test_a_tie_without_a_backward_goes_to_the_function_as_it_is(
         self, trains: bool, served_by: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(
-            auto, "seconds_of", lambda candidates, inputs, *, overwritten: dict.fromkeys(candidates, 1.0)
-        )
+        monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: dict.fromkeys(candidates, 1.0))
         for _ in range(2):  # measured, then remembered
             torch.compiler.reset()
             fused = fuse(wave)
@@ -191,7 +194,7 @@ class TestWhen:
     def test_another_thread_is_served_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
         measuring, go_on = threading.Event(), threading.Event()
 
-        def slow(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+        def slow(candidates: Any, inputs: Any, **_: Any) -> dict[str, float]:
             measuring.set()
             assert go_on.wait(60)
             return dict.fromkeys(candidates, 1.0)
@@ -216,7 +219,7 @@ class TestWhen:
         with patience(1000):
             fused(a, b)
 
-        def while_another_thread_checkpoints(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+        def while_another_thread_checkpoints(candidates: Any, inputs: Any, **_: Any) -> dict[str, float]:
             other = threading.Thread(target=lambda: forwards.append(checkpoint(fused, a, b, use_reentrant=False)))
             other.start()
             other.join()
@@ -385,7 +388,7 @@ class TestUnfused:
         began: list[str] = []
         monkeypatch.setattr(auto, "behind_guards", lambda run: lambda *given: (began.append("guards"), run(*given))[1])
 
-        def clock(candidates: Any, given: Any, *, overwritten: Any) -> dict[str, float]:
+        def clock(candidates: Any, given: Any, **_: Any) -> dict[str, float]:
             for name, run in candidates.items():
                 began.append(name)
                 run(*given)
@@ -536,7 +539,7 @@ class TestUnfused:
     def test_a_graph_break_between_fused_and_unfused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers = iter(["unfused", "inductor"])
 
-        def clock(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+        def clock(candidates: Any, inputs: Any, **_: Any) -> dict[str, float]:
             fastest = next(answers)
             return {name: 1.0 if name == fastest else 2.0 for name in candidates}
 

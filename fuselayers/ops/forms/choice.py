@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,10 +24,14 @@ from torch import Tensor
 from ...partition import BackendUnavailableError
 from ...partition.measure import seconds_of
 from ...partition.timings import has_choice, may_measure, patience_in_seconds, remember, remembered
-from ...partition.torch_private import dispatch_mode_is_active, saved_tensors_hooks_are_active
+from ...partition.torch_private import (
+    dispatch_mode_is_active,
+    saved_tensors_hooks_are_active,
+    transforms_are_active,
+)
 from .compiled import why_not_compiled
 
-__all__ = ["call_faster", "faster_form", "is_settled"]
+__all__ = ["call_faster", "faster_form", "settled_form"]
 
 _log = logging.getLogger("fuselayers")
 
@@ -38,9 +42,10 @@ _CLEARLY: Final = 0.9
 _MOST_SETTLED: Final = 4096
 
 _Key = tuple[Any, ...]
+_Result = TypeVar("_Result")
 _spent: dict[_Key, float] = {}
 _decided: dict[_Key, bool] = {}
-_settled: set[_Key] = set()
+_settled: dict[_Key, Callable[..., Any]] = {}
 _lock = threading.RLock()
 
 
@@ -54,12 +59,12 @@ def faster_form(seconds: Mapping[str, float | None]) -> str:
     return "inductor" if eager is not None and inductor is not None and inductor < _CLEARLY * eager else "eager"
 
 
-def is_settled(
-    backend: str, formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]
-) -> bool:
-    """Return whether a call like this one went through before, and its formula serves it best.
+def settled_form(
+    backend: str, formula: Callable[..., _Result], tensors: Sequence[Tensor | None], options: tuple[Any, ...]
+) -> Callable[..., _Result] | None:
+    """Return the form that serves a call like this one best, if one went through before, else None.
 
-    Ops that are one kernel of torch's ask before anything else: then neither the checks nor the choice take time again.
+    Ops that may be one kernel of torch's ask before anything else: neither the checks nor the choice take time again.
 
     Args:
         backend: what the caller asked for.
@@ -68,11 +73,12 @@ def is_settled(
         options: likewise.
     """
     if backend != "auto" or torch.compiler.is_dynamo_compiling():
-        return False
+        return None
     try:
-        return _glance(formula, tensors, options) in _settled
+        form: Callable[..., _Result] | None = _settled.get(_glance(formula, tensors, options))
     except (AttributeError, TypeError):  # no tensors, or options that are not hashable
-        return False
+        return None
+    return form if form is formula or _may_be_compiled() else None
 
 
 def call_faster(
@@ -91,28 +97,42 @@ def call_faster(
     """
     first = tensors[0]
     assert first is not None
-    if first.numel() < _SMALLEST:
-        _settle(_glance(formula, tensors, options))
+    glance = _glance(formula, tensors, options)
+    form = formula if first.numel() < _SMALLEST else _settled.get(glance)
+    if form is formula:
+        _settle(glance, formula)
         return formula(*tensors, *options)
-    if not has_choice() or saved_tensors_hooks_are_active() or dispatch_mode_is_active():
+    if not _may_be_compiled():
         return formula(*tensors, *options)
+    if form is not None:
+        return form(*tensors, *options)
     key = _key(formula, tensors, options)
     compiled = _decided.get(key)
     if compiled is None and (key not in _spent or _spent[key] >= patience_in_seconds()):
         compiled = _decide(key, formula, fused, tensors, options)
     if compiled:
         try:
-            return fused(*tensors, *options)
+            result = fused(*tensors, *options)
         except BackendUnavailableError as error:  # what an earlier process could compile, this one cannot
             _log.info("the formula serves, since it could not be compiled: %s", error)
             _decided[key] = compiled = False
+        else:
+            _settle(glance, fused)
+            return result
     if compiled is not None:
-        _settle(_glance(formula, tensors, options))
+        _settle(glance, formula)
         return formula(*tensors, *options)
     started = time.perf_counter()
     result = formula(*tensors, *options)
     _spent[key] = _spent.get(key, 0.0) + time.perf_counter() - started
     return result
+
+
+def _may_be_compiled() -> bool:
+    """Whether another form than the formula may serve a call here and now."""
+    return has_choice() and not (
+        saved_tensors_hooks_are_active() or dispatch_mode_is_active() or transforms_are_active()
+    )
 
 
 def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
@@ -123,10 +143,10 @@ def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], optio
     return formula, options, torch.is_grad_enabled(), torch.get_num_threads(), *map(type, tensors), *seen
 
 
-def _settle(glance: _Key) -> None:
-    if len(_settled) >= _MOST_SETTLED:
+def _settle(glance: _Key, form: Callable[..., Any]) -> None:
+    if len(_settled) >= _MOST_SETTLED and glance not in _settled:
         _settled.clear()
-    _settled.add(glance)
+    _settled[glance] = form
 
 
 def _key(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
@@ -196,7 +216,7 @@ def _measure(
     what allocates.
     """
     try:
-        return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options))
+        return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options), plain="eager")
     except BackendUnavailableError as error:
         _log.info("the formula serves, since it could not be compiled: %s", error)
         return None

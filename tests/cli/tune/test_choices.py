@@ -61,7 +61,7 @@ def test_what_loses_against_eager_as_it_is_called_is_not_kept(monkeypatch: pytes
     timed = iter([(1.0, 2.0, 0.5), (1.0, 1.0, 1.0)] * 2)
     monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: next(timed))
     said = {"inductor": 0.5, "eager": 1.2, "unfused": 0.9}
-    monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, *, overwritten: said)
+    monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: said)
     rows = tune_model(TINY, batch_size=2, device=CPU, keep=True)
     assert [row.chosen for row in rows if row.identity] == ["unfused", "unfused"]
     assert [row.seconds for row in rows if row.identity] == [{"inductor": 2.0, "eager": 1.2, "unfused": 1.0}] * 2

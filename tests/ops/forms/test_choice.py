@@ -25,7 +25,7 @@ def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     monkeypatch.setattr(choice, "_decided", {})
     monkeypatch.setattr(choice, "_spent", {})
-    monkeypatch.setattr(choice, "_settled", set())
+    monkeypatch.setattr(choice, "_settled", {})
     with patience(0):
         yield
 
@@ -158,12 +158,37 @@ def test_one_layouts_answer_is_not_anothers() -> None:
         for _ in range(2):
             run("auto", formula, fused, (given,))
         assert served[-1] == best
-        assert choice.is_settled("auto", formula, (given,), ()) is (best == "formula")
+        assert choice.settled_form("auto", formula, (given,), ()) is (formula if best == "formula" else fused)
+
+
+def test_a_settled_compiled_form_serves_only_where_it_may() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    assert settle(slow, fast) is fast
+    x = torch.ones(WORTH_IT)
+
+    def settled(x: Tensor = x) -> Any:
+        return choice.settled_form("auto", slow, (x,), ("double",))
+
+    assert settled() is fast
+    assert settled(torch.ones(256, 257)) is None
+    with patience(math.inf):
+        assert settled() is None
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert settled() is None
+    with FlopCounterMode(display=False):
+        assert settled() is None
+    forms = []
+    torch.func.vmap(lambda row: (forms.append(settled()), row)[1])(x)
+    assert forms == [None]
+    with patience(math.inf):
+        assert call(slow, fast) is slow
+    assert settled() is fast
 
 
 def test_a_form_that_can_no_longer_be_compiled() -> None:
     slow, fast = Form(0.02), Form(0.001)
     assert settle(slow, fast) is fast
+    choice._settled.clear()  # as in a later process
     fast.fails = True
     for _ in range(2):
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
@@ -234,6 +259,7 @@ def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
     (decided,) = choice._decided
     for compiled in (True, False):
         choice._decided[decided] = compiled
+        choice._settled.clear()
         *again, node = step()
         assert ("_FusedBackward" in str(node)) is compiled
         for got, expected in zip(again, formula, strict=True):
@@ -247,7 +273,7 @@ def test_a_small_call_is_checked_once_and_like_ones_run_their_formula() -> None:
     checked = []
 
     def call(x: Tensor) -> None:
-        if not choice.is_settled("auto", torch.mul, (x, weight), ()):
+        if choice.settled_form("auto", torch.mul, (x, weight), ()) is None:
             checked.append(x)
             run("auto", torch.mul, torch.mul, (x, weight))
 

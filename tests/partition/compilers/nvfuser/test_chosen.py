@@ -60,7 +60,7 @@ def test_auto_measures_it_and_takes_it_where_it_is_fastest(
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     asked = []
 
-    def measured(candidates: Any, inputs: Any, *, overwritten: Any) -> dict[str, float]:
+    def measured(candidates: Any, inputs: Any, **_: Any) -> dict[str, float]:
         asked.append(list(candidates))
         return {name: 1.0 if name == "nvfuser" else 2.0 for name in candidates}
 
