@@ -127,9 +127,9 @@ def compile_auto(
     options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
     report = describe_graph(graph_module, name=name, **options)
     devices = device_types_of(example_inputs)
-    runs.open += 1
     if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)):
         run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
+        runs.open += 1
         return _Fused(run, runs), served
     known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
     if known and known.keys() == {*_candidates_on(devices), UNFUSED}:
@@ -137,14 +137,15 @@ def compile_auto(
         told = {name: one for name, one in known.items() if one is not None}
         report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(told))
         if best == UNFUSED:
-            runs.open -= 1
             return _Unfused(graph_module, runs), ServedGraph(report)
         rest = [other for other in chain if other != best]
         run, served = compile_chain(graph_module, example_inputs, chain=(best, *rest), report=report, **options)
+        runs.open += 1
         return _Fused(run, runs), served
     # A chain with more than one backend leaves the graph as it is, but for the last, which means the same by it.
     run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     served.report = replace(served.report, reason=f"{served.report.reason}; not measured yet")
+    runs.open += 1
     return _Undecided(graph_module, run, served, options=options, runs=runs), served
 
 
@@ -174,9 +175,9 @@ def compile_frozen(
     report = replace(report, served_by=chosen, reason="frozen")
     if chosen == UNFUSED:
         return _Unfused(graph_module, runs), ServedGraph(report)
-    runs.open += 1
     rest = [other for other in fallback if other != chosen]
     run, served = compile_chain(graph_module, example_inputs, chain=(chosen, *rest), report=report, **options)
+    runs.open += 1
     return _Fused(run, runs), served
 
 
@@ -267,12 +268,9 @@ class _Undecided:
                 self._stay(sizes, "since the graph draws torch's own random numbers")
                 return None
             self._candidates = self._compiled(sizes, inputs)
-            # What is unfused will be called without them.
+            # What is unfused is called without them, but for a function of other arguments than `glance` looks at.
             timed = {name: run if name == UNFUSED else behind_guards(run) for name, run in self._candidates.items()}
-            with torch.compiler.set_stance(
-                "default"
-            ):  # the user's own may refuse to compile what the guards stand before
-                seconds = seconds_of(timed, inputs, plain=UNFUSED, overwritten=effects.overwritten)
+            seconds = seconds_of(timed, inputs, plain=UNFUSED, overwritten=effects.overwritten)
             asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))
             # Where nothing is kept for a backward, a fused form has to be faster to be worth it.
             trains = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)

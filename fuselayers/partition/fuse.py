@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import random
 import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,14 @@ from .fused_module import FusedModule, call_unfused, is_unfused
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
-from .torch_private import BackendCompilerFailed, hooks_for_saved_tensors, is_compiling, torch_compile
+from .torch_private import (
+    BackendCompilerFailed,
+    hooks_for_saved_tensors,
+    is_compiling,
+    is_fwd_grad_enabled,
+    may_run_again,
+    torch_compile,
+)
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
@@ -34,9 +42,12 @@ _RECOMPILE_LIMIT: Final = 64
 # Of calls that go past Dynamo; one with a number that differs each time is always another kind.
 _MOST_KINDS_OF_CALLS: Final = 1024
 _CALLS_WITHOUT_GUARDS: Final = 1000
-_LEFT_TO_THE_GUARDS: Final = -1
 # Of a function of which nothing is fused: a look at its arguments takes longer than all else that is done for a call.
-_CALLS_WITHOUT_A_LOOK: Final = 16
+# How many calls go without is drawn anew each time, or a shape that comes in step with them would not be seen.
+_CALLS_WITHOUT_A_LOOK: Final = (8, 24)
+_order = random.Random(0)  # not the user's numbers
+# Functions that are called to see whether others that are fused are called within: all of these say so then.
+_watching: list[Any] = []
 
 
 @overload
@@ -204,6 +215,7 @@ class FusedFunction:
         self._as_it_is: dict[Hashable, int] = {}
         self._calls_without_a_look = 0
         self._calls_are_for_gradients = True
+        self._has_fused_parts = False
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
@@ -217,41 +229,49 @@ class FusedFunction:
         # First and as little as can be, since an unfused call takes longer than the plain function by this.
         if (
             not is_dynamo_compiling()
+            and not _watching
             and self._calls_without_a_look > 0
             and is_grad_enabled() is self._calls_are_for_gradients
             and hooks_for_saved_tensors(True) is None
+            and is_fwd_grad_enabled()
         ):
             self._calls_without_a_look -= 1
             return self.fn(*args, **kwargs)
         # Inside another compiler the function is transparent: it is traced as if it had never been fused.
         if is_compiling() or is_unfused():
             return self.fn(*args, **kwargs)
-        # What a checkpoint's forward saves is compared with what it saves when it runs again: both go the same way.
-        if self._runs.unfused == 0 or hooks_for_saved_tensors(True) is not None:
+        # What ran compiled in forward shall when it runs again, where masks and saved tensors are compared or used.
+        if self._runs.unfused == 0 or may_run_again():
             return self._call_compiled(args, kwargs)
         return self._call_as_it_is(args, kwargs)
 
     def _call_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function itself where all graphs of the call are fastest as they were traced.
+        """Call the function itself where all graphs of a call like this one are fastest as they were traced.
 
-        That is right whatever it is called with: Dynamo's guards would be all that is left of the fusion. Now and then
-        they are asked, since what is not seen at a glance may have become another graph. A function that calls fused
-        ones is left to them: traced, those were a part of it, and by themselves they would be fused.
+        Dynamo's guards would be all that is left of the fusion. Now and then they are asked, since what is not seen at
+        a glance may have become another graph. What is fused within the function is not fused by itself then, as it was
+        not in the graph.
         """
         seen = glance(self.fn, args, kwargs)
-        left = self._as_it_is.get(seen, 0)
-        if left == _CALLS_WITHOUT_GUARDS:
-            result, has_fused_parts = call_unfused(self.fn, args, kwargs)
-            self._as_it_is[seen] = _LEFT_TO_THE_GUARDS if has_fused_parts else left - 1
-            return result
-        if left > 0:
-            calls = min(left, _CALLS_WITHOUT_A_LOOK) if self._runs.open == 0 else 1
-            self._calls_without_a_look, self._calls_are_for_gradients = calls - 1, is_grad_enabled()
-            self._as_it_is[seen] = left - calls
+        calls = self._as_it_is.get(seen, 0)
+        if calls > 0:
+            self._as_it_is[seen] = calls - 1
+            if calls == _CALLS_WITHOUT_GUARDS or self._has_fused_parts:
+                _watching.append(self)
+                try:
+                    result, has_fused_parts = call_unfused(self.fn, args, kwargs)
+                finally:
+                    _watching.pop()
+                self._has_fused_parts = self._has_fused_parts or has_fused_parts
+                return result
+            if self._runs.open == 0:
+                self._calls_are_for_gradients = is_grad_enabled()
+                self._calls_without_a_look = min(_order.randint(*_CALLS_WITHOUT_A_LOOK), calls - 1)
+                self._as_it_is[seen] -= self._calls_without_a_look
             return self.fn(*args, **kwargs)
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)
-        if seen is not None and left == 0 and self._runs.fused == fused and self._runs.unfused > unfused:
+        if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:
             if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
                 self._as_it_is.clear()
             self._as_it_is[seen] = _CALLS_WITHOUT_GUARDS
@@ -308,6 +328,7 @@ class FusedFunction:
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._calls_without_a_look = 0
         kept: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
         choice: dict[str, Any] = {"name": self.name, "runs": self._runs, **kept}
         if self.options.backend == "auto":

@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import nn
 
 from .report import FusionReport
-from .torch_private import is_compiling, saved_tensors_hooks_are_active
+from .torch_private import is_compiling, may_run_again
 
 __all__ = ["FusedModule", "call_unfused", "is_unfused", "unfused"]
 
@@ -26,7 +26,7 @@ class _Unfused:
 
     Attributes:
         asked: whether one was met.
-        in_checkpoints: whether they do under hooks for saved tensors too.
+        in_checkpoints: whether they do where backward may run forward once more, too.
     """
 
     def __init__(self, *, in_checkpoints: bool) -> None:
@@ -201,4 +201,4 @@ def is_unfused() -> bool:
     if within is None:
         return False
     within.asked = True
-    return within.in_checkpoints or not saved_tensors_hooks_are_active()
+    return within.in_checkpoints or not may_run_again()

@@ -5,6 +5,7 @@ step of a model is somewhere between: it finds near what the layer before left t
 """
 
 import contextlib
+import ctypes
 import functools
 import random
 import statistics
@@ -23,16 +24,19 @@ __all__ = ["behind_guards", "copies_of", "seconds_of"]
 
 _FEWEST_ROUNDS: Final = 2
 _MOST_ROUNDS: Final = 20
-# The fewest rounds are done, however long they take; then it goes on until the one, and if need be until the other.
+# Rounds go on until both hold, unless they take too long for that.
 _ENOUGH_ROUNDS: Final = 5
 _ENOUGH_SECONDS: Final = 0.15
 _TOO_MANY_SECONDS: Final = 1.0
 _MORE_THAN_NEAR_CACHES: Final = 1 << 21  # floats
 # Outputs, gradients and what is between them, of most graphs.
 _MORE_THAN_INPUTS: Final = 4
-_MOST_AT_HAND: Final = 1 << 29  # bytes
-# Less than glibc ever takes from the system for one block alone.
+_MOST_AT_HAND: Final = 1 << 28  # bytes
 _BLOCK: Final = 1 << 24
+# glibc takes blocks of this many bytes and more from the system, each by itself, and gives them back.
+_ALWAYS_ALONE: Final = 1 << 25
+# And these too, until one as large was freed, or a larger one.
+_ALONE_AT_FIRST: Final = 1 << 17
 
 _Run = Callable[..., Any]
 
@@ -42,8 +46,9 @@ def seconds_of(
 ) -> dict[str, float]:
     """Return the seconds that each candidate takes for one call, with its backward if there will be one.
 
-    They are medians, of calls that find near what they need, or of calls that do not: of those in which the plain
-    candidate does better against the others. What is chosen in its place shall be slower in neither.
+    They are medians. Those of the plain candidate are the mean of calls that find near what they need, and of calls
+    that do not; those of another are in proportion, by whichever of the two it does worse in against the plain one.
+    What is chosen in its place shall be slower in neither.
 
     Args:
         candidates: functions of the inputs, which return a tensor or a tuple.
@@ -52,7 +57,8 @@ def seconds_of(
         overwritten: places of the inputs that a candidate writes to.
     """
     near, far = _near_and_far(candidates, inputs, overwritten)
-    return max(near, far, key=lambda seconds: min(seconds.values()) / seconds[plain])
+    mean = (near[plain] + far[plain]) / 2
+    return {name: mean * max(near[name] / near[plain], far[name] / far[plain]) for name in candidates}
 
 
 def _near_and_far(
@@ -97,7 +103,7 @@ def _near_and_far(
     autocast = torch.autocast(
         where, dtype=torch.get_autocast_dtype(where), enabled=torch.is_autocast_enabled(where), cache_enabled=False
     )
-    with torch.random.fork_rng(devices=cuda), autocast, _memory_at_hand(_MORE_THAN_INPUTS * _bytes_on_cpu(inputs)):
+    with torch.random.fork_rng(devices=cuda), autocast, _memory_at_hand(inputs):
         for name in names:
             seconds(candidates[name], anew=False)
         return median_seconds(anew=False), median_seconds(anew=True)
@@ -106,13 +112,19 @@ def _near_and_far(
 def behind_guards(run: _Run) -> _Run:
     """Return `run` with the time that Dynamo takes before it runs what was compiled.
 
-    It is 15 us where all is near, and 150 us after what fills the caches (two cores of an AMD EPYC). A graph that is
-    run by itself does not show it, so a small function is called through Dynamo before.
+    For a layer norm of 8 x 64 x 512 that is 15 us, of 8 x 512 x 1024, which fills the caches, 140 (two cores of an AMD
+    EPYC). A graph that is run by itself does not show it, so a small function is called through Dynamo before, if the
+    user still lets things be compiled.
     """
-    front = _front()
+    front: Callable[[], object] | None = _front()
 
     def both(*inputs: Any) -> Any:
-        front()
+        nonlocal front
+        if front is not None:
+            try:
+                front()
+            except Exception:
+                front = None
         return run(*inputs)
 
     return both
@@ -134,28 +146,34 @@ def _as_traced(graph_module: fx.GraphModule, _example_inputs: Sequence[Any]) -> 
 
 
 @contextlib.contextmanager
-def _memory_at_hand(num_bytes: int) -> Iterator[None]:
-    """Let the C library have that much free memory that is in use by this process already.
+def _memory_at_hand(inputs: Sequence[Any]) -> Iterator[None]:
+    """Let the C library have some free memory that is in use by this process already.
 
-    glibc gives what is free at the end of its heap back to the system. Who asks for it anew pays for each page, and a
-    layer norm with its backward takes 13 ms instead of 2; which candidate it falls on is chance. Here a block stands at
-    the end, and what lies before it stays.
+    glibc gives what is free at the end of its heap back to the system, and who asks for it anew pays for each page:
+    a layer norm of 8 x 512 x 1024 and its backward then take up to 13 ms instead of 2 (two cores of an AMD EPYC).
+    Which candidate it falls on is chance. Here a block stands at the end, and what lies before it stays.
+
+    What is left of it is glibc's limit for blocks of its heap, at its highest, as after any tensor of 31 MB.
     """
-    count = -(-min(num_bytes, _MOST_AT_HAND) // _BLOCK)
-    if count:
-        torch.empty(2 * _BLOCK - (1 << 20), dtype=torch.uint8, device="cpu")  # from then on a block is of the heap
-    blocks = [torch.empty(_BLOCK, dtype=torch.uint8, device="cpu") for _ in range(count + 1)]
-    last = max(blocks, key=Tensor.data_ptr)
-    for block in blocks:
-        if block is not last:
-            block.zero_()
-    del block, blocks
+    sizes = [one.nbytes for one in inputs if isinstance(one, Tensor) and one.is_cpu]
+    last = None
+    try:
+        if _ALONE_AT_FIRST <= max(sizes, default=0) < _ALWAYS_ALONE:
+            torch.empty(_ALWAYS_ALONE - (1 << 20), dtype=torch.uint8, device="cpu")
+            count = -(-min(_MORE_THAN_INPUTS * sum(sizes), _MOST_AT_HAND) // _BLOCK)
+            blocks = [torch.empty(_BLOCK, dtype=torch.uint8, device="cpu") for _ in range(count + 1)]
+            last = max(blocks, key=Tensor.data_ptr)
+            for block in blocks:
+                if block is not last:
+                    block.zero_()
+            del block, blocks
+    except RuntimeError:  # there is not so much
+        pass
     yield
-    del last
-
-
-def _bytes_on_cpu(inputs: Sequence[Any]) -> int:
-    return sum(one.nbytes for one in inputs if isinstance(one, Tensor) and one.is_cpu)
+    if last is not None:
+        del last
+        with contextlib.suppress(OSError, AttributeError, TypeError):  # a C library without it has kept nothing
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def copies_of(inputs: Sequence[Any], overwritten: frozenset[int] = frozenset()) -> tuple[list[Any], list[Tensor]]:

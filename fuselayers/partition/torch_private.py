@@ -98,6 +98,7 @@ __all__ = [
     "inductor_compilers",
     "is_compiling",
     "is_effect",
+    "is_fwd_grad_enabled",
     "is_gradient_input",
     "is_opaque",
     "is_sym_node",
@@ -106,6 +107,7 @@ __all__ = [
     "make_boxed_func",
     "make_fx",
     "mark_boxed",
+    "may_run_again",
     "must_recompute",
     "mutated_inputs",
     "overload_packet",
@@ -458,14 +460,21 @@ def dispatch_mode_is_active() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-# With True: the hooks that what autograd saves goes through, as under `torch.utils.checkpoint`, or None. Every call of
-# the fusion core asks, and a function of Python's own would take three times as long.
+# With True: the hooks that what autograd saves goes through, or None; and False within the forward of an
+# autograd.Function, or in inference mode. Every call of the fusion core asks: Python's own functions would take longer.
 hooks_for_saved_tensors: Final[Callable[[bool], object]] = torch._C._autograd._top_saved_tensors_default_hooks
+is_fwd_grad_enabled: Final[Callable[[], bool]] = torch._C._is_fwd_grad_enabled
 
 
 def saved_tensors_hooks_are_active() -> bool:
-    """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`. Used by the ops' choice."""
+    """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`. Used by what chooses."""
     return hooks_for_saved_tensors(True) is not None
+
+
+def may_run_again() -> bool:
+    """True where backward may run forward once more: under hooks for saved tensors, as of `torch.utils.checkpoint`, and
+    in the forward of an autograd.Function, as its reentrant form is. Used by `fuse`: both have to go the same way."""
+    return hooks_for_saved_tensors(True) is not None or not (is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
 
 
 class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -384,7 +384,6 @@ class TestUnfused:
         assert len(calls) == 2  # which is another graph
 
     def test_guards_are_counted_where_there_will_be_some(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Even where the user allows no compiling any more."""
         began: list[str] = []
         monkeypatch.setattr(auto, "behind_guards", lambda run: lambda *given: (began.append("guards"), run(*given))[1])
 
@@ -392,19 +391,23 @@ class TestUnfused:
             for name, run in candidates.items():
                 began.append(name)
                 run(*given)
-            assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
             return dict.fromkeys(candidates, 1.0)
 
         monkeypatch.setattr(auto, "seconds_of", clock)
         fused = fuse(wave)
+        fused(*inputs())
+        assert only(fused).reason == "measured"
+        names = [name for name in began if name != "guards"]
+        assert began == [each for name in names for each in ([name] if name == "unfused" else [name, "guards"])]
+        assert len(names) >= 2
+
+    def test_it_is_measured_where_nothing_may_be_compiled_any_more(self) -> None:
+        fused = fuse(wave, backend="auto")
         with patience(100):
             fused(*inputs())
         with torch.compiler.set_stance("fail_on_recompile"):
             fused(*inputs())
         assert only(fused).reason == "measured"
-        names = [name for name in began if name != "guards"]
-        assert began == [each for name in names for each in ([name] if name == "unfused" else [name, "guards"])]
-        assert len(names) >= 2
 
     def test_what_is_fused_within_it_stays_out_of_it(self, measured: Any) -> None:
         """As in the graph that was measured, where it was traced as if it had never been fused."""
@@ -465,6 +468,65 @@ class TestUnfused:
             expected = torch.autograd.grad((two(x * 2) * 3).sum(), x)[0]
             torch.testing.assert_close(x.grad, expected)
         assert fused.served_by == ("unfused",)
+
+    def test_a_reentrant_checkpoint_draws_the_same_mask_again(self, measured: Any) -> None:
+        """Its forward has no gradients and no hooks, as a validation has that went before."""
+        measured("unfused")
+        module = nn.Sequential(nn.Dropout(0.5), nn.Identity())
+        fused = fuse(module)
+        module.eval()
+        with torch.no_grad():
+            for _ in range(6):
+                fused(torch.randn(64))
+        module.train()
+        for _ in range(3):
+            x = torch.rand(64, requires_grad=True)
+            y = checkpoint(fused, x, use_reentrant=True)
+            y.sum().backward()
+            assert x.grad is not None
+            assert torch.equal(x.grad == 0, y == 0)
+
+    def test_a_reentrant_checkpoint_within_it_draws_the_same_mask_again(self, measured: Any) -> None:
+        inner = fuse(nn.Dropout(0.5), backend="inductor")
+
+        @torch.compiler.disable
+        def helper(x: Tensor) -> Tensor:
+            return cast(Tensor, checkpoint(inner, x, use_reentrant=True))
+
+        measured("unfused")
+        fused = fuse(lambda x: helper(x * 1.5) * 3)
+        for _ in range(5):
+            x = torch.rand(64, requires_grad=True)
+            y = fused(x)
+            y.sum().backward()
+            assert x.grad is not None
+            assert torch.equal(x.grad == 0, y == 0)
+
+    def test_what_is_fused_within_it_is_found_on_its_own_short_way(self, measured: Any) -> None:
+        measured("unfused")
+        inner = fuse(lambda x: x.sin() * 2)
+        x = torch.randn(4)
+        for _ in range(5):
+            inner(x)
+        assert inner._calls_without_a_look
+        outer = fuse(lambda x: inner(x) + 1)
+        for _ in range(5):
+            outer(x)
+        assert outer._has_fused_parts
+        graphs = len(inner.report().graphs)
+        outer(torch.randn(5))
+        for _ in range(5):
+            outer(torch.randn(5))
+        assert len(inner.report().graphs) == graphs
+
+    def test_a_shape_that_comes_in_step_is_seen(self, measured: Any) -> None:
+        measured("unfused")
+        fused = fuse(wave, dynamic=False)
+        for _ in range(5):
+            fused(*inputs())
+        for call in range(4000):
+            fused(*inputs(8 if call % 16 == 7 else 12))
+        assert len(fused.report().graphs) == 2
 
     def test_where_nothing_is_fused_most_calls_are_not_even_looked_at(
         self, measured: Any, monkeypatch: pytest.MonkeyPatch

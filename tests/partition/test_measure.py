@@ -1,8 +1,10 @@
 import functools
+import os
 import platform
-import resource
-import statistics
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,28 +32,24 @@ def test_the_slower_takes_longer_backward_included() -> None:
     assert x.grad is None
 
 
-@pytest.mark.parametrize("worse", ["near", "far"])
-def test_the_times_are_those_in_which_the_plain_candidate_does_better(
-    worse: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    far = []
+def test_what_is_chosen_is_slower_in_neither_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of each are in proportion to the plain candidate's, by the worse of the two cases."""
+    now, far = [0.0], []
+    times = {"eager": (1.0, 0.7), "inductor": (0.8, 1.3), "unfused": (1.0, 1.0)}  # near, far
 
     class Elsewhere:
         def add_(self, _: float) -> None:
             far.append(True)
 
-    times = {"eager": 0.006, "inductor": 0.008}, {"eager": 0.02, "inductor": 0.002}
-
     def run(name: str, x: Tensor) -> Tensor:
-        time.sleep(times[bool(far) == (worse == "near")][name])
+        now[0] += times[name][bool(far)]
         far.clear()
         return x
 
-    monkeypatch.setattr(measure, "_ENOUGH_SECONDS", 0.0)
-    monkeypatch.setattr(torch, "zeros", lambda *args, **options: Elsewhere())
-    candidates = {name: functools.partial(run, name) for name in ("eager", "inductor")}
-    seconds = seconds_of(candidates, [torch.ones(3)], plain="eager")
-    assert 0.006 < seconds["eager"] < 0.008 < seconds["inductor"] < 0.012
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(measure, "torch", SimpleNamespace(**{**vars(torch), "zeros": lambda *_, **__: Elsewhere()}))
+    seconds = seconds_of({name: functools.partial(run, name) for name in times}, [torch.ones(3)], plain="unfused")
+    assert seconds == pytest.approx({"eager": 1.0, "inductor": 1.3, "unfused": 1.0})
 
 
 def test_what_takes_long_is_not_called_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +72,14 @@ def test_guards_take_time_of_their_own() -> None:
     x = torch.ones(3)
     assert behind_guards(run)(x) is x
     seconds = seconds_of({"eager": behind_guards(run), "unfused": run}, [x], plain="unfused")
-    assert 2e-6 < seconds["eager"] - seconds["unfused"] < 2e-3
+    assert seconds["eager"] > seconds["unfused"]
+
+
+def test_guards_are_left_out_where_nothing_may_be_compiled() -> None:
+    torch.compiler.reset()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        guarded = behind_guards(torch.neg)
+        assert [guarded(torch.ones(1)).item() for _ in range(2)] == [-1.0] * 2
 
 
 def test_an_input_that_is_given_back_has_no_backward() -> None:
@@ -89,20 +94,48 @@ def test_an_input_that_is_given_back_has_no_backward() -> None:
     assert {tuple(gradient.tolist()) for gradient in came} == {(2.0, 2.0, 2.0)}
 
 
+_PAGE_FAULTS = """
+import contextlib, functools, resource, statistics, sys, torch
+from fuselayers.partition import measure
+
+def run(name, *given):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    results = [one + 1 for one in given * 3]  # more than glibc keeps, once it is free
+    faults[name].append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return results[0]
+
+faults = {"eager": [], "unfused": []}
+if sys.argv[1] == "without":
+    measure._memory_at_hand = lambda inputs: contextlib.nullcontext()
+x = torch.ones(1 << 22)
+candidates = {name: functools.partial(run, name) for name in faults}
+measure.seconds_of(candidates, [x, x.clone()], plain="eager")
+print(max(statistics.median(counts) for counts in faults.values()))
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in their own way")
-def test_no_candidate_pays_for_pages_of_memory() -> None:
-    faults: dict[str, list[int]] = {"eager": [], "unfused": []}
+def test_candidates_find_their_memory_at_hand() -> None:
+    # In processes of their own: what a test did before decides what glibc keeps.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    without, at_hand = (
+        float(
+            subprocess.run(
+                [sys.executable, "-c", _PAGE_FAULTS, how], capture_output=True, text=True, check=True, env=environment
+            ).stdout
+        )
+        for how in ("without", "at hand")
+    )
+    assert at_hand < without / 10
 
-    def run(name: str, *given: Tensor) -> Tensor:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        results = [one + 1 for one in given * 3]  # more than glibc keeps, once it is free
-        faults[name].append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-        return results[0]
 
-    x = torch.ones(1 << 22)
-    seconds_of({name: functools.partial(run, name) for name in faults}, [x, x.clone()], plain="eager")
-    pages = 6 * x.nbytes // resource.getpagesize()
-    assert all(statistics.median(counts) < pages / 100 for counts in faults.values())
+def test_memory_that_is_refused_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    x = torch.ones(1 << 16)
+    assert seconds_of({"eager": torch.neg}, [x], plain="eager")["eager"] > 0
 
 
 def test_autocast_keeps_no_copies_of_weights() -> None:

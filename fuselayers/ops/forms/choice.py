@@ -215,8 +215,9 @@ def _measure(
     It runs where the op will run, on the caller's thread: another one has memory of its own, which decides the time of
     what allocates.
     """
+    # What goes wrong here goes wrong in a measurement, most likely for want of memory: the formula may be fine.
     try:
         return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options), plain="eager")
-    except BackendUnavailableError as error:
-        _log.info("the formula serves, since it could not be compiled: %s", error)
+    except Exception as error:
+        _log.info("the formula serves, since the compiled form failed with %s: %s", type(error).__name__, error)
         return None

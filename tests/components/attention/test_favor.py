@@ -150,6 +150,7 @@ def test_what_backward_keeps_grows_with_the_tokens(causal: bool) -> None:
     assert many < 1024 * 64 * 64 * 4 / 4  # no [T, F, C] of float32
 
 
+@pytest.mark.slow
 def test_forms() -> None:
     for causal in (True, False):
         contract.assert_forms(made(num_kv_heads=2, causal=causal), rotated=True)

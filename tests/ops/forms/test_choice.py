@@ -204,6 +204,16 @@ def test_a_form_that_cannot_be_compiled() -> None:
     assert not timings.auto_file().exists()
 
 
+def test_a_measurement_that_fails_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(choice, "seconds_of", fails)
+    formula = Form(0.0)
+    assert settle(formula, Form(0.0)) is formula
+    assert not timings.auto_file().exists()
+
+
 @pytest.mark.parametrize("text", ["", '{"machine": {"key": {"eager": "fast"}}}', "[]", '{"another": 3}'])
 def test_a_file_that_cannot_be_used_is_said_and_stops_nothing(text: str) -> None:
     timings.auto_file().write_text(text)
