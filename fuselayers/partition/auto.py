@@ -18,7 +18,7 @@ Nor is anything measured where `timings.may_measure` says so, or on tensor subcl
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, NoneType
 from typing import Any, Final
@@ -69,21 +69,33 @@ class Runs:
 
 
 def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-    """Return what a call looks like, for the question whether it would run unfused; None for what is not looked at.
+    """Return what a call looks like, for the question whether it would run unfused.
 
     Calls that look alike may still differ, so the answer must not matter for the result.
     """
     # Every look costs a tenth of a microsecond, and three times that where the caches hold something else.
     seen = [torch.is_grad_enabled(), getattr(fn, "training", None), *kwargs]
-    for value in (*args, *kwargs.values()):
+    _add_looks(seen, args)
+    _add_looks(seen, kwargs.values())
+    return tuple(seen)
+
+
+def _add_looks(seen: list[Any], values: Iterable[Any]) -> None:
+    for value in values:
         kind = type(value)
         if kind is Tensor or kind is nn.Parameter:
             seen += (value.shape, value.dtype, value.requires_grad)
         elif kind in _PLAIN_VALUES:
             seen += (kind, value)
+        elif kind is list or kind is tuple:
+            seen += (kind, len(value))
+            _add_looks(seen, value)
+        elif kind is dict:
+            seen += (kind, *map(str, value))
+            _add_looks(seen, value.values())
         else:
-            return None
-    return tuple(seen)
+            # Which object it is, as the `self` of a method. What is new in each call is a new kind of call, too.
+            seen += (kind, id(value), getattr(value, "training", None))
 
 
 def best_of(seconds: Mapping[str, float | None]) -> str:
@@ -268,7 +280,7 @@ class _Undecided:
                 self._stay(sizes, "since the graph draws torch's own random numbers")
                 return None
             self._candidates = self._compiled(sizes, inputs)
-            # What is unfused is called without them, but for a function of other arguments than `glance` looks at.
+            # What is unfused will be called without them.
             timed = {name: run if name == UNFUSED else behind_guards(run) for name, run in self._candidates.items()}
             seconds = seconds_of(timed, inputs, plain=UNFUSED, overwritten=effects.overwritten)
             asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))

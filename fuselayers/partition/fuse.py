@@ -271,7 +271,7 @@ class FusedFunction:
             return self.fn(*args, **kwargs)
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)
-        if seen is not None and self._runs.fused == fused and self._runs.unfused > unfused:
+        if self._runs.fused == fused and self._runs.unfused > unfused:
             if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
                 self._as_it_is.clear()
             self._as_it_is[seen] = _CALLS_WITHOUT_GUARDS

@@ -117,7 +117,7 @@ class TestWhichServes:
         assert (only(again).served_by, only(again).reason) == (fastest, "measured before")
 
     def test_the_real_clock(self) -> None:
-        few, many = inputs(8), inputs(1 << 20)
+        few, many = inputs(8), inputs(1 << 22)
         for args, served_by in ((few, "unfused"), (many, "inductor")):
             fused = fuse(wave, dynamic=False)
             check(fused, *args)
@@ -382,6 +382,32 @@ class TestUnfused:
         with torch.no_grad():
             fused(*inputs())
         assert len(calls) == 2  # which is another graph
+
+    def test_of_lists_and_objects_too(self, measured: Any) -> None:
+        class Scaled:
+            def __init__(self, by: float) -> None:
+                self.by = by
+
+            @fuse
+            def of(self, pair: list[Tensor], more: dict[str, Tensor]) -> Tensor:
+                return (pair[0] + more["b"]).cos() * self.by
+
+        def call(scaled: Scaled, size: int = 12) -> int:
+            """How many runs went through the guards."""
+            runs = Scaled.of._runs
+            before = runs.unfused + runs.fused
+            a, b = inputs(size)
+            torch.testing.assert_close(scaled.of([a], {"b": b}), (a + b).cos() * scaled.by)
+            return int(runs.unfused + runs.fused - before)
+
+        measured("unfused")
+        one, another = Scaled(2.0), Scaled(2.0)
+        for scaled in (one, another):
+            for _ in range(3):
+                call(scaled)
+        assert [call(scaled) for scaled in (one, another) for _ in range(3)] == [0] * 6
+        with torch.no_grad():
+            assert call(one) > 0
 
     def test_guards_are_counted_where_there_will_be_some(self, monkeypatch: pytest.MonkeyPatch) -> None:
         began: list[str] = []
