@@ -45,7 +45,7 @@ def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count() -> 
 # Each layer is compiled twice, in seconds; the first and the one with other parts are enough for every day.
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("GPT, SDPA", "Llama") else (pytest.mark.slow,)) for name in LAYERS],
+    [pytest.param(name, marks=() if name == "Llama" else (pytest.mark.slow,)) for name in LAYERS],
 )
 def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name: str) -> None:
     kept = bench.units(LAYERS[name], dtype=torch.float32, device=CPU)
@@ -113,6 +113,7 @@ def test_speed_rows_have_ratios_of_their_own_columns() -> None:
         assert row["budget / fuse"] == pytest.approx(row["budget"] / row["fuse"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_partitioners_take_turns_each_on_a_graph_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     (graph,) = capture(torch.sin, torch.randn(3, requires_grad=True))
     calls: list[tuple[str, int]] = []

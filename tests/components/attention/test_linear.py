@@ -60,6 +60,7 @@ def test_float16_holds_sums_over_many_tokens() -> None:
     torch.testing.assert_close(layer.half()(x.half()).float(), layer.float()(x), rtol=1e-2, atol=0.1)
 
 
+@pytest.mark.slow
 def test_forms() -> None:
     # The sums that are not causal are those of favor, which has them compiled.
     contract.assert_forms(made(num_kv_heads=2), rotated=True)
