@@ -91,11 +91,11 @@ def _add_looks(seen: list[Any], values: Iterable[Any]) -> None:
             seen += (kind, len(value))
             _add_looks(seen, value)
         elif kind is dict:
-            seen += (kind, *map(str, value))
+            seen += (kind, *value)
             _add_looks(seen, value.values())
         else:
             # Which object it is, as the `self` of a method. What is new in each call is a new kind of call, too.
-            seen += (kind, id(value), getattr(value, "training", None))
+            seen += (kind, id(value), value.training if isinstance(value, nn.Module) else None)
 
 
 def best_of(seconds: Mapping[str, float | None]) -> str:

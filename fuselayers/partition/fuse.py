@@ -255,7 +255,11 @@ class FusedFunction:
         seen = glance(self.fn, args, kwargs)
         calls = self._as_it_is.get(seen, 0)
         if calls > 0:
-            self._as_it_is[seen] = calls - 1
+            more = 0
+            if calls < _CALLS_WITHOUT_GUARDS and not self._has_fused_parts and self._runs.open == 0:
+                more = min(_order.randint(*_CALLS_WITHOUT_A_LOOK), calls - 1)
+            self._calls_without_a_look, self._calls_are_for_gradients = more, is_grad_enabled()
+            self._as_it_is[seen] = calls - 1 - more
             if calls == _CALLS_WITHOUT_GUARDS or self._has_fused_parts:
                 _watching.append(self)
                 try:
@@ -264,10 +268,6 @@ class FusedFunction:
                     _watching.pop()
                 self._has_fused_parts = self._has_fused_parts or has_fused_parts
                 return result
-            if self._runs.open == 0:
-                self._calls_are_for_gradients = is_grad_enabled()
-                self._calls_without_a_look = min(_order.randint(*_CALLS_WITHOUT_A_LOOK), calls - 1)
-                self._as_it_is[seen] -= self._calls_without_a_look
             return self.fn(*args, **kwargs)
         fused, unfused = self._runs.fused, self._runs.unfused
         result = self._call_compiled(args, kwargs)

@@ -210,7 +210,7 @@ def _measure(
     tensors: Sequence[Tensor | None],
     options: tuple[Any, ...],
 ) -> dict[str, float] | None:
-    """The seconds of both forms, with backward if there will be one; None if the compiled form fails.
+    """The seconds of both forms, with backward if there will be one; None if measuring fails.
 
     It runs where the op will run, on the caller's thread: another one has memory of its own, which decides the time of
     what allocates.
@@ -219,5 +219,5 @@ def _measure(
     try:
         return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options), plain="eager")
     except Exception as error:
-        _log.info("the formula serves, since the compiled form failed with %s: %s", type(error).__name__, error)
+        _log.info("the formula serves, since measuring failed with %s: %s", type(error).__name__, error)
         return None
