@@ -139,7 +139,9 @@ def test_a_key_unlike_all_others_leaves_them_as_they_are(long: bool, causal: boo
         if name == "gradient of input 0":  # that of the one key is far larger
             error, value = error[:, others], value[:, others]
         assert error.abs().max() < 1e-3 * value.abs().max(), name
-    assert got["gradient of input 0"][:, others].abs().amax(-1).min() > 0
+    # Beside a short key, what comes after it counts for nothing: its exact gradients are below float32's rounding.
+    counted = others if long else others & (torch.arange(129) < place)
+    assert got["gradient of input 0"][:, counted].abs().amax(-1).min() > 0
 
 
 @pytest.mark.parametrize("causal", [True, False])
