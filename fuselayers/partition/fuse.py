@@ -204,6 +204,9 @@ class FusedFunction:
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
+    # What each call reads is in the object itself: to find it in a __dict__ that has left the caches takes some 5 us.
+    __slots__ = ("__dict__", "__weakref__", "_calls_are_for_gradients", "_calls_without_a_look", "fn")
+
     # Dynamo wraps what a backend raises in advice about its own settings; these say themselves what to do.
     _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
