@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
 import torch
-from torch import is_grad_enabled, nn
+from torch import is_grad_enabled, is_inference_mode_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from .auto import Runs, compile_auto, compile_frozen, glance
@@ -236,7 +236,7 @@ class FusedFunction:
             and self._calls_without_a_look > 0
             and is_grad_enabled() is self._calls_are_for_gradients
             and hooks_for_saved_tensors(True) is None
-            and is_fwd_grad_enabled()
+            and (is_fwd_grad_enabled() or is_inference_mode_enabled())
         ):
             self._calls_without_a_look -= 1
             return self.fn(*args, **kwargs)

@@ -51,6 +51,7 @@ def test_the_frozen_choice_serves_the_same_graphs() -> None:
     assert (graph.identity, graph.served_by, graph.reason) == (training.identity, training.chosen, "frozen")
 
 
+@pytest.mark.slow
 def test_blocks_are_chosen_for_each_by_itself() -> None:
     rows = tune_model([*TINY, "fusion.scope=block"], batch_size=2, device=CPU, keep=False)
     assert {row.function.split("(")[0] for row in rows if row.identity} == {"TransformerBlock"}

@@ -82,9 +82,13 @@ def test_what_backward_keeps_grows_with_the_tokens(p: float, causal: bool) -> No
     assert many < 4.2 * few
 
 
+@pytest.mark.slow
 def test_forms() -> None:
     contract.assert_forms(made(num_kv_heads=2, dropout=0.3), rotated=True)
     contract.assert_forms(made(num_kv_heads=2, causal=False), rotated=True)
+
+
+def test_built_on_meta() -> None:
     contract.assert_built_on_meta(made)
 
 

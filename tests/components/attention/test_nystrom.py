@@ -82,8 +82,12 @@ def test_what_backward_keeps_grows_with_the_tokens() -> None:
     assert many < 4.2 * few
 
 
+@pytest.mark.slow
 def test_forms() -> None:
     contract.assert_forms(made(num_kv_heads=2, conv_kernel_size=3), rotated=True)
+
+
+def test_built_on_meta() -> None:
     contract.assert_built_on_meta(lambda: made(conv_kernel_size=3))
 
 
