@@ -161,7 +161,7 @@ class AotFunction(FusedFunction):
     Inside another compiler, or inside `fuse`, it is transparent, as what `fuse` makes is: its compilers see nothing.
 
     Attributes:
-        fn: the function as it was given.
+        fn: the function as it was given; of one that is fused already, the function in it.
         options: how it is traced and compiled.
         served_by: the names of the compilers that compiled graphs of this function so far, in order of first use; those
             of a forward and its backward together.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
 import torch
-from torch import is_grad_enabled, is_inference_mode_enabled, nn
+from torch import is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
 from .auto import Runs, compile_auto, compile_frozen, glance
@@ -198,19 +198,22 @@ class FusedFunction:
     """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
 
     Attributes:
-        fn: the function as it was given.
+        fn: the function as it was given; of one that is fused already, the function in it.
         options: how it is fused.
         name: of the function, for people.
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
-    # What each call reads is in the object itself: to find it in a __dict__ that has left the caches takes some 5 us.
-    __slots__ = ("__dict__", "__weakref__", "_calls_are_for_gradients", "_calls_without_a_look", "fn")
-
+    fn: Callable[..., Any]
     # Dynamo wraps what a backend raises in advice about its own settings; these say themselves what to do.
     _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
+        while isinstance(fn, FusedFunction):  # it would be transparent
+            fn = fn.fn
+        # First: what wraps a fused function has a copy of that one's attributes.
+        if not isinstance(fn, nn.Module):
+            functools.update_wrapper(self, fn)
         self.fn = fn
         self.options = options
         self._graphs: list[ServedGraph] = []
@@ -225,8 +228,6 @@ class FusedFunction:
         # `torch.compile` reads some of torch's settings when it is called.
         self._has_static = bool(options.static_argnums or options.static_argnames)
         self._only: Callable[..., Any] | None = None
-        if not isinstance(fn, nn.Module):
-            functools.update_wrapper(self, fn)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # First and as little as can be, since an unfused call takes longer than the plain function by this.
@@ -236,7 +237,7 @@ class FusedFunction:
             and self._calls_without_a_look > 0
             and is_grad_enabled() is self._calls_are_for_gradients
             and hooks_for_saved_tensors(True) is None
-            and (is_fwd_grad_enabled() or is_inference_mode_enabled())
+            and is_fwd_grad_enabled()
         ):
             self._calls_without_a_look -= 1
             return self.fn(*args, **kwargs)

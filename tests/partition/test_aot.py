@@ -198,6 +198,15 @@ class TestGuards:
         traced = aot_function(chain, compiler)
         check(chain, fuse(lambda a, b: traced(a, b) * 1, backend="eager"), grown(), grown())
         assert compiler.graphs == []
+        check(chain, fuse(traced, backend="eager"), grown(), grown())
+        assert compiler.graphs == []
+
+    def test_of_a_fused_function(self) -> None:
+        compiler = Recorder()
+        fused = fuse(chain, backend="eager")
+        check(chain, fused, grown(), grown())
+        check(chain, aot_function(fused, compiler), grown(), grown())
+        assert len(compiler.graphs) == 2
 
 
 def test_decompositions_are_taken() -> None:

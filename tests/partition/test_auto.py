@@ -2,7 +2,6 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -555,9 +554,8 @@ class TestUnfused:
             fused(*inputs(8 if call % 16 == 7 else 12))
         assert len(fused.report().graphs) == 2
 
-    @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
     def test_where_nothing_is_fused_most_calls_are_not_even_looked_at(
-        self, measured: Any, monkeypatch: pytest.MonkeyPatch, mode: Callable[[], AbstractContextManager[None]]
+        self, measured: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         looks = []
 
@@ -568,14 +566,12 @@ class TestUnfused:
         monkeypatch.setattr(fuse_module, "glance", counted)
         measured("unfused")
         fused = fuse(wave)
-        with mode():
-            for _ in range(100):
-                fused(*inputs())
-            assert 5 < len(looks) < 15
-            looks.clear()
-            others = inputs(8)
-            for _ in range(40):  # another shape is found, and decided
-                torch.testing.assert_close(fused(*others), wave(*others))
+        for _ in range(100):
+            fused(*inputs())
+        assert 5 < len(looks) < 15
+        looks.clear()
+        for _ in range(40):  # another shape is found, and decided
+            check(fused, *inputs(8))
         assert looks
         assert len(fused.report().graphs) == 2
 

@@ -1,4 +1,5 @@
 import copy
+import functools
 import inspect
 import pickle
 import re
@@ -323,9 +324,26 @@ class TestTransparency:
         assert block.fused.served_by == ()
 
     def test_twice(self) -> None:
-        fused = fuse(fuse(tutorial, backend="eager"), backend="eager")
+        """The outer one serves, with its own options; the inner one keeps its own."""
+        inner = fuse(tutorial, backend="eager", partition="default")
         inputs = [torch.randn(4) for _ in range(4)]
+        inner(*inputs)
+        fused = fuse(inner, backend="inductor", fallback=())
+        assert fused.fn is tutorial
+        assert (fused.options.partition, inner.options.partition) == ("min_cut", "default")
         torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+        assert (fused.served_by, inner.served_by) == (("inductor",), ("eager",))
+
+    def test_of_a_wrapper_of_a_fused_function(self) -> None:
+        inner = fuse(tutorial, backend="eager")
+        inputs = [torch.randn(4) for _ in range(4)]
+        inner(*inputs)
+
+        @functools.wraps(inner)
+        def more(*args: Tensor) -> Tensor:
+            return inner(*args) + 1  # type: ignore[no-any-return]
+
+        torch.testing.assert_close(fuse(more, backend="eager")(*inputs), tutorial(*inputs) + 1)
 
     def test_as_decorator_of_a_method(self) -> None:
         class Layer:
