@@ -42,7 +42,7 @@ def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count() -> 
     assert bench.units(LayerCase(Sines, 1.0), dtype=torch.bfloat16, device=CPU)["eager"] == 3.0
 
 
-# Each layer is compiled twice, in seconds; the first and the one with other parts are enough for every day.
+# Each layer is compiled twice, in many seconds; one of them is enough for every day.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name == "Llama" else (pytest.mark.slow,)) for name in LAYERS],
