@@ -192,9 +192,11 @@ def keep_bytes(
     else:
         row_R = torch.arange(num_rows, device=seed.device) if row_R is None else row_R
         group_G = torch.arange(first_group, first_group + groups, device=seed.device)
-        lanes = _lanes(seed, row_R, group_G, torch.full_like(seed, offset))
-        keep = torch.stack([lane >= threshold for lane in lanes], dim=-1).flatten(1)
-    kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
+        keep = _unpacked(_packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)))
+    # A slice of all of it would be a kernel more for nvFuser.
+    if not isinstance(columns, int) or skipped != 0 or columns % LANES != 0:
+        keep = keep[:, skipped : skipped + columns]
+    kept: Tensor = keep.view(shape)
     return kept
 
 
@@ -213,6 +215,14 @@ def _packed(seed: Tensor, row_R: Tensor, group_G: Tensor, threshold: Tensor, off
     for place, lane in enumerate(_lanes(seed, row_R, group_G, offset)):
         packed = packed | (((threshold - 1 - lane) >> 63) & (1 << abs(_FIRST_BYTE - 8 * place)))
     return packed
+
+
+def _unpacked(packed_RG: Tensor) -> Tensor:
+    """The bytes of every group beside each other, as bools: [R, 8 G]."""
+    # Not put together from eight tensors: of that nvFuser makes several kernels, of this a single one, where a thread
+    # computes a group once for its eight neighbours.
+    place_L = (8 * torch.arange(LANES, device=packed_RG.device) - _FIRST_BYTE).abs()
+    return ((packed_RG[:, :, None] >> place_L) & 1).flatten(1) != 0
 
 
 def keep_threshold(p: float) -> int:

@@ -7,7 +7,15 @@ from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale, philox
 from fuselayers.ops.forms.compiled import compiled
 from fuselayers.ops.forms.launch import kernel, launch
 from fuselayers.ops.forms.triton_language import tl
-from fuselayers.ops.philox import _WORTH_COMPILING, _lanes, keep_threshold, keep_tile, philox_4x32
+from fuselayers.ops.philox import (
+    _WORTH_COMPILING,
+    _lanes,
+    _packed,
+    _unpacked,
+    keep_threshold,
+    keep_tile,
+    philox_4x32,
+)
 from fuselayers.ops.rows import cdiv
 from fuselayers.partition import FallbackWarning, fuse
 from fuselayers.partition.compilers import why_inductor_is_unavailable
@@ -93,6 +101,15 @@ def test_the_op_on_the_cpu_is_the_formula() -> None:
         for again in (False, True):
             assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, 2, again=again), expected)
     assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9, 2), keep(seed_of(), torch.arange(7), 7, 0, 3, 9, 2))
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 30000, 65535])
+def test_the_formula_of_a_gpu_has_the_same_mask(threshold: int) -> None:
+    row_R, group_G = torch.tensor([4, 0, 2**32 - 1]), torch.arange(5, 8)
+    made = _unpacked(_packed(seed_of(), row_R, group_G, torch.tensor(threshold), torch.tensor(2)))
+    expected = torch.ops.fuselayers.philox_keep(seed_of(), row_R, 3, 5, 3, threshold, 2)
+    assert made.dtype == torch.bool
+    assert torch.equal(made, expected.bool())
 
 
 @needs_compiler

@@ -27,7 +27,7 @@ from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 __all__ = ["CASES", "GOLDEN", "Case", "as_on_a_gpu"]
 
 SEED = 7
-ROWS, COLUMNS = 6, 20
+ROWS, COLUMNS = 6, 24
 
 
 @dataclass(frozen=True)

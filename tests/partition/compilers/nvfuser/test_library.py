@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.partition import explain, fuse, saved_bytes
+from tests.ops import truth
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.compilers.nvfuser.library import CASES, GOLDEN, as_on_a_gpu
@@ -41,6 +42,16 @@ def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_t
 def test_an_op_whose_mask_is_a_formula_has_them_too(name: str, dtype: torch.dtype, as_on_the_gpu: StandIn) -> None:
     assert_as_plain_torch(name, dtype, as_on_the_gpu)
     assert all("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
+
+
+@pytest.mark.parametrize("columns", [1, 20, 32])
+def test_a_formula_has_a_mask_for_every_width(columns: int, as_on_the_gpu: StandIn) -> None:
+    """What is left of a group at the end of a row is cut off."""
+    x, seed = torch.ones(3, columns), torch.tensor(7)
+    fused = fuse(lambda x, seed: (ops.dropout(x, 0.5, seed=seed) + 1).exp(), backend="nvfuser", fallback=())
+    expected = [truth.kept(7, row, columns, 32768) for row in range(3)]
+    assert (fused(x, seed) > 3).tolist() == expected
+    assert any("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
 
 
 @pytest.mark.parametrize("name", ["dropout", "bias_activation_dropout-silu", "bias_dropout_residual_rms_norm-pre"])

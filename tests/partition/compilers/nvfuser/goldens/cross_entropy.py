@@ -101,8 +101,8 @@ def backward_0(fd, DataType):
     t38 = fd.ops.neg(t36)
     t39 = fd.ops.where(t13, t26, t38)
     t40 = fd.ops.broadcast(arg=t39, is_broadcast_dim=[False, True])
-    t41 = fd.ops.expand(arg=t40, shape=[-1, 20])
-    t42 = fd.ops.truediv(t41, 20.0)
+    t41 = fd.ops.expand(arg=t40, shape=[-1, 24])
+    t42 = fd.ops.truediv(t41, 24.0)
     t43 = fd.ops.max(arg=t4, dims=[1], keepdim=True)
     t44 = fd.ops.sub(t4, t43)
     t45 = fd.ops.exp(t44)
@@ -134,8 +134,8 @@ def backward_1(fd, DataType):
 
 
 REGIONS = (
-    (forward_0, [((6, 20), (20, 1), torch.bfloat16), ((6,), (1,), torch.int64)]),
+    (forward_0, [((6, 24), (24, 1), torch.bfloat16), ((6,), (1,), torch.int64)]),
     (forward_1, [((6,), (1,), torch.float32), ((6,), (1,), torch.float32), ((6,), (1,), torch.float32), ((6,), (1,), torch.int64)]),
-    (backward_0, [((), (), torch.bfloat16), ((6,), (1,), torch.int64), ((6, 20), (20, 1), torch.bfloat16)]),
-    (backward_1, [((6, 20), (20, 1), torch.float32), ((6, 20), (20, 1), torch.float32), ((6, 20), (20, 1), torch.float32), ((6, 20), (20, 1), torch.bfloat16)]),
+    (backward_0, [((), (), torch.bfloat16), ((6,), (1,), torch.int64), ((6, 24), (24, 1), torch.bfloat16)]),
+    (backward_1, [((6, 24), (24, 1), torch.float32), ((6, 24), (24, 1), torch.float32), ((6, 24), (24, 1), torch.float32), ((6, 24), (24, 1), torch.bfloat16)]),
 )

@@ -46,6 +46,6 @@ def backward_0(fd, DataType):
 
 
 REGIONS = (
-    (forward_0, [((6, 10), (20, 1), torch.bfloat16), ((6, 10), (20, 1), torch.bfloat16)]),
-    (backward_0, [((6, 10), (20, 1), torch.bfloat16), ((6, 10), (10, 1), torch.bfloat16), ((6, 10), (20, 1), torch.bfloat16)]),
+    (forward_0, [((6, 12), (24, 1), torch.bfloat16), ((6, 12), (24, 1), torch.bfloat16)]),
+    (backward_0, [((6, 12), (24, 1), torch.bfloat16), ((6, 12), (12, 1), torch.bfloat16), ((6, 12), (24, 1), torch.bfloat16)]),
 )

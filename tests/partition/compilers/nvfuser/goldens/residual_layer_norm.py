@@ -39,7 +39,7 @@ def backward_0(fd, DataType):
     t7 = fd.ops.cast(arg=t3, dtype=DataType.Float)
     t8 = fd.ops.broadcast(arg=t5, is_broadcast_dim=[True, False])
     t9 = fd.ops.mul(t4, t8)
-    t10 = fd.ops.mul(t9, 20.0)
+    t10 = fd.ops.mul(t9, 24.0)
     t11 = fd.ops.sum(arg=t9, dims=[1], keepdim=True)
     t12, t13 = fd.ops.var_mean(arg=t6, dims=[1], correction=0, keepdim=True)
     t14 = fd.ops.add(t12, 1e-05)
@@ -51,7 +51,7 @@ def backward_0(fd, DataType):
     t20 = fd.ops.mul(t17, t19)
     t21 = fd.ops.sub(t10, t11)
     t22 = fd.ops.sub(t21, t20)
-    t23 = fd.ops.truediv(t15, 20.0)
+    t23 = fd.ops.truediv(t15, 24.0)
     t24 = fd.ops.mul(t23, t22)
     t25 = fd.ops.mul(t4, t17)
     t26 = fd.ops.sum(arg=t25, dims=[0])
@@ -66,6 +66,6 @@ def backward_0(fd, DataType):
 
 
 REGIONS = (
-    (forward_0, [((6, 20), (20, 1), torch.bfloat16), ((6, 20), (20, 1), torch.bfloat16), ((20,), (1,), torch.bfloat16), ((20,), (1,), torch.bfloat16)]),
-    (backward_0, [((6, 20), (20, 1), torch.bfloat16), ((20,), (1,), torch.bfloat16), ((6, 20), (20, 1), torch.bfloat16), ((6, 20), (20, 1), torch.bfloat16)]),
+    (forward_0, [((6, 24), (24, 1), torch.bfloat16), ((6, 24), (24, 1), torch.bfloat16), ((24,), (1,), torch.bfloat16), ((24,), (1,), torch.bfloat16)]),
+    (backward_0, [((6, 24), (24, 1), torch.bfloat16), ((24,), (1,), torch.bfloat16), ((6, 24), (24, 1), torch.bfloat16), ((6, 24), (24, 1), torch.bfloat16)]),
 )

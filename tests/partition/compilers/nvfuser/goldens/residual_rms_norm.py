@@ -54,8 +54,8 @@ def backward_0(fd, DataType):
     t23 = fd.ops.mul(t12, t12)
     t24 = fd.ops.mul(t23, t12)
     t25 = fd.ops.mul(t22, t24)
-    t26 = fd.ops.expand(arg=t25, shape=[-1, 20])
-    t27 = fd.ops.truediv(t26, 20.0)
+    t26 = fd.ops.expand(arg=t25, shape=[-1, 24])
+    t27 = fd.ops.truediv(t26, 24.0)
     t28 = fd.ops.mul(t5, 2.0)
     t29 = fd.ops.mul(t27, t28)
     t30 = fd.ops.add(t20, t29)
@@ -67,6 +67,6 @@ def backward_0(fd, DataType):
 
 
 REGIONS = (
-    (forward_0, [((6, 20), (20, 1), torch.bfloat16), ((6, 20), (20, 1), torch.bfloat16), ((20,), (1,), torch.bfloat16)]),
-    (backward_0, [((6, 20), (20, 1), torch.bfloat16), ((6, 20), (20, 1), torch.bfloat16), ((20,), (1,), torch.bfloat16), ((6, 20), (20, 1), torch.bfloat16)]),
+    (forward_0, [((6, 24), (24, 1), torch.bfloat16), ((6, 24), (24, 1), torch.bfloat16), ((24,), (1,), torch.bfloat16)]),
+    (backward_0, [((6, 24), (24, 1), torch.bfloat16), ((6, 24), (24, 1), torch.bfloat16), ((24,), (1,), torch.bfloat16), ((6, 24), (24, 1), torch.bfloat16)]),
 )
