@@ -14,8 +14,8 @@ import torch
 
 __all__ = ["OLDEST_VERSION", "fused_device_types", "load_nvfuser", "nvfuser_hint", "why_nvfuser_is_unavailable"]
 
-OLDEST_VERSION: Final = "0.2.36"
-"""The version of nvFuser whose operations are called here; of an older one, what they take may differ."""
+OLDEST_VERSION: Final = "0.2.35"
+"""The oldest version of nvFuser that was handed the definitions made here; of an older one, operations may differ."""
 
 _MODULE: Final = "nvfuser_direct"
 _SOURCE: Final = "https://github.com/NVIDIA/Fuser"

@@ -140,6 +140,8 @@ def _category(higher: DataType | None, lower: DataType | None) -> DataType | Non
     if lower.is_complex:
         if not higher.is_floating:
             return lower
+        if higher.is_reduced:
+            raise RuntimeError(f"Only support Float and Double, current type:{higher!r}")
         return DataType.ComplexDouble if higher is DataType.Double else DataType.ComplexFloat
     if higher.is_floating:
         return higher

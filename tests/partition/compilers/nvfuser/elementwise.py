@@ -210,12 +210,12 @@ def _comparison(function: Function) -> _Operation:
 
 
 def _logical(function: Function) -> _Operation:
-    return lambda fusion, *operands: elementwise(
-        fusion,
-        function,
-        [_maybe_cast(fusion, as_val(fusion, one), DataType.Bool) for one in operands],
-        DataType.Bool,
-    )
+    def operation(fusion: Fusion, *operands: Any) -> Any:
+        checked(not any(isinstance(one, complex) for one in operands), "a complex number is no bool")
+        values = [_maybe_cast(fusion, as_val(fusion, one), DataType.Bool) for one in operands]
+        return elementwise(fusion, function, values, DataType.Bool)
+
+    return operation
 
 
 def _bitwise(name: str, function: Function, of_bools: str) -> _Operation:
@@ -309,6 +309,8 @@ def _complex(fusion: Fusion, real: Val, imaginary: Val) -> Any:
     checked(real.data_type is imaginary.data_type, "real and imag data type should be same in complex().")
     made = {parts: whole for whole, parts in _REAL_OF.items()}
     checked(real.data_type in made, f"Only support Float and Double, current type:{real.data_type!r}")
+    ranks = [one.ndim if isinstance(one, TensorView) else None for one in (real, imaginary)]
+    checked(ranks[0] == ranks[1], "complex() has the rank of its first operand, whatever the second one's is.")
     return elementwise(fusion, torch.complex, [real, imaginary], made[real.data_type])
 
 
@@ -334,6 +336,8 @@ def _sign(fusion: Fusion, x: Any) -> Any:
 
 def _lerp(fusion: Fusion, start: Any, end: Any, weight: Any) -> Any:
     values = [as_val(fusion, one) for one in (start, end, weight)]
+    shaped = [isinstance(one, TensorView) for one in values]
+    checked(shaped != [False, False, True], "lerp() of two scalars is a scalar, whatever the weight is.")
     common = common_type([_operand(one) for one in values])
     cast_values = [_optionally_cast(fusion, one, common) for one in values]
     return elementwise(

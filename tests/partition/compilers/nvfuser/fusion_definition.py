@@ -2,7 +2,8 @@
 
 nvFuser needs a GPU and its own wheel. What is translated for it can still be tested without either: this module records
 a definition through the same methods, refuses what the binding refuses, and computes it with torch. It is written after
-nvFuser 0.2.36. What it cannot show is what nvFuser makes of a valid definition: its schedules, its speed, its bugs.
+nvFuser 0.2.36, and compared with its wheels by `compare_binding`. What it cannot show is what nvFuser makes of a valid
+definition: its schedules, its speed, its bugs.
 
 Where the two differ on purpose:
 
@@ -294,7 +295,7 @@ class FusionDefinition:
     def script(self) -> str:
         """The calls that made this definition: Python that needs an `fd` and `DataType`, and makes it again."""
         assert self._fusion is not None, "nothing was defined"
-        return "\n".join(self._fusion.lines)
+        return self._fusion.print_math()
 
     def validate_definition(self) -> tuple[bool, str | None]:
         """Whether there is something to execute, and what is missing."""
@@ -436,6 +437,8 @@ class StandIn(types.ModuleType):
         self.Val = Val
         self.FusionDefinition = type("FusionDefinition", (FusionDefinition,), {"_stand_in": self})
         self.compute_tensor_descriptor = compute_tensor_descriptor
+        # It has none: it makes no kernels.
+        self.schedule = types.SimpleNamespace(find_compatible_schedulers=lambda fusion, inputs: [])
         self.__version__ = VERSION
         self.__spec__ = importlib.machinery.ModuleSpec("nvfuser_direct", None, is_package=True)
         self.__path__: list[str] = []

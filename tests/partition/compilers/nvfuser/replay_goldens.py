@@ -5,16 +5,16 @@
 needs torch and `nvfuser_direct`, and nothing of this library, so that it also runs with a torch that nvFuser has wheels
 for and this library is too new for. `make test-nvfuser` installs such a pair and runs it.
 
-Each definition's printed form is compared with the one stored under nvFuser's version; where nothing is stored, that is
-a failure too. --write stores it. With a GPU each is executed, and its results are compared with those of the stand-in:
-plain torch, on the CPU.
+What nvFuser prints of each definition is compared with what is stored under its version: its own representation of
+it, and which of its schedulers would make one kernel of it; where none would, it makes several. Where nothing is
+stored, that is a failure too. --write stores it. With a GPU each is executed, and its results are compared with those
+of the stand-in: plain torch, on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.partition.compilers.nvfuser.binding import imported_binding
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 
-__all__ = ["GOLDENS", "inputs_of", "main", "regions_of"]
+__all__ = ["GOLDENS", "inputs_of", "main", "printed", "regions_of"]
 
 GOLDENS = Path(__file__).with_name("goldens")
 
@@ -61,6 +62,16 @@ def _defined(package: Any, function: Any) -> Any:
     return definition
 
 
+def printed(package: Any, definition: Any, layouts: Sequence[Any]) -> str:
+    """What nvFuser says of a definition: its representation of it, and the schedulers that take it whole."""
+    shapes = [
+        one if isinstance(one, int) else torch.empty_strided(*one[:2], dtype=one[2], device="meta") for one in layouts
+    ]
+    schedulers = package.schedule.find_compatible_schedulers(definition.fusion, shapes)
+    names = ", ".join(one.name for one in schedulers) or "none"
+    return f"{definition.fusion.print_math().strip()}\n\none kernel by: {names}\n"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Replay the goldens; return 1 if one prints otherwise than what is stored, or computes something else."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -68,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true", help="store what is printed")
     parser.add_argument("--stored", type=Path, default=GOLDENS / "printed", help="where that is")
     chosen = parser.parse_args(arguments)
-    package = importlib.import_module("nvfuser_direct")
+    package = imported_binding()
     executes = torch.cuda.is_available() or isinstance(package, StandIn)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     stored = chosen.stored / str(package.version())
@@ -79,14 +90,13 @@ def main(arguments: Sequence[str]) -> int:
         for name, (function, layouts) in regions_of(path).items():
             said = []
             definition = _defined(package, function)
-            printed, kept = repr(definition), stored / f"{path.stem}.{name}.txt"
-            print(printed)
+            text, kept = printed(package, definition, layouts), stored / f"{path.stem}.{name}.txt"
             if chosen.write:
                 kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(printed + "\n")
+                kept.write_text(text)
             elif not kept.exists():
                 said.append(f"has nothing stored for version {package.version()}; --write stores what is printed")
-            elif kept.read_text() != printed + "\n":
+            elif kept.read_text() != text:
                 said.append(f"is printed otherwise than in {kept}")
             if executes:
                 results = definition.execute(inputs_of(layouts, device))

@@ -25,6 +25,21 @@ def test_a_translation_is_the_one_on_file(name: str, as_on_the_gpu: StandIn) -> 
     )
 
 
+def test_what_the_real_one_printed_is_on_file() -> None:
+    names = {f"{path.stem}.{name}.txt" for path in GOLDENS.glob("*.py") for name in replay_goldens.regions_of(path)}
+    versions = [*(GOLDENS / "printed").iterdir()]
+    assert versions
+    assert all({one.name for one in version.iterdir()} == names for version in versions)
+
+
+@pytest.mark.parametrize("name", [name for name, case in GOLDEN.items() if case.drops])
+def test_what_drops_is_one_kernel(name: str) -> None:
+    """By what the real one said: a mask that it would make in a kernel of its own would go through the memory."""
+    kept = [*(GOLDENS / "printed").glob(f"*/{name}.*.txt")]
+    assert len(kept) >= 2
+    assert all(not one.read_text().endswith("one kernel by: none\n") for one in kept)
+
+
 @pytest.mark.parametrize("name", [name for name, case in GOLDEN.items() if case.drops])
 def test_a_mask_is_made_where_it_is_used(name: str) -> None:
     """No mask comes from outside: a seed does, from the GPU, and what is dropped is reckoned from it."""
@@ -40,11 +55,12 @@ def test_the_files_can_be_replayed(
     nvfuser_stand_in.scalars_pretend = True
     stored = ["--stored", str(tmp_path)]
     assert main([*stored, "--write"]) == 0
-    said = capsys.readouterr()
-    assert set(said.err.splitlines()) == {
+    assert set(capsys.readouterr().err.splitlines()) == {
         f"{path.stem}.{name}: ok" for path in GOLDENS.glob("*.py") for name in replay_goldens.regions_of(path)
     }
-    assert "fd.ops.rsqrt(" in said.out
+    printed = (tmp_path / nvfuser_stand_in.version() / "residual_layer_norm.forward_0.txt").read_text()
+    assert "fd.ops.rsqrt(" in printed
+    assert printed.endswith("\n\none kernel by: none\n")
     assert main([*stored, "softmax"]) == 0
     (kept,) = (tmp_path / nvfuser_stand_in.version()).glob("softmax.forward_0.txt")
     kept.write_text("another print\n")

@@ -162,6 +162,10 @@ class Fusion:
                 data_type = DataType.Double if isinstance(value, float) else DataType.ComplexDouble
         return Scalar(self, data_type, torch.tensor(value, dtype=to_torch(data_type)).item())
 
+    def print_math(self) -> str:
+        """The definition as text."""
+        return "\n".join(self.lines)
+
     def run(self, values: dict[int, Any]) -> None:
         """Computes what the outputs need, and nothing else, from the inputs' values, by `id`, into the same dict."""
         needed = {id(output) for output, _ in self.outputs}
