@@ -21,22 +21,25 @@ train: $(VENV)/.installed-test
 	$(RUN) -m fuselayers train $(ARGS)
 
 # Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process. 5 is pytest's word for
-# "no tests": ARGS may name some that have no kernels. A file's tests stay together, since they share what they compile.
-PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist loadfile
+# "no tests": ARGS may name some that have no kernels. A file's tests stay together, since they share what they compile;
+# interpreted ones share nothing, and half of them are in one file.
+PYTEST := $(RUN) -m pytest -n $(WORKERS)
+COMPILED := $(PYTEST) --dist loadfile
+INTERPRETED := TRITON_INTERPRET=1 $(PYTEST) --dist worksteal
 
 test: lint
-	$(PYTEST) -m "not slow" $(ARGS)
-	TRITON_INTERPRET=1 $(PYTEST) -m "kernels and not slow" $(ARGS) || [ $$? -eq 5 ]
+	$(COMPILED) -m "not slow" $(ARGS)
+	$(INTERPRETED) -m "kernels and not slow" $(ARGS) || [ $$? -eq 5 ]
 
 test-all: lint
-	$(PYTEST) $(ARGS)
-	TRITON_INTERPRET=1 $(PYTEST) -m kernels $(ARGS) || [ $$? -eq 5 ]
+	$(COMPILED) $(ARGS)
+	$(INTERPRETED) -m kernels $(ARGS) || [ $$? -eq 5 ]
 
 # nvFuser's newest wheel is for torch 2.9, which this library is too new for: what it is handed is written down, as
 # definitions that need nothing else. They are made in the real nvFuser then, which wants Python 3.10 or 3.12 and no GPU.
 test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed
 	rm -rf build/nvfuser
-	NVFUSER_DEFINITIONS=build/nvfuser $(PYTEST) -m "not slow" tests/partition/compilers/nvfuser
+	NVFUSER_DEFINITIONS=build/nvfuser $(COMPILED) -m "not slow" tests/partition/compilers/nvfuser
 	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.compare_binding build/nvfuser
 	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.replay_goldens $(ARGS)
 

@@ -106,7 +106,7 @@ def test_gpt_nano_learns_a_batch_as_shipped() -> None:
     [
         ("off", "fused_mlp"),
         ("eager", "mlp"),
-        ("auto", "fused_mlp"),
+        pytest.param("auto", "fused_mlp", marks=pytest.mark.slow),
         pytest.param("eager", "gated_mlp", marks=pytest.mark.slow),
         *(pytest.param("inductor", name, marks=pytest.mark.slow) for name in ("mlp", "fused_mlp", "gated_mlp")),
     ],

@@ -63,25 +63,35 @@ def _parts_and_the_whole(x: Tensor) -> Tensor:
     return (one * other).sum() + whole.sin().sum()
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "written": _written_over,
+    "two_graphs": _in_two_graphs,
+    "parts": _parts_and_the_whole,
+    "unbind": lambda x: x.unbind(0)[3].sin() + x.unbind(0)[2].exp(),
+    "where": lambda x: torch.where(x > 0, x.sin(), x.cos()),
+    "index": lambda x: x[torch.arange(3)].sin(),
+    "topk": lambda x: torch.topk(x, 5)[0].sin(),
+    "pool": lambda x: F.max_pool1d(x[None], 2).sin(),
+    "dropout": lambda x: F.dropout(x.sin(), 0.3).cos(),
+    "views": lambda x: x.view(-1).sin().view(HIDDEN, ROWS).t().exp(),
+    "attention": lambda x: F.scaled_dot_product_attention(*(x.view(1, 4, 8, HIDDEN),) * 3),
+}
+# Compiling takes seconds: of these, every day, and of all in `make test-all`.
+_COMPILED_EVERY_DAY = {"written", "two_graphs", "dropout", "attention"}
+
+
 @pytest.mark.parametrize(
-    "function",
+    ("name", "backend"),
     [
-        _written_over,
-        _in_two_graphs,
-        _parts_and_the_whole,
-        lambda x: x.unbind(0)[3].sin() + x.unbind(0)[2].exp(),
-        lambda x: torch.where(x > 0, x.sin(), x.cos()),
-        lambda x: x[torch.arange(3)].sin(),
-        lambda x: torch.topk(x, 5)[0].sin(),
-        lambda x: F.max_pool1d(x[None], 2).sin(),
-        lambda x: F.dropout(x.sin(), 0.3).cos(),
-        lambda x: x.view(-1).sin().view(HIDDEN, ROWS).t().exp(),
-        lambda x: F.scaled_dot_product_attention(*(x.view(1, 4, 8, HIDDEN),) * 3),
+        *((name, "eager") for name in FUNCTIONS),
+        *(
+            pytest.param(name, "inductor", marks=() if name in _COMPILED_EVERY_DAY else pytest.mark.slow)
+            for name in FUNCTIONS
+        ),
     ],
-    ids=["written", "two_graphs", "parts", "unbind", "where", "index", "topk", "pool", "dropout", "views", "attention"],
 )
-def test_every_byte_is_in_the_receipt(function: Callable[[Tensor], Tensor], backend: str) -> None:
+def test_every_byte_is_in_the_receipt(name: str, backend: str) -> None:
+    function = FUNCTIONS[name]
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
     receipt = explain(function, x, backend=backend)
     kept = saved_bytes(fuse(function, backend=backend, fallback=()), x)

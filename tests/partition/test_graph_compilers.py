@@ -24,7 +24,7 @@ def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> 
     assert "tangents_1" in backward
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ts_compile_says_once_what_serves(dynamic: bool) -> None:
     traced = aot_function(chain, ts_compile, dynamic=dynamic)
     text = (

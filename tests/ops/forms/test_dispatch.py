@@ -338,7 +338,7 @@ class TestSwitching:
         assert self.losses([formula] * 4 + [other] * 4) == pytest.approx(expected, rel=1e-5)
         assert self.losses([other, formula] * 4) == pytest.approx(expected, rel=1e-5)
 
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
     def test_into_a_fused_function(self, backend: str) -> None:
         self.run_with_a_switch(fuse(partial(self.block, backend="auto"), backend=backend, fallback=()))
 
