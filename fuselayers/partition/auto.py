@@ -18,9 +18,9 @@ Nor is anything measured where `timings.may_measure` says so, or on tensor subcl
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType, NoneType
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -43,11 +43,9 @@ from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
 from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
 
-__all__ = ["Runs", "best_of", "compile_auto", "compile_frozen", "glance"]
+__all__ = ["Runs", "best_of", "compile_auto", "compile_frozen"]
 
 _TIE: Final = 1.02
-
-_PLAIN_VALUES: Final = frozenset({NoneType, bool, int, float, str})
 
 _log = logging.getLogger("fuselayers")
 _Run = Callable[..., Any]
@@ -66,36 +64,6 @@ class Runs:
         self.fused = 0
         self.unfused = 0
         self.open = 0
-
-
-def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-    """Return what a call looks like, for the question whether it would run unfused.
-
-    Calls that look alike may still differ, so the answer must not matter for the result.
-    """
-    # Every look costs a tenth of a microsecond, and three times that where the caches hold something else.
-    seen = [torch.is_grad_enabled(), getattr(fn, "training", None), *kwargs]
-    _add_looks(seen, args)
-    _add_looks(seen, kwargs.values())
-    return tuple(seen)
-
-
-def _add_looks(seen: list[Any], values: Iterable[Any]) -> None:
-    for value in values:
-        kind = type(value)
-        if kind is Tensor or kind is nn.Parameter:
-            seen += (value.shape, value.dtype, value.requires_grad)
-        elif kind in _PLAIN_VALUES:
-            seen += (kind, value)
-        elif kind is list or kind is tuple:
-            seen += (kind, len(value))
-            _add_looks(seen, value)
-        elif kind is dict:
-            seen += (kind, *value)
-            _add_looks(seen, value.values())
-        else:
-            # Which object it is, as the `self` of a method. What is new in each call is a new kind of call, too.
-            seen += (kind, id(value), value.training if isinstance(value, nn.Module) else None)
 
 
 def best_of(seconds: Mapping[str, float | None]) -> str:

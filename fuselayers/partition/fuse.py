@@ -9,7 +9,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import random
 import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -17,37 +16,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, overload
 
 import torch
-from torch import is_grad_enabled, nn
-from torch.compiler import is_dynamo_compiling
+from torch import nn
 
-from .auto import Runs, compile_auto, compile_frozen, glance
+from .auto import compile_auto, compile_frozen
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
-from .fused_module import FusedModule, call_unfused, is_unfused
+from .fused_module import FusedModule
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
-from .torch_private import (
-    BackendCompilerFailed,
-    hooks_for_saved_tensors,
-    is_compiling,
-    is_fwd_grad_enabled,
-    may_run_again,
-    torch_compile,
-)
+from .torch_private import BackendCompilerFailed, torch_compile
+from .unguarded import UnguardedCalls
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
-# Of calls that go past Dynamo; one with a number that differs each time is always another kind.
-_MOST_KINDS_OF_CALLS: Final = 1024
-_CALLS_WITHOUT_GUARDS: Final = 1000
-# Of a function of which nothing is fused: a look at its arguments takes longer than all else that is done for a call.
-# How many calls go without is drawn anew each time, or a shape that comes in step with them would not be seen.
-_CALLS_WITHOUT_A_LOOK: Final = (8, 24)
-_order = random.Random(0)  # not the user's numbers
-# Functions that are called to see whether others that are fused are called within: all of these say so then.
-_watching: list[Any] = []
 
 
 @overload
@@ -194,7 +177,7 @@ class FuseOptions:
         partitioner(self.partition)  # an unknown name is refused here, not at the first call
 
 
-class FusedFunction:
+class FusedFunction(UnguardedCalls):
     """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
 
     Attributes:
@@ -204,7 +187,6 @@ class FusedFunction:
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
-    fn: Callable[..., Any]
     # Dynamo wraps what a backend raises in advice about its own settings; these say themselves what to do.
     _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
@@ -214,72 +196,15 @@ class FusedFunction:
         # First: what wraps a fused function has a copy of that one's attributes.
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
-        self.fn = fn
+        super().__init__(fn)
         self.options = options
         self._graphs: list[ServedGraph] = []
-        self._runs = Runs()
-        self._as_it_is: dict[Hashable, int] = {}
-        self._calls_without_a_look = 0
-        self._calls_are_for_gradients = True
-        self._has_fused_parts = False
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
         # `torch.compile` reads some of torch's settings when it is called.
         self._has_static = bool(options.static_argnums or options.static_argnames)
         self._only: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # First and as little as can be, since an unfused call takes longer than the plain function by this.
-        if (
-            not is_dynamo_compiling()
-            and not _watching
-            and self._calls_without_a_look > 0
-            and is_grad_enabled() is self._calls_are_for_gradients
-            and hooks_for_saved_tensors(True) is None
-            and is_fwd_grad_enabled()
-        ):
-            self._calls_without_a_look -= 1
-            return self.fn(*args, **kwargs)
-        # Inside another compiler the function is transparent: it is traced as if it had never been fused.
-        if is_compiling() or is_unfused():
-            return self.fn(*args, **kwargs)
-        # What ran compiled in forward shall when it runs again, where masks and saved tensors are compared or used.
-        if self._runs.unfused == 0 or may_run_again():
-            return self._call_compiled(args, kwargs)
-        return self._call_as_it_is(args, kwargs)
-
-    def _call_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function itself where all graphs of a call like this one are fastest as they were traced.
-
-        Dynamo's guards would be all that is left of the fusion. Now and then they are asked, since what is not seen at
-        a glance may have become another graph. What is fused within the function is not fused by itself then, as it was
-        not in the graph.
-        """
-        seen = glance(self.fn, args, kwargs)
-        calls = self._as_it_is.get(seen, 0)
-        if calls > 0:
-            more = 0
-            if calls < _CALLS_WITHOUT_GUARDS and not self._has_fused_parts and self._runs.open == 0:
-                more = min(_order.randint(*_CALLS_WITHOUT_A_LOOK), calls - 1)
-            self._calls_without_a_look, self._calls_are_for_gradients = more, is_grad_enabled()
-            self._as_it_is[seen] = calls - 1 - more
-            if calls == _CALLS_WITHOUT_GUARDS or self._has_fused_parts:
-                _watching.append(self)
-                try:
-                    result, has_fused_parts = call_unfused(self.fn, args, kwargs)
-                finally:
-                    _watching.pop()
-                self._has_fused_parts = self._has_fused_parts or has_fused_parts
-                return result
-            return self.fn(*args, **kwargs)
-        fused, unfused = self._runs.fused, self._runs.unfused
-        result = self._call_compiled(args, kwargs)
-        if self._runs.fused == fused and self._runs.unfused > unfused:
-            if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
-                self._as_it_is.clear()
-            self._as_it_is[seen] = _CALLS_WITHOUT_GUARDS
-        return result
 
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -332,7 +257,7 @@ class FusedFunction:
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        self._calls_without_a_look = 0
+        self._look_again()
         kept: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
         choice: dict[str, Any] = {"name": self.name, "runs": self._runs, **kept}
         if self.options.backend == "auto":

@@ -1,9 +1,7 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -14,82 +12,17 @@ from torch.utils.checkpoint import checkpoint
 from fuselayers import ops
 from fuselayers.partition import (
     BackendUnavailableError,
-    FusedFunction,
-    GraphReport,
-    aot_function,
     auto,
     auto_file,
     budget,
     fuse,
     patience,
 )
-from fuselayers.partition.auto import best_of, glance
-from fuselayers.partition.measure import copies_of
+from fuselayers.partition.auto import best_of
 from fuselayers.partition.torch_private import as_a_compiler
+from tests.partition.measured import check, inputs, only, wave
 
-fuse_module: Any = __import__("sys").modules[fuse.__module__]
-
-
-@pytest.fixture(autouse=True)
-def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    torch.compiler.reset()  # Dynamo remembers by file and line which sizes changed in another test
-    with patience(0):
-        yield
-
-
-class Measured:
-    """In the place of the clock: says that one candidate is the fastest, and runs each of them once."""
-
-    def __init__(self, fastest: str) -> None:
-        self.fastest = fastest
-        self.asked: list[list[str]] = []
-
-    def __call__(
-        self,
-        candidates: Mapping[str, Callable[..., Any]],
-        inputs: Sequence[Any],
-        *,
-        plain: str,
-        overwritten: frozenset[int],
-    ) -> dict[str, float]:
-        self.asked.append(list(candidates))
-        for run in candidates.values():
-            run(*copies_of(inputs, overwritten)[0])
-        return {name: 1.0 if name == self.fastest else 2.0 for name in candidates}
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Measured]:
-    def say(fastest: str) -> Measured:
-        clock = Measured(fastest)
-        monkeypatch.setattr(auto, "seconds_of", clock)
-        return clock
-
-    return say
-
-
-def wave(a: Tensor, b: Tensor) -> Tensor:
-    return (a + b).cos().cos()
-
-
-def inputs(size: int = 12) -> tuple[Tensor, Tensor]:
-    return torch.randn(size, requires_grad=True), torch.randn(size)
-
-
-def only(fused: FusedFunction) -> GraphReport:
-    (graph,) = fused.report().graphs
-    return graph
-
-
-def check(fused: FusedFunction, *args: Tensor) -> None:
-    """Values and gradients are those of the plain function."""
-    leaves = [one for one in args if one.requires_grad]
-    results = []
-    for fn in (fused.fn, fused):
-        out = fn(*args)
-        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
-    torch.testing.assert_close(results[0], results[1])
+pytestmark = pytest.mark.usefixtures("own_memory")
 
 
 class TestWhichServes:
@@ -366,49 +299,6 @@ class TestSizesThatChange:
 
 
 class TestUnfused:
-    def test_the_function_itself_is_called_when_nothing_in_it_is_fused(self, measured: Any) -> None:
-        calls = []
-
-        def spoken(a: Tensor, b: Tensor) -> Tensor:
-            if not torch.compiler.is_compiling():
-                calls.append(1)
-            return (a + b).cos()
-
-        measured("unfused")
-        fused = fuse(spoken)
-        for _ in range(4):
-            fused(*inputs())
-        assert len(calls) == 2  # the first call measured, the second found out
-        with torch.no_grad():
-            fused(*inputs())
-        assert len(calls) == 2  # which is another graph
-
-    def test_of_lists_and_objects_too(self, measured: Any) -> None:
-        class Scaled:
-            def __init__(self, by: float) -> None:
-                self.by = by
-
-            @fuse
-            def of(self, pair: list[Tensor], more: dict[str, Tensor]) -> Tensor:
-                return (pair[0] + more["b"]).cos() * self.by
-
-        def call(scaled: Scaled, size: int = 12) -> int:
-            """How many runs went through the guards."""
-            runs = Scaled.of._runs
-            before = runs.unfused + runs.fused
-            a, b = inputs(size)
-            torch.testing.assert_close(scaled.of([a], {"b": b}), (a + b).cos() * scaled.by)
-            return int(runs.unfused + runs.fused - before)
-
-        measured("unfused")
-        one, another = Scaled(2.0), Scaled(2.0)
-        for scaled in (one, another):
-            for _ in range(3):
-                call(scaled)
-        assert [call(scaled) for scaled in (one, another) for _ in range(3)] == [0] * 6
-        with torch.no_grad():
-            assert call(one) > 0
-
     def test_guards_are_counted_where_there_will_be_some(self, monkeypatch: pytest.MonkeyPatch) -> None:
         began: list[str] = []
         monkeypatch.setattr(auto, "behind_guards", lambda run: lambda *given: (began.append("guards"), run(*given))[1])
@@ -434,215 +324,6 @@ class TestUnfused:
         with torch.compiler.set_stance("fail_on_recompile"):
             fused(*inputs())
         assert only(fused).reason == "measured"
-
-    def test_what_is_fused_within_it_stays_out_of_it(self, measured: Any) -> None:
-        """As in the graph that was measured, where it was traced as if it had never been fused."""
-        seen = []
-
-        def compiler(graph: Any, given: Any) -> Any:
-            seen.append(graph)
-            return graph
-
-        inner = aot_function(lambda x: x.sin(), compiler)
-        measured("unfused")
-        fused = fuse(lambda x: inner(x * 2) * 3)
-        x = torch.randn(4, requires_grad=True)
-        for _ in range(4):
-            torch.testing.assert_close(fused(x), (x * 2).sin() * 3)
-        assert seen == []
-        inner(x)
-        assert seen
-
-    def test_a_checkpoint_never_takes_one_way_and_then_the_other(self, measured: Any) -> None:
-        inner = fuse(lambda z: z.sqrt() * 1, backend="inductor")
-
-        def outer(q: Tensor) -> Tensor:
-            return inner(q * 2) * 3
-
-        measured("unfused")
-        x = torch.rand(16, requires_grad=True) + 0.1
-        fuse(outer)(x)
-        with torch.no_grad():
-            fuse(outer)(x)
-        torch.compiler.reset()
-        fused = fuse(outer)  # decided by what is remembered
-        with torch.no_grad():
-            for _ in range(3):
-                fused(x)
-        for _ in range(3):
-            leaf = x.detach().requires_grad_()
-            checkpoint(fused, leaf, use_reentrant=False).sum().backward()
-            expected = torch.autograd.grad((leaf * 2).sqrt().sum() * 3, leaf)[0]
-            torch.testing.assert_close(leaf.grad, expected)
-
-    def test_a_checkpoint_within_it_runs_the_same_again(self, measured: Any) -> None:
-        """Its forward within the call, and again in backward, when the call is over."""
-
-        def two(z: Tensor) -> Tensor:
-            return z.sqrt() * z.cos()
-
-        inner = fuse(two, backend="inductor")
-
-        def outer(q: Tensor) -> Tensor:
-            return cast(Tensor, checkpoint(inner, q * 2, use_reentrant=False)) * 3
-
-        measured("unfused")
-        fused = fuse(outer)
-        for _ in range(5):
-            x = (torch.rand(16) + 0.1).requires_grad_()
-            fused(x).sum().backward()
-            expected = torch.autograd.grad((two(x * 2) * 3).sum(), x)[0]
-            torch.testing.assert_close(x.grad, expected)
-        assert fused.served_by == ("unfused",)
-
-    def test_a_reentrant_checkpoint_draws_the_same_mask_again(self, measured: Any) -> None:
-        """Its forward has no gradients and no hooks, as a validation has that went before."""
-        measured("unfused")
-        module = nn.Sequential(nn.Dropout(0.5), nn.Identity())
-        fused = fuse(module)
-        module.eval()
-        with torch.no_grad():
-            for _ in range(6):
-                fused(torch.randn(64))
-        module.train()
-        for _ in range(3):
-            x = torch.rand(64, requires_grad=True)
-            y = checkpoint(fused, x, use_reentrant=True)
-            y.sum().backward()
-            assert x.grad is not None
-            assert torch.equal(x.grad == 0, y == 0)
-
-    def test_a_reentrant_checkpoint_within_it_draws_the_same_mask_again(self, measured: Any) -> None:
-        inner = fuse(nn.Dropout(0.5), backend="inductor")
-
-        @torch.compiler.disable
-        def helper(x: Tensor) -> Tensor:
-            return cast(Tensor, checkpoint(inner, x, use_reentrant=True))
-
-        measured("unfused")
-        fused = fuse(lambda x: helper(x * 1.5) * 3)
-        for _ in range(5):
-            x = torch.rand(64, requires_grad=True)
-            y = fused(x)
-            y.sum().backward()
-            assert x.grad is not None
-            assert torch.equal(x.grad == 0, y == 0)
-
-    def test_what_is_fused_within_it_is_found_on_its_own_short_way(self, measured: Any) -> None:
-        measured("unfused")
-        inner = fuse(lambda x: x.sin() * 2)
-        x = torch.randn(4)
-        for _ in range(5):
-            inner(x)
-        assert inner._calls_without_a_look
-        outer = fuse(lambda x: inner(x) + 1)
-        for _ in range(5):
-            outer(x)
-        assert outer._has_fused_parts
-        graphs = len(inner.report().graphs)
-        outer(torch.randn(5))
-        for _ in range(5):
-            outer(torch.randn(5))
-        assert len(inner.report().graphs) == graphs
-
-    def test_a_shape_that_comes_in_step_is_seen(self, measured: Any) -> None:
-        measured("unfused")
-        fused = fuse(wave, dynamic=False)
-        for _ in range(5):
-            fused(*inputs())
-        for call in range(4000):
-            fused(*inputs(8 if call % 16 == 7 else 12))
-        assert len(fused.report().graphs) == 2
-
-    def test_where_nothing_is_fused_most_calls_are_not_even_looked_at(
-        self, measured: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        looks = []
-
-        def counted(*args: Any) -> Any:
-            looks.append(args)
-            return glance(*args)
-
-        monkeypatch.setattr(fuse_module, "glance", counted)
-        measured("unfused")
-        fused = fuse(wave)
-        for _ in range(100):
-            fused(*inputs())
-        assert 5 < len(looks) < 15
-        looks.clear()
-        for _ in range(40):  # another shape is found, and decided
-            check(fused, *inputs(8))
-        assert looks
-        assert len(fused.report().graphs) == 2
-
-    def test_where_something_is_fused_every_call_is_looked_at(self, measured: Any) -> None:
-        clock = measured("unfused")
-        fused = fuse(wave)
-        with torch.no_grad():
-            fused(*inputs())
-        clock.fastest = "inductor"
-        fused(*inputs())
-        runs = fused._runs
-        for _ in range(20):
-            with torch.no_grad():
-                fused(*inputs())
-            before = runs.fused
-            fused(*inputs())
-            assert runs.fused == before + 1
-
-    def test_now_and_then_the_guards_have_a_look(self, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fuse_module, "_CALLS_WITHOUT_GUARDS", 3)
-        clock = measured("unfused")
-
-        class Deepens(nn.Module):
-            deep = False
-
-            def forward(self, x: Tensor) -> Tensor:
-                return x.cos().cos() if self.deep else x.cos()
-
-        part = Deepens()
-        fused, x = fuse(part), torch.randn(3)
-        for _ in range(3):
-            fused(x)
-        part.deep = True
-        for _ in range(6):
-            torch.testing.assert_close(fused(x), x.cos().cos())
-        assert len(clock.asked) == 2
-
-    def test_a_part_that_is_not_measured_counts_as_fused(self, measured: Any) -> None:
-        class Named(Tensor):
-            pass
-
-        def mixed(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-            c = a.cos()
-            torch._dynamo.graph_break()
-            return c, b.cos()
-
-        measured("unfused")
-        fused = fuse(mixed)
-        for _ in range(3):
-            fused(torch.ones(2), torch.ones(2).as_subclass(Named))
-        assert not fused._as_it_is
-
-    def test_a_graph_break_between_fused_and_unfused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        answers = iter(["unfused", "inductor"])
-
-        def clock(candidates: Any, inputs: Any, **_: Any) -> dict[str, float]:
-            fastest = next(answers)
-            return {name: 1.0 if name == fastest else 2.0 for name in candidates}
-
-        monkeypatch.setattr(auto, "seconds_of", clock)
-
-        def broken(a: Tensor, b: Tensor) -> Tensor:
-            c = a + b
-            torch._dynamo.graph_break()
-            return c.cos()
-
-        fused = fuse(broken)
-        for _ in range(4):
-            check(fused, *inputs())
-        assert fused.served_by == ("unfused", "inductor")
-        assert not fused._as_it_is
 
 
 class TestWhatAChoiceIsFor:

@@ -1,0 +1,137 @@
+"""unguarded -- calls of a function itself, past Dynamo's guards, where all of its graphs run as they were traced.
+
+The guards would be all that is left of the fusion then, and take longer than a small function. What such a call looks
+like stands in for them: not all that they ask, but its answer never matters for the result, since what runs is the
+function. Now and then they are asked, since what is not seen at a glance may have become another graph, one that is
+fused.
+"""
+
+import random
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import NoneType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_dynamo_compiling
+
+from .auto import Runs
+from .fused_module import call_unfused, is_unfused
+from .torch_private import hooks_for_saved_tensors, is_compiling, is_fwd_grad_enabled, may_run_again
+
+__all__ = ["UnguardedCalls", "glance"]
+
+_PLAIN_VALUES: Final = frozenset({NoneType, bool, int, float, str})
+# Of calls that go past Dynamo; one with a number that differs each time is always another kind.
+_MOST_KINDS_OF_CALLS: Final = 1024
+_CALLS_WITHOUT_GUARDS: Final = 1000
+# Of a function of which nothing is fused: a look at its arguments takes longer than all else that is done for a call.
+# How many calls go without is drawn anew each time, or a shape that comes in step with them would not be seen.
+_CALLS_WITHOUT_A_LOOK: Final = (8, 24)
+_order = random.Random(0)  # not the user's numbers
+# Functions that are called to see whether others that are fused are called within: all of these say so then.
+_watching: list[Any] = []
+
+
+class UnguardedCalls:
+    """What is called like the function in it: through `_call_compiled`, or past it.
+
+    Attributes:
+        fn: the function.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self._runs = Runs()
+        self._as_it_is: dict[Hashable, int] = {}
+        self._calls_without_a_look = 0
+        self._calls_are_for_gradients = True
+        self._has_fused_parts = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # First and as little as can be, since an unfused call takes longer than the plain function by this.
+        if (
+            not is_dynamo_compiling()
+            and not _watching
+            and self._calls_without_a_look > 0
+            and is_grad_enabled() is self._calls_are_for_gradients
+            and hooks_for_saved_tensors(True) is None
+            and is_fwd_grad_enabled()
+        ):
+            self._calls_without_a_look -= 1
+            return self.fn(*args, **kwargs)
+        # Inside another compiler the function is transparent: it is traced as if it had never been fused.
+        if is_compiling() or is_unfused():
+            return self.fn(*args, **kwargs)
+        # What ran compiled in forward shall when it runs again, where masks and saved tensors are compared or used.
+        if self._runs.unfused == 0 or may_run_again():
+            return self._call_compiled(args, kwargs)
+        return self._call_as_it_is(args, kwargs)
+
+    def _call_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function itself where all graphs of a call like this one are fastest as they were traced.
+
+        What is fused within the function is not fused by itself then, as it was not in the graph.
+        """
+        seen = glance(self.fn, args, kwargs)
+        calls = self._as_it_is.get(seen, 0)
+        if calls > 0:
+            more = 0
+            if calls < _CALLS_WITHOUT_GUARDS and not self._has_fused_parts and self._runs.open == 0:
+                more = min(_order.randint(*_CALLS_WITHOUT_A_LOOK), calls - 1)
+            self._calls_without_a_look, self._calls_are_for_gradients = more, is_grad_enabled()
+            self._as_it_is[seen] = calls - 1 - more
+            if calls == _CALLS_WITHOUT_GUARDS or self._has_fused_parts:
+                _watching.append(self)
+                try:
+                    result, has_fused_parts = call_unfused(self.fn, args, kwargs)
+                finally:
+                    _watching.pop()
+                self._has_fused_parts = self._has_fused_parts or has_fused_parts
+                return result
+            return self.fn(*args, **kwargs)
+        fused, unfused = self._runs.fused, self._runs.unfused
+        result = self._call_compiled(args, kwargs)
+        if self._runs.fused == fused and self._runs.unfused > unfused:
+            if len(self._as_it_is) >= _MOST_KINDS_OF_CALLS:
+                self._as_it_is.clear()
+            self._as_it_is[seen] = _CALLS_WITHOUT_GUARDS
+        return result
+
+    def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it through Dynamo and its guards, which compile what is new to them."""
+        raise NotImplementedError
+
+    def _look_again(self) -> None:
+        """Let the next call be looked at: there is another graph."""
+        self._calls_without_a_look = 0
+
+
+def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Return what a call looks like, for the question whether it would run unfused.
+
+    Calls that look alike may still differ, so the answer must not matter for the result.
+    """
+    # Every look costs a tenth of a microsecond, and three times that where the caches hold something else.
+    seen = [torch.is_grad_enabled(), getattr(fn, "training", None), *kwargs]
+    _add_looks(seen, args)
+    _add_looks(seen, kwargs.values())
+    return tuple(seen)
+
+
+def _add_looks(seen: list[Any], values: Iterable[Any]) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is nn.Parameter:
+            seen += (value.shape, value.dtype, value.requires_grad)
+        elif kind in _PLAIN_VALUES:
+            seen += (kind, value)
+        elif kind is list or kind is tuple:
+            seen += (kind, len(value))
+            _add_looks(seen, value)
+        elif kind is dict:
+            seen += (kind, *value)
+            _add_looks(seen, value.values())
+        else:
+            # Which object it is, as the `self` of a method. What is new in each call is a new kind of call, too.
+            seen += (kind, id(value), value.training if isinstance(value, nn.Module) else None)

@@ -1,0 +1,30 @@
+"""What is remembered and what is measured, as a test of "auto" wants it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers.partition import auto, patience
+from tests.partition.measured import Measured
+
+__all__ = ["measured", "own_memory"]
+
+
+@pytest.fixture
+def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    torch.compiler.reset()  # Dynamo remembers by file and line which sizes changed in another test
+    with patience(0):
+        yield
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Measured]:
+    def say(fastest: str) -> Measured:
+        clock = Measured(fastest)
+        monkeypatch.setattr(auto, "seconds_of", clock)
+        return clock
+
+    return say

@@ -1,0 +1,56 @@
+"""A clock that says what a test wants, and functions to fuse, for the tests of what "auto" chooses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuselayers.partition import FusedFunction, GraphReport
+from fuselayers.partition.measure import copies_of
+
+__all__ = ["Measured", "check", "inputs", "only", "wave"]
+
+
+class Measured:
+    """In the place of the clock: says that one candidate is the fastest, and runs each of them once."""
+
+    def __init__(self, fastest: str) -> None:
+        self.fastest = fastest
+        self.asked: list[list[str]] = []
+
+    def __call__(
+        self,
+        candidates: Mapping[str, Callable[..., Any]],
+        inputs: Sequence[Any],
+        *,
+        plain: str,
+        overwritten: frozenset[int],
+    ) -> dict[str, float]:
+        self.asked.append(list(candidates))
+        for run in candidates.values():
+            run(*copies_of(inputs, overwritten)[0])
+        return {name: 1.0 if name == self.fastest else 2.0 for name in candidates}
+
+
+def wave(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+def inputs(size: int = 12) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, requires_grad=True), torch.randn(size)
+
+
+def only(fused: FusedFunction) -> GraphReport:
+    (graph,) = fused.report().graphs
+    return graph
+
+
+def check(fused: FusedFunction, *args: Tensor) -> None:
+    """Values and gradients are those of the plain function."""
+    leaves = [one for one in args if one.requires_grad]
+    results = []
+    for fn in (fused.fn, fused):
+        out = fn(*args)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    torch.testing.assert_close(results[0], results[1])
