@@ -36,7 +36,10 @@ test-all: lint
 	$(INTERPRETED) -m kernels $(ARGS) || [ $$? -eq 5 ]
 
 # nvFuser's newest wheel is for torch 2.9, which this library is too new for: what it is handed is written down, as
-# definitions that need nothing else. They are made in the real nvFuser then, which wants Python 3.10 or 3.12 and no GPU.
+# definitions that need nothing else. They are made in the real nvFuser then, without a GPU, but with a C++ compiler and
+# Python 3.10 or 3.12. What it prints is on file for this version of it.
+NVFUSER := 0.2.35.dev20260115
+
 test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed
 	rm -rf build/nvfuser
 	NVFUSER_DEFINITIONS=build/nvfuser $(COMPILED) -m "not slow" tests/partition/compilers/nvfuser
@@ -45,7 +48,7 @@ test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed
 
 $(VENV)-nvfuser/.installed:
 	"$(PYTHON)" -m venv --clear $(VENV)-nvfuser
-	"$(VENV)-nvfuser/bin/python" -m pip install 'torch==2.9.*' nvfuser-cu128-torch29 numpy
+	"$(VENV)-nvfuser/bin/python" -m pip install 'torch==2.9.*' 'nvfuser-cu128-torch29==$(NVFUSER)' numpy
 	@touch $@
 
 lint: $(VENV)/.installed-test

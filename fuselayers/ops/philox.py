@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..partition import BackendUnavailableError, FallbackWarning
+from ..partition.torch_private import statically_known_true
 from .forms.compiled import compiled
 from .forms.triton_language import tile_function, tl
 from .shards import Shard, check_shard, first_column, row_numbers
@@ -189,14 +190,15 @@ def keep_bytes(
         keep = torch.ops.fuselayers.philox_keep(
             seed, row_R, num_rows, first_group, groups, threshold, offset, again=again
         )
+        fits = False
     else:
         row_R = torch.arange(num_rows, device=seed.device) if row_R is None else row_R
         group_G = torch.arange(first_group, first_group + groups, device=seed.device)
         keep = _unpacked(_packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)))
-    # A slice of all of it would be a kernel more for nvFuser.
-    if not isinstance(columns, int) or skipped != 0 or columns % LANES != 0:
-        keep = keep[:, skipped : skipped + columns]
-    kept: Tensor = keep.view(shape)
+        # A slice of all of it would be a kernel more for nvFuser. Of a size that is not known nothing is asked, since
+        # the answer would be a guard.
+        fits = statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
+    kept: Tensor = (keep if fits else keep[:, skipped : skipped + columns]).view(shape)
     return kept
 
 
@@ -219,9 +221,11 @@ def _packed(seed: Tensor, row_R: Tensor, group_G: Tensor, threshold: Tensor, off
 
 def _unpacked(packed_RG: Tensor) -> Tensor:
     """The bytes of every group beside each other, as bools: [R, 8 G]."""
-    # Not put together from eight tensors: of that nvFuser makes several kernels, of this a single one, where a thread
-    # computes a group once for its eight neighbours.
-    place_L = (8 * torch.arange(LANES, device=packed_RG.device) - _FIRST_BYTE).abs()
+    # Not put together from eight tensors: of that nvFuser makes several kernels. The group does not depend on which of
+    # its neighbours is asked for, so a compiler may compute it once for those that a thread has.
+    place_L = 8 * torch.arange(LANES, device=packed_RG.device)
+    if _FIRST_BYTE:
+        place_L = _FIRST_BYTE - place_L
     return ((packed_RG[:, :, None] >> place_L) & 1).flatten(1) != 0
 
 

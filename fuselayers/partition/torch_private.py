@@ -53,6 +53,7 @@ from torch.fx.experimental import symbolic_shapes as symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true as statically_known_true
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
@@ -115,6 +116,7 @@ __all__ = [
     "pytree",
     "size_hint",
     "size_of",
+    "statically_known_true",
     "symbolic_shapes",
     "torch_compile",
     "torch_default_partition",

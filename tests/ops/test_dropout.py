@@ -50,6 +50,15 @@ def test_dynamic_shapes() -> None:
     check_dynamic(op, reference, lambda shape: tensors(shape), p=0.3, seed=seed_of())
 
 
+@pytest.mark.parametrize("columns", [20, 24])
+def test_columns_whose_number_is_data(columns: int) -> None:
+    """Nothing may be asked of a size that is known only when the graph runs."""
+    x, seed = torch.randn(6, columns), seed_of()
+    torch._dynamo.decorators.mark_unbacked(x, 1)
+    compiled = torch.compile(lambda x, seed: dropout(x, 0.5, seed=seed) + 1, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, seed), dropout(x, 0.5, seed=seed) + 1)
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_fused(backend: str) -> None:
     check_fused(op, reference, tensors((6, 20)), backend=backend, p=0.3, seed=seed_of())

@@ -69,6 +69,7 @@ def imported_binding() -> Any:
 
     Raises:
         ImportError: it is not installed, or was built for another torch.
+        OSError, CalledProcessError: without a GPU, where there is no C++ compiler, or it cannot compile for this torch.
     """
     # What is there already may be the stand-in, under its name.
     imported = "nvfuser_direct" in sys.modules

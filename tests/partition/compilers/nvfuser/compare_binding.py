@@ -5,7 +5,7 @@
 needs torch and `nvfuser_direct`, with a GPU or without. What the stand-in takes, the real one has to take, and answer
 in the same types:
 
-- every operation has the overloads of `OVERLOADS`;
+- every operation has overloads with the names and defaults of those in `OVERLOADS`;
 - every elementwise operation, of tensors, scalars and numbers of every type, gives the same type and rank. That the
   stand-in refuses more is meant: nvFuser finds out later, when it compiles;
 - a tensor's layout is described alike;
@@ -141,12 +141,15 @@ def elementwise_differences(real: Any, stand_in: Any, names: Sequence[str] = tup
     for name in names:
         overload = OVERLOADS[name][0]
         if all(one.name is None and one.takes.startswith("Val") for one in overload.parameters):
+            taken = 0
             for operands in _operands(len(overload.parameters)):
-                ours = _answer(stand_in, name, operands)
-                theirs = _answer(real, name, operands)
-                if ours is not None and ours != theirs:
+                ours = _answer(stand_in, name, operands, refusals=(RuntimeError, TypeError))
+                taken += ours is not None
+                if ours is not None and ours != (theirs := _answer(real, name, operands, refusals=(Exception,))):
                     said = " and ".join(" of ".join(one) if isinstance(one, tuple) else repr(one) for one in operands)
                     yield f"{name} of {said}: {theirs or 'is refused'}, in the stand-in {ours}"
+            if not taken:
+                yield f"{name}: the stand-in takes no operands at all"
 
 
 def _operands(count: int) -> Iterator[tuple[_Operand, ...]]:
@@ -161,13 +164,16 @@ def _operands(count: int) -> Iterator[tuple[_Operand, ...]]:
             yield operands
 
 
-def _answer(package: Any, name: str, operands: Sequence[_Operand]) -> str | None:
-    """The type and rank of what an operation gives, or None if it raises."""
-    try:
-        with _quiet(), package.FusionDefinition() as fd:
-            made = getattr(fd.ops, name)(*(_operand(package, fd, one) for one in operands))
-    except Exception:
-        return None
+def _answer(
+    package: Any, name: str, operands: Sequence[_Operand], *, refusals: tuple[type[Exception], ...]
+) -> str | None:
+    """The type and rank of what an operation gives, or None if it raises a refusal."""
+    with _quiet(), package.FusionDefinition() as fd:
+        given = [_operand(package, fd, one) for one in operands]
+        try:
+            made = getattr(fd.ops, name)(*given)
+        except refusals:
+            return None
     return _type_of(package, made)
 
 
@@ -220,6 +226,10 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="of definitions that the tests wrote")
     chosen = parser.parse_args(arguments)
+    if chosen.folder and not any(chosen.folder.glob("*.json")):
+        parser.error(
+            f"there are no definitions in {chosen.folder}; run the tests with NVFUSER_DEFINITIONS={chosen.folder}"
+        )
     real = imported_binding()
     differences = [
         *overload_differences(real),

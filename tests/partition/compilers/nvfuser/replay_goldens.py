@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor
 from tests.partition.compilers.nvfuser.binding import imported_binding
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 
-__all__ = ["GOLDENS", "inputs_of", "main", "printed", "regions_of"]
+__all__ = ["GOLDENS", "digest_of", "inputs_of", "main", "printed", "regions_of"]
 
 GOLDENS = Path(__file__).with_name("goldens")
 
@@ -62,6 +63,11 @@ def _defined(package: Any, function: Any) -> Any:
     return definition
 
 
+def digest_of(path: Path) -> str:
+    """Which text of a golden file something was made from."""
+    return hashlib.sha1(path.read_bytes()).hexdigest()[:12]
+
+
 def printed(package: Any, definition: Any, layouts: Sequence[Any]) -> str:
     """What nvFuser says of a definition: its representation of it, and the schedulers that take it whole."""
     shapes = [
@@ -90,7 +96,8 @@ def main(arguments: Sequence[str]) -> int:
         for name, (function, layouts) in regions_of(path).items():
             said = []
             definition = _defined(package, function)
-            text, kept = printed(package, definition, layouts), stored / f"{path.stem}.{name}.txt"
+            text = f"{printed(package, definition, layouts)}of {path.name} {digest_of(path)}\n"
+            kept = stored / f"{path.stem}.{name}.txt"
             if chosen.write:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -127,5 +128,29 @@ def test_definitions_are_made_again(
 
 
 def test_a_binding_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", None)
     with pytest.raises(ModuleNotFoundError, match="nvfuser_direct"):
         compare_binding.imported_binding()
+
+
+def test_a_stand_in_that_takes_nothing_is_said() -> None:
+    def refuse(name: str, made: Any) -> Any:
+        raise RuntimeError("no")
+
+    differences = [*elementwise_differences(StandIn(scalars_pretend=True), crooked(refuse), ["exp"])]
+    assert differences == ["exp: the stand-in takes no operands at all"]
+
+
+def test_an_accident_of_the_stand_in_is_no_refusal() -> None:
+    def stumble(name: str, made: Any) -> Any:
+        raise AttributeError("an accident")
+
+    with pytest.raises(AttributeError, match="an accident"):
+        [*elementwise_differences(StandIn(scalars_pretend=True), crooked(stumble), ["exp"])]
+
+
+def test_a_folder_without_definitions_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    said = f"there are no definitions in {tmp_path}; run the tests with NVFUSER_DEFINITIONS={tmp_path}"
+    assert said in capsys.readouterr().err

@@ -448,6 +448,21 @@ class TestDescriptors:
             close(run(nvfuser_stand_in, lambda fd, x: fd.ops.neg(x), x), -x)
 
 
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda fd, x: fd.ops.mul(fd.ops.cast(x, fd_type("Half")), 1j), "Only support Float and Double"),
+        (lambda fd, x: fd.ops.logical_and(x, 1j), "a complex number is no bool"),
+        (lambda fd, x: fd.ops.lerp(0.0, 1.0, x), r"lerp\(\) of two scalars is a scalar"),
+        (lambda fd, x: fd.ops.complex(fd.ops.sum(x, [0, 1]), x), r"complex\(\) has the rank of its first operand"),
+    ],
+    ids=["half and complex", "logical", "lerp", "complex"],
+)
+def test_corners_that_the_real_one_refuses(build: Any, message: str, nvfuser_stand_in: StandIn) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        defined(nvfuser_stand_in, build, X)
+
+
 class TestScripts:
     def test_a_line_for_each_call(self, nvfuser_stand_in: StandIn) -> None:
         def build(fd: FusionDefinition, x: Any, s: Any) -> Any:
