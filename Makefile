@@ -40,13 +40,13 @@ test-all: lint
 # Python 3.10 or 3.12. What it prints is on file for this version of it.
 NVFUSER := 0.2.35.dev20260115
 
-test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed
+test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed-$(NVFUSER)
 	rm -rf build/nvfuser
 	NVFUSER_DEFINITIONS=build/nvfuser $(COMPILED) -m "not slow" tests/partition/compilers/nvfuser
 	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.compare_binding build/nvfuser
 	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.replay_goldens $(ARGS)
 
-$(VENV)-nvfuser/.installed:
+$(VENV)-nvfuser/.installed-$(NVFUSER):
 	"$(PYTHON)" -m venv --clear $(VENV)-nvfuser
 	"$(VENV)-nvfuser/bin/python" -m pip install 'torch==2.9.*' 'nvfuser-cu128-torch29==$(NVFUSER)' numpy
 	@touch $@

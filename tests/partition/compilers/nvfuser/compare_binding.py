@@ -39,8 +39,8 @@ __all__ = ["elementwise_differences", "main", "overload_differences", "written_d
 
 # What is not as in the version that the stand-in was written after, in one that is older.
 _CHANGED_SINCE = {
-    "nv_grouped_block_quantize": "there was none",
-    "sdpfa_bwd": "logsumexp was called log_sumexp",
+    "nv_grouped_block_quantize",  # there was none
+    "sdpfa_bwd",  # logsumexp was called log_sumexp
 }
 _TYPES = ("Double", "Float", "Half", "BFloat16", "Int", "Int32", "Bool", "ComplexFloat", "ComplexDouble")
 # For operations of three operands and more, of which all combinations would be too many.
