@@ -31,7 +31,7 @@ _CALLS_TO_DECIDE: Final = 3
 _FEWEST_ROUNDS: Final = 11
 # 401 left the ratio of a kernel of 0.4 ms uncertain by a percent.
 _MOST_ROUNDS: Final = 2001
-_ENOUGH_SECONDS: Final = 1.0
+_ENOUGH_SECONDS: Final = 3.0
 # Below this a choice is no gain over eager.
 _WORTH_IT: Final = 0.98
 
@@ -49,6 +49,7 @@ class Row:
         chosen: the candidate that will serve.
         ratio: eager's time divided by that of the function as it will be called; None for a part of a whole.
         identity: of the graph, "" for what is no single graph.
+        uncertainty: of the ratio, either way; None where there is no ratio.
     """
 
     function: str
@@ -57,6 +58,7 @@ class Row:
     chosen: str
     ratio: float | None
     identity: str
+    uncertainty: float | None = None
 
 
 def frozen(rows: Sequence[Row], device_type: str = "cpu") -> str:
@@ -182,7 +184,7 @@ def _tuned(
             eager, auto = steps(use)
             for _ in range(_CALLS_TO_DECIDE):
                 auto()
-            eager_seconds, auto_seconds, ratio = _in_turns(eager, auto, device)
+            eager_seconds, auto_seconds, ratio, uncertainty = _in_turns(eager, auto, device)
             parts = [_row(label, seconds) for label, seconds in found.items()]
             graphs = [label for label, seconds in found.items() if UNFUSED in seconds]
             if last or ratio >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
@@ -196,7 +198,7 @@ def _tuned(
                     found[graph] = {**dict.fromkeys(found[graph]), UNFUSED: found[graph][UNFUSED]}
             torch.compiler.reset()
     chosen = ", ".join(sorted({row.chosen for row in parts})) or "eager"
-    whole = Row(name, use, {}, chosen, ratio=ratio, identity="")
+    whole = Row(name, use, {}, chosen, ratio=ratio, identity="", uncertainty=uncertainty)
     return whole, parts
 
 
@@ -209,9 +211,9 @@ def _row(label: str, found: Mapping[str, float | None]) -> Row:
     return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity)
 
 
-def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, float, float]:
+def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, float, float, float]:
     """The median seconds of both, called in turns and in random order, and the median of how often the one of a turn
-    contains the other: what else the machine does for a while falls on both of a turn alike."""
+    contains the other, with its uncertainty: what else the machine does for a while falls on both of a turn alike."""
     times: dict[_Step, list[float]] = {eager: [], auto: []}
     order = random.Random(0)
     began = time.perf_counter()
@@ -227,4 +229,17 @@ def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, f
                 synchronize(device)
                 times[step].append(time.perf_counter() - started)
     ratios = [one / other for one, other in zip(times[eager], times[auto], strict=True)]
-    return statistics.median(times[eager]), statistics.median(times[auto]), statistics.median(ratios)
+    return statistics.median(times[eager]), statistics.median(times[auto]), *_median(ratios)
+
+
+def _median(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and half the width of its interval of some 95 %, for values that are spread in any way: how many of n
+    lie below the true median is binomial, n / 2 with a deviation of sqrt(n) / 2.
+
+    >>> _median([0.5, 0.75, 0.75, 1.0, 1.0, 1.0, 1.0, 1.25, 1.25, 1.5, 1.5])
+    (1.0, 0.25)
+    """
+    in_order = sorted(values)
+    middle, reach = len(in_order) / 2, 1.96 * math.sqrt(len(in_order)) / 2
+    low, high = max(math.floor(middle - reach), 0), min(math.ceil(middle + reach), len(in_order)) - 1
+    return statistics.median(in_order), (in_order[high] - in_order[low]) / 2

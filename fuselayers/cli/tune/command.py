@@ -104,10 +104,12 @@ def _print(rows: list[Row], console: Console, machine: str) -> None:
         table.add_column(heading, justify="right")
     for row in rows:
         cells = (f"{1e3 * row.seconds[name]:.3f}" if name in row.seconds else "" for name in names)
-        table.add_row(row.function, row.use, *cells, row.chosen, "" if row.ratio is None else f"{row.ratio:.2f} x")
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f} ± {row.uncertainty:.2f} x"
+        table.add_row(row.function, row.use, *cells, row.chosen, ratio)
     console.print(table, highlight=False)
     console.print(
-        "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns",
+        "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns, "
+        "and their 95 % intervals",
         highlight=False,
     )
     console.print(machine, highlight=False, soft_wrap=True)

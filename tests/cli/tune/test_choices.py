@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: (1.0, 1.0, 1.0))
+    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: (1.0, 1.0, 1.0, 0.1))
     torch.compiler.reset()
 
 
@@ -59,14 +59,14 @@ def test_blocks_are_chosen_for_each_by_itself() -> None:
 
 def test_what_loses_against_eager_as_it_is_called_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself a backend was the fastest; called as it will be, eager is."""
-    timed = iter([(1.0, 2.0, 0.5), (1.0, 1.0, 1.0)] * 2)
+    timed = iter([(1.0, 2.0, 0.5, 0.1), (1.0, 1.0, 1.0, 0.2)] * 2)
     monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: next(timed))
     said = {"inductor": 0.5, "eager": 1.2, "unfused": 0.9}
     monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: said)
     rows = tune_model(TINY, batch_size=2, device=CPU, keep=True)
     assert [row.chosen for row in rows if row.identity] == ["unfused", "unfused"]
     assert [row.seconds for row in rows if row.identity] == [{"inductor": 2.0, "eager": 1.2, "unfused": 1.0}] * 2
-    assert [row.ratio for row in rows if row.ratio] == [1.0, 1.0]
+    assert [(row.ratio, row.uncertainty) for row in rows if row.ratio] == [(1.0, 0.2)] * 2
 
 
 def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +103,10 @@ def test_both_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((name, has_choice()))
         time.sleep(seconds)
 
-    eager, auto, ratio = _in_turns(lambda: step("eager", 0.01), lambda: step("auto", 0.002), CPU)
+    eager, auto, ratio, uncertainty = _in_turns(lambda: step("eager", 0.01), lambda: step("auto", 0.002), CPU)
     assert eager > 0.01 > auto > 0.002
     assert 1 < ratio < 6
+    assert 0 < uncertainty < 6
     turns = list(zip(calls[::2], calls[1::2], strict=True))
     assert len(turns) == 11
     assert all({name for name, _ in turn} == {"eager", "auto"} for turn in turns)
