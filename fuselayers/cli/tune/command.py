@@ -104,7 +104,7 @@ def _print(rows: list[Row], console: Console, machine: str) -> None:
         table.add_column(heading, justify="right")
     for row in rows:
         cells = (f"{1e3 * row.seconds[name]:.3f}" if name in row.seconds else "" for name in names)
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f} ± {row.uncertainty:.2f} x"
+        ratio = "" if row.ratio is None else str(row.ratio)
         table.add_row(row.function, row.use, *cells, row.chosen, ratio)
     console.print(table, highlight=False)
     console.print(
