@@ -2,8 +2,8 @@
 
 The guards would be all that is left of the fusion then, and take longer than a small function. What such a call looks
 like stands in for them: not all that they ask, but its answer never matters for the result, since what runs is the
-function. Now and then they are asked, since what is not seen at a glance may have become another graph, one that is
-fused.
+function, which keeps for backward what eager keeps. Now and then they are asked, since what is not seen at a glance may
+have become another graph, one that is fused.
 """
 
 import random
@@ -28,7 +28,8 @@ _CALLS_WITHOUT_GUARDS: Final = 1000
 # Of a function of which nothing is fused: in caches that hold something else a look at its arguments took as long as
 # eight calls without one (80 us, on a Xeon of 2 GHz). How many go without is drawn anew each time, or a shape that
 # comes in step with them would not be seen.
-_CALLS_WITHOUT_A_LOOK: Final = (32, 96)
+_FEWEST_CALLS_WITHOUT_A_LOOK: Final = 32
+_MOST_CALLS_WITHOUT_A_LOOK: Final = 96
 _order = random.Random(0)  # not the user's numbers
 # Functions that are called to see whether others that are fused are called within: all of these say so then.
 _watching: list[Any] = []
@@ -84,8 +85,10 @@ class UnguardedCalls:
             more = 0
             # In inference mode all calls are looked at: nothing tells there whether forward will run again.
             may_go_without = self._runs.open == 0 and not self._has_fused_parts and is_fwd_grad_enabled()
-            if may_go_without and calls < _CALLS_WITHOUT_GUARDS:
-                more = min(int(_order.uniform(*_CALLS_WITHOUT_A_LOOK)), calls - 1)
+            if may_go_without:
+                # No more than went before it, since a few small calls that warm something up say little of the next.
+                drawn = _order.randint(_FEWEST_CALLS_WITHOUT_A_LOOK, _MOST_CALLS_WITHOUT_A_LOOK)
+                more = min(drawn, _CALLS_WITHOUT_GUARDS - calls, calls - 1)
             self._calls_without_a_look, self._calls_are_for_gradients = more, is_grad_enabled()
             self._as_it_is[seen] = calls - 1 - more
             if calls == _CALLS_WITHOUT_GUARDS or self._has_fused_parts:
@@ -119,7 +122,7 @@ def glance(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, A
 
     Calls that look alike may still differ, so the answer must not matter for the result.
     """
-    # Every look costs a tenth of a microsecond, and three times that where the caches hold something else.
+    # Each question costs a tenth of a microsecond, and three times that where the caches hold something else.
     seen = [torch.is_grad_enabled(), getattr(fn, "training", None), *kwargs]
     _add_looks(seen, args)
     _add_looks(seen, kwargs.values())
