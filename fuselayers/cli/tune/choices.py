@@ -28,13 +28,15 @@ __all__ = ["Ratio", "Row", "frozen", "tune_model", "tune_ops"]
 _TRAINING: Final = "training"
 _FORWARD: Final = "forward"
 _CALLS_TO_DECIDE: Final = 3
-_FEWEST_ROUNDS: Final = 11
-# 401 left the ratio of a kernel of 0.4 ms uncertain by a percent.
-_MOST_ROUNDS: Final = 2001
+# Of turns of a step and eager's. How many does not hang on what they show: who stops at a good reading, and goes on at
+# a bad one, reads too much.
 _ENOUGH_SECONDS: Final = 3.0
-# How much longer, step by step, while what was measured leaves open whether a choice is worth it. Of eleven steps of a
-# second each the plain function read 0.96 ± 0.02 against itself.
-_LONGER: Final = (1, 2, 4)
+# 401 left the ratio of a kernel of 0.4 ms uncertain by a percent (EPYC, 2 cores); 11 that of 0.8 s by four.
+_ENOUGH_ROUNDS: Final = 31
+_MOST_ROUNDS: Final = 2001
+# For steps of many seconds.
+_MOST_SECONDS: Final = 60.0
+_FEWEST_ROUNDS: Final = 11
 # Below this a choice is no gain over eager.
 _WORTH_IT: Final = 0.98
 
@@ -46,15 +48,17 @@ class Ratio:
     """How often one time contains another.
 
     Attributes:
-        value: the median of what was measured.
-        uncertainty: half the width of the interval in which that median is, in 95 of 100 cases.
+        median: of what was measured, a number for each turn.
+        low: where the true median's interval of at least 95 % begins, if turns do not hang on each other.
+        high: where it ends.
     """
 
-    value: float
-    uncertainty: float
+    median: float
+    low: float
+    high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ± {self.uncertainty:.2f} x"
+        return f"{self.median:.3f} x ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True)
@@ -201,16 +205,17 @@ def _tuned(
             eager, auto = steps(use)
             for _ in range(_CALLS_TO_DECIDE):
                 auto()
-            eager_seconds, auto_seconds, ratio = _in_turns(eager, auto, device)
+            seconds, ratio = _in_turns(eager, auto, device)
             parts = [_row(label, seconds) for label, seconds in found.items()]
             graphs = [label for label, seconds in found.items() if UNFUSED in seconds]
-            if last or ratio.value >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
+            if last or ratio.median >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
                 break
-            # What ran well between its neighbours does not as it is called: that decides, and the next is tried. Of
-            # several graphs nobody knows which it was.
+            # What ran well between its neighbours does not as it is called: that decides, and the next is tried. The
+            # ratio stays what its time and eager's have, or it could be chosen again. Of several graphs nobody knows
+            # which it was.
             for graph in graphs:
                 if len(graphs) == 1:
-                    found[graph] = {**found[graph], best_of(found[graph]): auto_seconds, UNFUSED: eager_seconds}
+                    found[graph] = {**found[graph], best_of(found[graph]): seconds, UNFUSED: seconds * ratio.median}
                 else:
                     found[graph] = {**dict.fromkeys(found[graph]), UNFUSED: found[graph][UNFUSED]}
             torch.compiler.reset()
@@ -227,38 +232,37 @@ def _row(label: str, found: Mapping[str, float | None]) -> Row:
     return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity)
 
 
-def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, float, Ratio]:
-    """The median seconds of both, called in turns and in random order, and how often the one of a turn contains the
-    other: what else the machine does for a while falls on both of a turn alike."""
+def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, Ratio]:
+    """The median seconds of `auto`, and how often eager's time contains its own, both called in turns and in random
+    order: what else the machine does for a while falls on both of a turn alike."""
     times: dict[_Step, list[float]] = {eager: [], auto: []}
     order = random.Random(0)
     began = time.perf_counter()
-    for longer in _LONGER:
-        while (done := len(times[eager])) < longer * _MOST_ROUNDS:
-            if done >= longer * _FEWEST_ROUNDS and time.perf_counter() - began > longer * _ENOUGH_SECONDS:
-                break
-            for step in order.sample([eager, auto], 2):
-                # Eager's ops shall not change their form; what is fused has made its choice.
-                with patience(math.inf if step is eager else 0):
-                    synchronize(device)
-                    started = time.perf_counter()
-                    step()
-                    synchronize(device)
-                    times[step].append(time.perf_counter() - started)
-        ratio = _ratio([one / other for one, other in zip(times[eager], times[auto], strict=True)])
-        if ratio.value - ratio.uncertainty >= _WORTH_IT:
+    for done in range(_MOST_ROUNDS):
+        seconds = time.perf_counter() - began
+        if (done >= _ENOUGH_ROUNDS and seconds > _ENOUGH_SECONDS) or (
+            done >= _FEWEST_ROUNDS and seconds > _MOST_SECONDS
+        ):
             break
-    return statistics.median(times[eager]), statistics.median(times[auto]), ratio
+        for step in order.sample([eager, auto], 2):
+            # Eager's ops shall not change their form; what is fused has made its choice.
+            with patience(math.inf if step is eager else 0):
+                synchronize(device)
+                started = time.perf_counter()
+                step()
+                synchronize(device)
+                times[step].append(time.perf_counter() - started)
+    ratios = [one / other for one, other in zip(times[eager], times[auto], strict=True)]
+    return statistics.median(times[auto]), _ratio(ratios)
 
 
 def _ratio(measured: Sequence[float]) -> Ratio:
-    """The median, with its interval for values that are spread in any way: how many of n lie below the true median is
-    binomial, n / 2 with a deviation of sqrt(n) / 2.
+    """The median with its interval, for 6 or more values that are spread in any way: how many of n lie below the true
+    median is binomial, n / 2 with a deviation of sqrt(n) / 2.
 
-    >>> _ratio([0.5, 0.75, 0.75, 1.0, 1.0, 1.0, 1.0, 1.25, 1.25, 1.5, 1.5])
-    Ratio(value=1.0, uncertainty=0.25)
+    >>> _ratio([0.5, 0.75, 0.75, 1.0, 1.0, 1.0, 1.0, 1.25, 1.25, 1.75, 9.0])
+    Ratio(median=1.0, low=0.75, high=1.75)
     """
     in_order = sorted(measured)
-    middle, reach = len(in_order) / 2, 1.96 * math.sqrt(len(in_order)) / 2
-    low, high = max(math.floor(middle - reach), 0), min(math.ceil(middle + reach), len(in_order)) - 1
-    return Ratio(statistics.median(in_order), (in_order[high] - in_order[low]) / 2)
+    outside = math.floor((len(in_order) - 1.96 * math.sqrt(len(in_order)) - 1) / 2)
+    return Ratio(statistics.median(in_order), in_order[outside], in_order[-1 - outside])

@@ -21,8 +21,9 @@ starts a kernel, and keeps the figures for the fusion core, which weighs saving 
 them.
 
 With a model or `ops` it measures ahead of time what the backend `auto` would find out while it runs: which candidate
-serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns.
-For a model it prints the override that makes the choice part of a config.
+serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns, for
+three seconds, or for up to a minute where a step takes long. For a model it prints the override that makes the choice
+part of a config.
 
   fuselayers tune
   fuselayers tune --device cuda --dry-run
@@ -109,7 +110,7 @@ def _print(rows: list[Row], console: Console, machine: str) -> None:
     console.print(table, highlight=False)
     console.print(
         "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns, "
-        "and their 95 % intervals",
+        "and their 95 % intervals, if no turn hangs on the one before it",
         highlight=False,
     )
     console.print(machine, highlight=False, soft_wrap=True)

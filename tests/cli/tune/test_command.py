@@ -17,7 +17,7 @@ TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: (1.0, 1.0, choices.Ratio(1.25, 0.125)))
+    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: (1.0, choices.Ratio(1.25, 1.2, 1.375)))
     torch.compiler.reset()
 
 
@@ -40,7 +40,7 @@ def test_ops(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     printed = capsys.readouterr().out
     assert "rms_norm 2x3x16" in printed
     assert "ops in float32, dropout 0.1" in printed
-    assert "1.25 ± 0.12 x" in printed
+    assert "1.250 x (1.200 to 1.375)" in printed
     assert auto_file().exists()
 
 
