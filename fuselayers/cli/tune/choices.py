@@ -17,7 +17,7 @@ from ...configs import build, compose
 from ...ops.forms.choice import faster_form
 from ...partition import fuse, patience
 from ...partition.auto import best_of
-from ...partition.backends import AUTO_ORDER, CANDIDATES, UNFUSED, why_unavailable
+from ...partition.backends import AUTO_ORDER, UNFUSED, why_unavailable
 from ...partition.report import read_label
 from ...partition.timings import measured_anew
 from ..bench.cases import OPS, OpCase, Settings, op_case
@@ -201,23 +201,25 @@ def _tuned(
         keep: whether the choice outlives the process.
     """
     with patience(0), measured_anew(device.type, keep=keep) as found:
-        for last in (False,) * len(CANDIDATES) + (True,):
+        while True:
             eager, auto = steps(use)
             for _ in range(_CALLS_TO_DECIDE):
                 auto()
-            seconds, ratio = _in_turns(eager, auto, device)
+            ratio = _in_turns(eager, auto, device)
             parts = [_row(label, seconds) for label, seconds in found.items()]
             graphs = [label for label, seconds in found.items() if UNFUSED in seconds]
-            if last or ratio.median >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
+            if ratio.median >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
                 break
-            # What ran well between its neighbours does not as it is called: that decides, and the next is tried. The
-            # ratio stays what its time and eager's have, or it could be chosen again. Of several graphs nobody knows
-            # which it was.
+            # What ran well between its neighbours does not as it is called: that decides, and the next is tried. With
+            # the time that it gets it loses against the function as it is from now on, so there is an end. Of several
+            # graphs nobody knows which it was.
             for graph in graphs:
+                plain = found[graph][UNFUSED]
+                assert plain is not None  # the others' times were taken beside it
                 if len(graphs) == 1:
-                    found[graph] = {**found[graph], best_of(found[graph]): seconds, UNFUSED: seconds * ratio.median}
+                    found[graph] = {**found[graph], best_of(found[graph]): plain / ratio.median}
                 else:
-                    found[graph] = {**dict.fromkeys(found[graph]), UNFUSED: found[graph][UNFUSED]}
+                    found[graph] = {**dict.fromkeys(found[graph]), UNFUSED: plain}
             torch.compiler.reset()
     chosen = ", ".join(sorted({row.chosen for row in parts})) or "eager"
     return Row(name, use, {}, chosen, ratio=ratio, identity=""), parts
@@ -232,9 +234,9 @@ def _row(label: str, found: Mapping[str, float | None]) -> Row:
     return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity)
 
 
-def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, Ratio]:
-    """The median seconds of `auto`, and how often eager's time contains its own, both called in turns and in random
-    order: what else the machine does for a while falls on both of a turn alike."""
+def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> Ratio:
+    """How often eager's time contains the other's, both called in turns and in random order: what else the machine does
+    for a while falls on both of a turn alike."""
     times: dict[_Step, list[float]] = {eager: [], auto: []}
     order = random.Random(0)
     began = time.perf_counter()
@@ -252,8 +254,7 @@ def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> tuple[float, R
                 step()
                 synchronize(device)
                 times[step].append(time.perf_counter() - started)
-    ratios = [one / other for one, other in zip(times[eager], times[auto], strict=True)]
-    return statistics.median(times[auto]), _ratio(ratios)
+    return _ratio([one / other for one, other in zip(times[eager], times[auto], strict=True)])
 
 
 def _ratio(measured: Sequence[float]) -> Ratio:

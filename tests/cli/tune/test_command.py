@@ -17,7 +17,7 @@ TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: (1.0, choices.Ratio(1.25, 1.2, 1.375)))
+    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: choices.Ratio(1.25, 1.2, 1.375))
     torch.compiler.reset()
 
 
