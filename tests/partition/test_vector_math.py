@@ -1,0 +1,64 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.partition.torch_private import FakeTensorMode
+from fuselayers.partition.vector_math import VECTOR_FUNCTIONS, call_vector_functions
+
+HAS_MKL = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tensor]]:
+    """What was called, and on what."""
+    calls: list[tuple[str, Tensor]] = []
+    for name in VECTOR_FUNCTIONS:
+        monkeypatch.setattr(torch, name, lambda x, name=name: calls.append((name, x)))
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    return calls
+
+
+def test_they_are_those_that_torch_hands_to_mkl() -> None:
+    header = (Path(torch.__file__).parent / "include/ATen/cpu/vml.h").read_text()
+    names = re.findall(r"^IMPLEMENT_VML_MKL\((\w+), \w+\)$", header, re.MULTILINE)
+    assert sorted(names) == sorted(VECTOR_FUNCTIONS)
+
+
+def test_each_is_called_with_one_element(called: list[tuple[str, Tensor]]) -> None:
+    call_vector_functions()
+    assert [(name, x.dtype, x.shape, x.device.type) for name, x in called] == [
+        (name, dtype, (1,), "cpu") for dtype in (torch.float32, torch.float64) for name in VECTOR_FUNCTIONS
+    ]
+
+
+def test_it_is_called_also_where_nothing_runs_for_real(called: list[tuple[str, Tensor]]) -> None:
+    with torch.device("meta"), FakeTensorMode():
+        call_vector_functions()
+    assert len(called) == 2 * len(VECTOR_FUNCTIONS)
+    assert {(type(x), x.device.type) for _, x in called} == {(Tensor, "cpu")}
+
+
+def test_without_mkl_there_is_nothing_to_call(
+    called: list[tuple[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    call_vector_functions()
+    assert called == []
+
+
+@pytest.mark.skipif(not HAS_MKL, reason="torch was built without MKL")
+def test_importing_the_package_calls_them() -> None:
+    program = """
+import torch
+plain, called = torch.erfinv, []
+torch.erfinv = lambda x: called.append(x.dtype) or plain(x)
+import fuselayers
+print(called)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[torch.float32, torch.float64]\n"
