@@ -1,4 +1,5 @@
-"""Which candidate serves a fused function best: measured as "auto" measures, then timed as it will be called."""
+"""Which candidate serves a fused function best: measured as "auto" measures, and timed as it will be called. Where that
+is slower than eager, it is chosen again among all, timed so."""
 
 import inspect
 import math
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...configs import build, compose
-from ...ops.forms.choice import faster_form
+from ...ops.forms.choice import faster_form, forget_forms
 from ...partition import fuse, patience
 from ...partition.auto import best_of
 from ...partition.backends import AUTO_ORDER, UNFUSED, why_unavailable
@@ -39,6 +40,8 @@ _MOST_SECONDS: Final = 60.0
 _FEWEST_ROUNDS: Final = 11
 # Below this a choice is no gain over eager.
 _WORTH_IT: Final = 0.98
+# Beside the candidates' names: the choice as it was.
+_AS_BEFORE: Final = ""
 
 _Step = Callable[[], None]
 
@@ -68,8 +71,9 @@ class Row:
     Attributes:
         function: with the inputs that it was called with.
         use: "training", which is forward and backward, or "forward".
-        seconds: of each candidate.
-        chosen: the candidate that will serve.
+        seconds: of each candidate, as "auto" measures them; where the choice was made again, in proportion to what the
+            whole took with each.
+        chosen: the candidate that will serve; of a whole all that its graphs have, or "not measured".
         ratio: eager's time divided by that of the function as it will be called; None for a part of a whole.
         identity: of the graph, "" for what is no single graph.
     """
@@ -159,7 +163,6 @@ def tune_ops(
 
 def _op_steps(case: OpCase, use: str) -> tuple[_Step, _Step]:
     """An op's formula, and the op through `fuse`."""
-    torch.compiler.reset()  # every shape shall be a graph of its own
     fused = fuse(case.op, static_argnames=tuple(case.options))
     leaves = [tensor for tensor in case.tensors.values() if tensor.requires_grad]
     formula = {} if "backend" not in inspect.signature(case.op).parameters else {"backend": "eager"}
@@ -193,6 +196,9 @@ def _tuned(
 ) -> tuple[Row, list[Row]]:
     """Let "auto" measure, and time what it chose as it will be called; returns the whole and its parts.
 
+    A ratio is read once, before another choice is made, or after it: the reading that won is too good, and who reads
+    again what reads badly reads too much.
+
     Args:
         name: of the whole.
         use: "training" or "forward".
@@ -200,29 +206,63 @@ def _tuned(
         device: where they run.
         keep: whether the choice outlives the process.
     """
+
+    def timed() -> Ratio:
+        torch.compiler.reset()  # every shape and every choice shall be a graph of its own
+        forget_forms()
+        eager, auto = steps(use)
+        for _ in range(_CALLS_TO_DECIDE):
+            auto()
+        return _in_turns(eager, auto, device)
+
     with patience(0), measured_anew(device.type, keep=keep) as found:
-        while True:
-            eager, auto = steps(use)
-            for _ in range(_CALLS_TO_DECIDE):
-                auto()
-            ratio = _in_turns(eager, auto, device)
-            parts = [_row(label, seconds) for label, seconds in found.items()]
-            graphs = [label for label, seconds in found.items() if UNFUSED in seconds]
-            if ratio.median >= _WORTH_IT or all(best_of(found[graph]) == UNFUSED for graph in graphs):
-                break
-            # What ran well between its neighbours does not as it is called: that decides, and the next is tried. With
-            # the time that it gets it loses against the function as it is from now on, so there is an end. Of several
-            # graphs nobody knows which it was.
-            for graph in graphs:
-                plain = found[graph][UNFUSED]
-                assert plain is not None  # the others' times were taken beside it
-                if len(graphs) == 1:
-                    found[graph] = {**found[graph], best_of(found[graph]): plain / ratio.median}
-                else:
-                    found[graph] = {**dict.fromkeys(found[graph]), UNFUSED: plain}
-            torch.compiler.reset()
-    chosen = ", ".join(sorted({row.chosen for row in parts})) or "eager"
+        ratio = timed()
+        if ratio.median < _WORTH_IT and _chosen_again(found, timed):
+            ratio = timed()
+        parts = [_row(label, seconds) for label, seconds in found.items()]
+    chosen = ", ".join(sorted({row.chosen for row in parts if row.identity})) or "not measured"
     return Row(name, use, {}, chosen, ratio=ratio, identity=""), parts
+
+
+def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio]) -> bool:
+    """Let each candidate serve all graphs, and take the best; returns whether that is another choice.
+
+    What ran well between its neighbours does not always as it is called, nor the other way round. Of several graphs
+    nobody knows which it was, so only the whole is timed: with the choice as it was, and with each candidate wherever
+    it works. Ties go to the first of these, but none to what is slower than eager where something else is not.
+
+    Args:
+        found: the seconds of each candidate for each graph, and of the forms of ops that are called by themselves. Of
+            another choice there are only the graphs in it afterwards: what is chosen comes first, and each candidate
+            has the plain function's seconds, as measured, divided by the ratio of the whole with it.
+        timed: times the whole, with what `found` says.
+    """
+    known = dict(found)
+    graphs = {label: seconds for label, seconds in known.items() if UNFUSED in seconds}
+    if not graphs:
+        return False
+    before = {label: best_of(seconds) for label, seconds in graphs.items()}
+    ratios = {_AS_BEFORE: timed().median}
+    for name in dict.fromkeys(name for seconds in graphs.values() for name, one in seconds.items() if one is not None):
+        serving = {label: before[label] if one.get(name) is None else name for label, one in graphs.items()}
+        if serving == before:
+            ratios[name] = ratios[_AS_BEFORE]
+            continue
+        found.update({label: {**dict.fromkeys(one), serving[label]: 1.0} for label, one in graphs.items()})
+        ratios[name] = timed().median
+    found.clear()
+    found.update(known)
+    fast = {name: ratio for name, ratio in ratios.items() if ratio >= _WORTH_IT}
+    best = best_of({name: 1 / ratio for name, ratio in (fast or ratios).items()})
+    if best == _AS_BEFORE:
+        return False
+    found.clear()
+    for label, seconds in graphs.items():
+        plain = seconds[UNFUSED]
+        assert plain is not None  # the others' times were taken beside it
+        shares = {name: None if one is None else plain / ratios[name] for name, one in seconds.items()}
+        found[label] = seconds if seconds.get(best) is None else {best: shares[best], **shares}
+    return True
 
 
 def _row(label: str, found: Mapping[str, float | None]) -> Row:

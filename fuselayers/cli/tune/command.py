@@ -21,9 +21,10 @@ starts a kernel, and keeps the figures for the fusion core, which weighs saving 
 them.
 
 With a model or `ops` it measures ahead of time what the backend `auto` would find out while it runs: which candidate
-serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns, for
-three seconds, or for up to a minute where a step takes long. For a model it prints the override that makes the choice
-part of a config.
+serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns, as
+it will be called, for three seconds, or for up to a minute where a step takes long. If that shows it more than two
+percent slower, every candidate is timed so, and the best chosen. For a model it prints the override that makes the
+choice part of a config.
 
   fuselayers tune
   fuselayers tune --device cuda --dry-run

@@ -31,7 +31,7 @@ from ...partition.torch_private import (
 )
 from .compiled import why_not_compiled
 
-__all__ = ["call_faster", "faster_form", "settled_form"]
+__all__ = ["call_faster", "faster_form", "forget_forms", "settled_form"]
 
 _log = logging.getLogger("fuselayers")
 
@@ -57,6 +57,13 @@ def faster_form(seconds: Mapping[str, float | None]) -> str:
     """
     eager, inductor = seconds["eager"], seconds["inductor"]
     return "inductor" if eager is not None and inductor is not None and inductor < _CLEARLY * eager else "eager"
+
+
+def forget_forms() -> None:
+    """Let every op choose again in this process, by what `timings` remembers."""
+    with _lock:
+        for known in (_spent, _decided, _settled):
+            known.clear()
 
 
 def settled_form(
