@@ -1,5 +1,5 @@
 """Which candidate serves a fused function best: measured as "auto" measures, and timed as it will be called. Where that
-is slower than eager, it is chosen again among all, timed so."""
+is more than two percent slower than eager, it is chosen again among all, timed so."""
 
 import inspect
 import math
@@ -18,7 +18,7 @@ from ...configs import build, compose
 from ...ops.forms.choice import faster_form, forget_forms
 from ...partition import fuse, patience
 from ...partition.auto import best_of
-from ...partition.backends import AUTO_ORDER, UNFUSED, why_unavailable
+from ...partition.backends import AUTO_ORDER, CANDIDATES, UNFUSED, why_unavailable
 from ...partition.report import read_label
 from ...partition.timings import measured_anew
 from ..bench.cases import OPS, OpCase, Settings, op_case
@@ -38,7 +38,7 @@ _MOST_ROUNDS: Final = 2001
 # For steps of many seconds.
 _MOST_SECONDS: Final = 60.0
 _FEWEST_ROUNDS: Final = 11
-# Below this a choice is no gain over eager.
+# Below this a choice counts as slower than eager.
 _WORTH_IT: Final = 0.98
 # Beside the candidates' names: the choice as it was.
 _AS_BEFORE: Final = ""
@@ -71,8 +71,8 @@ class Row:
     Attributes:
         function: with the inputs that it was called with.
         use: "training", which is forward and backward, or "forward".
-        seconds: of each candidate, as "auto" measures them; where the choice was made again, in proportion to what the
-            whole took with each.
+        seconds: of each candidate, as "auto" measures them; of a graph that another candidate serves after a second
+            choice, in proportion to what the whole took with each.
         chosen: the candidate that will serve; of a whole all that its graphs have, or "not measured".
         ratio: eager's time divided by that of the function as it will be called; None for a part of a whole.
         identity: of the graph, "" for what is no single graph.
@@ -217,14 +217,14 @@ def _tuned(
 
     with patience(0), measured_anew(device.type, keep=keep) as found:
         ratio = timed()
-        if ratio.median < _WORTH_IT and _chosen_again(found, timed):
+        if ratio.median < _WORTH_IT and _chosen_again(found, timed, use):
             ratio = timed()
         parts = [_row(label, seconds) for label, seconds in found.items()]
     chosen = ", ".join(sorted({row.chosen for row in parts if row.identity})) or "not measured"
     return Row(name, use, {}, chosen, ratio=ratio, identity=""), parts
 
 
-def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio]) -> bool:
+def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio], use: str) -> bool:
     """Let each candidate serve all graphs, and take the best; returns whether that is another choice.
 
     What ran well between its neighbours does not always as it is called, nor the other way round. Of several graphs
@@ -234,8 +234,10 @@ def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[
     Args:
         found: the seconds of each candidate for each graph, and of the forms of ops that are called by themselves. Of
             another choice there are only the graphs in it afterwards: what is chosen comes first, and each candidate
-            has the plain function's seconds, as measured, divided by the ratio of the whole with it.
+            has the plain function's seconds, as measured, divided by the ratio of the whole with it. Where what is
+            chosen does not work, a graph stays as it was.
         timed: times the whole, with what `found` says.
+        use: "training" or "forward".
     """
     known = dict(found)
     graphs = {label: seconds for label, seconds in known.items() if UNFUSED in seconds}
@@ -243,9 +245,10 @@ def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[
         return False
     before = {label: best_of(seconds) for label, seconds in graphs.items()}
     ratios = {_AS_BEFORE: timed().median}
-    for name in dict.fromkeys(name for seconds in graphs.values() for name, one in seconds.items() if one is not None):
+    # As "auto" settles ties.
+    for name in (*CANDIDATES, UNFUSED) if use == _TRAINING else (UNFUSED, *CANDIDATES):
         serving = {label: before[label] if one.get(name) is None else name for label, one in graphs.items()}
-        if serving == before:
+        if serving == before:  # also of what works nowhere
             ratios[name] = ratios[_AS_BEFORE]
             continue
         found.update({label: {**dict.fromkeys(one), serving[label]: 1.0} for label, one in graphs.items()})

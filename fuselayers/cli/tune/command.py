@@ -111,7 +111,8 @@ def _print(rows: list[Row], console: Console, machine: str) -> None:
     console.print(table, highlight=False)
     console.print(
         "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns, "
-        "and their 95 % intervals, if no turn hangs on the one before it",
+        "and their 95 % intervals, if no turn hangs on the one before it; ms: of a graph by itself, or, where it was "
+        "chosen again, in proportion to what the whole took with each candidate",
         highlight=False,
     )
     console.print(machine, highlight=False, soft_wrap=True)

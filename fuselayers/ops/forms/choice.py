@@ -60,7 +60,7 @@ def faster_form(seconds: Mapping[str, float | None]) -> str:
 
 
 def forget_forms() -> None:
-    """Let every op choose again in this process, by what `timings` remembers."""
+    """Let every op choose again in this process, by what `timings` remembers. Used by `fuselayers tune`."""
     with _lock:
         for known in (_spent, _decided, _settled):
             known.clear()

@@ -235,6 +235,16 @@ def test_where_a_candidate_does_not_work_the_choice_before_serves(best: str, mon
     assert second.seconds == bells
 
 
+@pytest.mark.parametrize(("use", "chosen"), [("training", ["eager", "inductor"]), ("forward", ["unfused"] * 2)])
+def test_ties_do_not_hang_on_which_graph_comes_first(
+    use: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {bell: {"eager": 0.5, "unfused": 1.0}, wave: {"inductor": 1.5, "eager": 0.5, "unfused": 1.0}}
+    ratios = {("eager",) * 2: 0.9, ("eager", "inductor"): 1.0, ("unfused",) * 2: 1.0}
+    _, parts = AsCalled(monkeypatch, seconds, ratios).tuned(use)
+    assert [part.chosen for part in parts] == chosen
+
+
 def test_a_graph_with_sizes_that_change_keeps_its_two_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"inductor": 0.5, "unfused": 1.0}
     called = AsCalled(monkeypatch, {wave: seconds}, {("inductor",): 0.9, ("unfused",): 1.0}, dynamic=True)
@@ -291,11 +301,13 @@ def test_a_model_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPa
 def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     some = {name: choices.OPS[name] for name in ("rms_norm", "activate")}
     monkeypatch.setattr(choices, "OPS", some)
-    rows = tune_ops([(2, 3, 16)], dtype=torch.float32, dropout=0.1, device=CPU, keep=False)
+    rows = tune_ops([(2, 3, 16), (2, 5, 16)], dtype=torch.float32, dropout=0.1, device=CPU, keep=False)
     assert [(row.function, row.use) for row in rows] == [
-        (f"{name} 2x3x16", use) for name in some for use in ("training", "forward")
+        (f"{name} {size}", use) for size in ("2x3x16", "2x5x16") for name in some for use in ("training", "forward")
     ]
     assert all(row.ratio and row.chosen in row.seconds for row in rows)
+    # The second shape is no first one with sizes that change, for which fewer are measured.
+    assert all(set(row.seconds) == {"inductor", "eager", "unfused"} for row in rows)
 
 
 def test_nothing_to_choose() -> None:

@@ -61,7 +61,7 @@ def settle(formula: Form, fused: Form) -> Form:
 def test_the_faster_form_serves() -> None:
     slow, fast = Form(0.02), Form(0.001)
     assert settle(slow, fast) is fast
-    choice._decided.clear()
+    choice.forget_forms()
     timings.auto_file().unlink()
     assert settle(fast, slow) is fast
 
@@ -73,7 +73,7 @@ def test_both_times_are_kept_and_read_again() -> None:
     ((key, seconds),) = machine.items()
     assert "float32 256+x256, double" in key
     assert seconds["eager"] > seconds["inductor"] > 0
-    choice._decided.clear()
+    choice.forget_forms()  # as in a later process
     assert call(slow, fast) is fast  # without a new measurement: one call
 
 
@@ -109,6 +109,15 @@ def test_nothing_is_measured_before_its_time() -> None:
     with patience(spent):
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
         assert call(slow, fast) is fast
+
+
+def test_what_is_forgotten_begins_anew() -> None:
+    slow, fast = Form(0.02), Form(0.001)
+    with patience(0.05):
+        for _ in range(5):
+            assert call(slow, fast) is slow
+            choice.forget_forms()
+    assert fast.calls == 0
 
 
 @pytest.mark.parametrize("why", ["small", "deterministic", "checkpoint", "dispatch mode", "never"])
