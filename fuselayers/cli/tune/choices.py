@@ -2,10 +2,6 @@
 is more than two percent slower than eager, it is chosen again among all, timed so."""
 
 import inspect
-import math
-import random
-import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,46 +18,17 @@ from ...partition.backends import AUTO_ORDER, CANDIDATES, UNFUSED, why_unavailab
 from ...partition.report import read_label
 from ...partition.timings import measured_anew
 from ..bench.cases import OPS, OpCase, Settings, op_case
-from ..machine import synchronize
+from .turns import Ratio, Step, in_turns
 
-__all__ = ["Ratio", "Row", "frozen", "tune_model", "tune_ops"]
+__all__ = ["Row", "frozen", "tune_model", "tune_ops"]
 
 _TRAINING: Final = "training"
 _FORWARD: Final = "forward"
 _CALLS_TO_DECIDE: Final = 3
-# Of turns of a step and eager's. How many does not hang on what they show: who stops at a good reading, and goes on at
-# a bad one, reads too much.
-_ENOUGH_SECONDS: Final = 3.0
-# 401 left the ratio of a kernel of 0.4 ms uncertain by a percent (EPYC, 2 cores); 11 that of 0.8 s by four.
-_ENOUGH_ROUNDS: Final = 31
-_MOST_ROUNDS: Final = 2001
-# For steps of many seconds.
-_MOST_SECONDS: Final = 60.0
-_FEWEST_ROUNDS: Final = 11
 # Below this a choice counts as slower than eager.
 _WORTH_IT: Final = 0.98
 # Beside the candidates' names: the choice as it was.
 _AS_BEFORE: Final = ""
-
-_Step = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How often one time contains another.
-
-    Attributes:
-        median: of what was measured, a number for each turn.
-        low: where the true median's interval of at least 95 % begins, if turns do not hang on each other.
-        high: where it ends.
-    """
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} x ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True)
@@ -76,6 +43,7 @@ class Row:
         chosen: the candidate that will serve; of a whole all that its graphs have, or "not measured".
         ratio: eager's time divided by that of the function as it will be called; None for a part of a whole.
         identity: of the graph, "" for what is no single graph.
+        again: whether it is a second choice, made by what the whole took with each candidate.
     """
 
     function: str
@@ -84,6 +52,7 @@ class Row:
     chosen: str
     ratio: Ratio | None
     identity: str
+    again: bool = False
 
 
 def frozen(rows: Sequence[Row], device_type: str = "cpu") -> str:
@@ -124,7 +93,7 @@ def tune_model(overrides: Sequence[str], *, batch_size: int | None, device: torc
         )
     inputs = plain.example_inputs(batch_size or config.train.batch_size, device=device)
 
-    def steps(use: str) -> tuple[_Step, _Step]:
+    def steps(use: str) -> tuple[Step, Step]:
         model = build(replace(config, fusion=replace(config.fusion, backend="auto"))).to(device)
         model.load_state_dict(plain.state_dict())
         for one in (plain, model):
@@ -156,27 +125,32 @@ def tune_ops(
                 whole, parts = _tuned(f"{name} {size}", use, partial(_op_steps, case), device=device, keep=keep)
                 graphs = [row for row in parts if row.identity]
                 if len(graphs) == 1:
-                    whole = replace(whole, seconds=graphs[0].seconds, chosen=graphs[0].chosen)
+                    whole = replace(whole, seconds=graphs[0].seconds)
                 rows.append(whole)
     return rows
 
 
-def _op_steps(case: OpCase, use: str) -> tuple[_Step, _Step]:
+def _op_steps(case: OpCase, use: str) -> tuple[Step, Step]:
     """An op's formula, and the op through `fuse`."""
     fused = fuse(case.op, static_argnames=tuple(case.options))
     leaves = [tensor for tensor in case.tensors.values() if tensor.requires_grad]
-    formula = {} if "backend" not in inspect.signature(case.op).parameters else {"backend": "eager"}
+    signature = inspect.signature(case.op)
+    # By position what may come so, as a model calls it. Names cost a fused function more than a plain one, which shows
+    # where it serves as it is: 0.4 % of `activate` 8x256x512 forward (Xeon, 2 cores).
+    bound = signature.bind(**case.tensors, **case.options)
+    arguments, named = bound.args, bound.kwargs
+    formula = {} if "backend" not in signature.parameters else {"backend": "eager"}
 
     def eager() -> Any:
-        return case.op(**case.tensors, **case.options, **formula)
+        return case.op(*arguments, **named, **formula)
 
     def auto() -> Any:
-        return fused(**case.tensors, **case.options)
+        return fused(*arguments, **named)
 
     return _step(eager, (), leaves, use), _step(auto, (), leaves, use)
 
 
-def _step(call: Callable[..., Any], inputs: Sequence[Any], leaves: Iterable[Tensor], use: str) -> _Step:
+def _step(call: Callable[..., Any], inputs: Sequence[Any], leaves: Iterable[Tensor], use: str) -> Step:
     """One forward, with its backward in training."""
     wanted = tuple(leaves)
 
@@ -192,7 +166,7 @@ def _step(call: Callable[..., Any], inputs: Sequence[Any], leaves: Iterable[Tens
 
 
 def _tuned(
-    name: str, use: str, steps: Callable[[str], tuple[_Step, _Step]], *, device: torch.device, keep: bool
+    name: str, use: str, steps: Callable[[str], tuple[Step, Step]], *, device: torch.device, keep: bool
 ) -> tuple[Row, list[Row]]:
     """Let "auto" measure, and time what it chose as it will be called; returns the whole and its parts.
 
@@ -213,19 +187,21 @@ def _tuned(
         eager, auto = steps(use)
         for _ in range(_CALLS_TO_DECIDE):
             auto()
-        return _in_turns(eager, auto, device)
+        return in_turns(eager, auto, device)
 
     with patience(0), measured_anew(device.type, keep=keep) as found:
         ratio = timed()
-        if ratio.median < _WORTH_IT and _chosen_again(found, timed, use):
+        again = _chosen_again(found, timed, use) if ratio.median < _WORTH_IT else []
+        if again:
             ratio = timed()
-        parts = [_row(label, seconds) for label, seconds in found.items()]
+        parts = [_row(label, seconds, again=label in again) for label, seconds in found.items()]
     chosen = ", ".join(sorted({row.chosen for row in parts if row.identity})) or "not measured"
-    return Row(name, use, {}, chosen, ratio=ratio, identity=""), parts
+    return Row(name, use, {}, chosen, ratio=ratio, identity="", again=bool(again)), parts
 
 
-def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio], use: str) -> bool:
-    """Let each candidate serve all graphs, and take the best; returns whether that is another choice.
+def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio], use: str) -> list[str]:
+    """Let each candidate serve all graphs, and take the best; returns the graphs that it serves, none if nothing is
+    better than the choice as it was.
 
     What ran well between its neighbours does not always as it is called, nor the other way round. Of several graphs
     nobody knows which it was, so only the whole is timed: with the choice as it was, and with each candidate wherever
@@ -242,71 +218,42 @@ def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[
     known = dict(found)
     graphs = {label: seconds for label, seconds in known.items() if UNFUSED in seconds}
     if not graphs:
-        return False
+        return []
     before = {label: best_of(seconds) for label, seconds in graphs.items()}
-    ratios = {_AS_BEFORE: timed().median}
+    ratios: dict[str, float] = {}
     # As "auto" settles ties.
-    for name in (*CANDIDATES, UNFUSED) if use == _TRAINING else (UNFUSED, *CANDIDATES):
+    for name in (_AS_BEFORE, *((*CANDIDATES, UNFUSED) if use == _TRAINING else (UNFUSED, *CANDIDATES))):
         serving = {label: before[label] if one.get(name) is None else name for label, one in graphs.items()}
-        if serving == before:  # also of what works nowhere
+        if ratios and serving == before:  # also with what works nowhere
             ratios[name] = ratios[_AS_BEFORE]
             continue
         found.update({label: {**dict.fromkeys(one), serving[label]: 1.0} for label, one in graphs.items()})
         ratios[name] = timed().median
-    found.clear()
-    found.update(known)
     fast = {name: ratio for name, ratio in ratios.items() if ratio >= _WORTH_IT}
     best = best_of({name: 1 / ratio for name, ratio in (fast or ratios).items()})
-    if best == _AS_BEFORE:
-        return False
     found.clear()
-    for label, seconds in graphs.items():
-        plain = seconds[UNFUSED]
-        assert plain is not None  # the others' times were taken beside it
-        shares = {name: None if one is None else plain / ratios[name] for name, one in seconds.items()}
-        found[label] = seconds if seconds.get(best) is None else {best: shares[best], **shares}
-    return True
+    if best == _AS_BEFORE:
+        found.update(known)
+        return []
+    again = [label for label, seconds in graphs.items() if seconds.get(best) is not None]
+    found.update({**graphs, **{label: _in_proportion(graphs[label], ratios, best) for label in again}})
+    return again
 
 
-def _row(label: str, found: Mapping[str, float | None]) -> Row:
+def _in_proportion(
+    seconds: Mapping[str, float | None], ratios: Mapping[str, float], chosen: str
+) -> Mapping[str, float | None]:
+    """A graph's seconds after a second choice, what is chosen first."""
+    plain = seconds[UNFUSED]
+    assert plain is not None  # the others' times were taken beside it
+    shares = {name: None if one is None else plain / ratios[name] for name, one in seconds.items()}
+    return {chosen: shares[chosen], **shares}
+
+
+def _row(label: str, found: Mapping[str, float | None], *, again: bool) -> Row:
     known = read_label(label)
     seconds = {name: one for name, one in found.items() if one is not None}
     if known is None:  # an op that is called by itself
         return Row(label, "", seconds, faster_form(found), ratio=None, identity="")
     function, use, identity = known
-    return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity)
-
-
-def _in_turns(eager: _Step, auto: _Step, device: torch.device) -> Ratio:
-    """How often eager's time contains the other's, both called in turns and in random order: what else the machine does
-    for a while falls on both of a turn alike."""
-    times: dict[_Step, list[float]] = {eager: [], auto: []}
-    order = random.Random(0)
-    began = time.perf_counter()
-    for done in range(_MOST_ROUNDS):
-        seconds = time.perf_counter() - began
-        if (done >= _ENOUGH_ROUNDS and seconds > _ENOUGH_SECONDS) or (
-            done >= _FEWEST_ROUNDS and seconds > _MOST_SECONDS
-        ):
-            break
-        for step in order.sample([eager, auto], 2):
-            # Eager's ops shall not change their form; what is fused has made its choice.
-            with patience(math.inf if step is eager else 0):
-                synchronize(device)
-                started = time.perf_counter()
-                step()
-                synchronize(device)
-                times[step].append(time.perf_counter() - started)
-    return _ratio([one / other for one, other in zip(times[eager], times[auto], strict=True)])
-
-
-def _ratio(measured: Sequence[float]) -> Ratio:
-    """The median with its interval, for 6 or more values that are spread in any way: how many of n lie below the true
-    median is binomial, n / 2 with a deviation of sqrt(n) / 2.
-
-    >>> _ratio([0.5, 0.75, 0.75, 1.0, 1.0, 1.0, 1.0, 1.25, 1.25, 1.75, 9.0])
-    Ratio(median=1.0, low=0.75, high=1.75)
-    """
-    in_order = sorted(measured)
-    outside = math.floor((len(in_order) - 1.96 * math.sqrt(len(in_order)) - 1) / 2)
-    return Ratio(statistics.median(in_order), in_order[outside], in_order[-1 - outside])
+    return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity, again=again)

@@ -22,9 +22,9 @@ them.
 
 With a model or `ops` it measures ahead of time what the backend `auto` would find out while it runs: which candidate
 serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns, as
-it will be called, for three seconds, or for up to a minute where a step takes long. If that shows it more than two
-percent slower, every candidate is timed so, and the best chosen. For a model it prints the override that makes the
-choice part of a config.
+it will be called, for three seconds, or until the ratio is known to a percent, but not for more than a minute. If that
+shows it more than two percent slower, every candidate is timed so, and the best chosen. For a model it prints the
+override that makes the choice part of a config.
 
   fuselayers tune
   fuselayers tune --device cuda --dry-run
@@ -107,12 +107,12 @@ def _print(rows: list[Row], console: Console, machine: str) -> None:
     for row in rows:
         cells = (f"{1e3 * row.seconds[name]:.3f}" if name in row.seconds else "" for name in names)
         ratio = "" if row.ratio is None else str(row.ratio)
-        table.add_row(row.function, row.use, *cells, row.chosen, ratio)
+        table.add_row(row.function, row.use, *cells, row.chosen + " (again)" * row.again, ratio)
     console.print(table, highlight=False)
     console.print(
         "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns, "
         "and their 95 % intervals, if no turn hangs on the one before it; ms: of a graph by itself, or, where it was "
-        "chosen again, in proportion to what the whole took with each candidate",
+        "chosen (again), in proportion to what the whole took with each candidate",
         highlight=False,
     )
     console.print(machine, highlight=False, soft_wrap=True)

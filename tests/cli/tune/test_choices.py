@@ -1,9 +1,8 @@
+import functools
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fuselayers import build, ops
+from fuselayers.cli.bench.cases import OpCase
 from fuselayers.cli.tune import choices
-from fuselayers.cli.tune.choices import Ratio, Row, _in_turns, frozen, tune_model, tune_ops
+from fuselayers.cli.tune.choices import Row, frozen, tune_model, tune_ops
+from fuselayers.cli.tune.turns import Ratio
 from fuselayers.ops.forms import choice
 from fuselayers.partition import auto, auto_file, fuse, patience
 from fuselayers.partition.backends import why_unavailable
-from fuselayers.partition.timings import has_choice
 
 TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: Ratio(1.0, 0.9, 1.1))
+    monkeypatch.setattr(choices, "in_turns", lambda eager, auto, device: Ratio(1.0, 0.9, 1.1))
     torch.compiler.reset()
 
 
@@ -92,7 +92,7 @@ class AsCalled:
 
         waiting = iter(seconds.values())
         monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: next(waiting))
-        monkeypatch.setattr(choices, "_in_turns", in_turns)
+        monkeypatch.setattr(choices, "in_turns", in_turns)
 
     def _steps(self, use: str) -> tuple[Callable[[], None], Callable[[], None]]:
         self._fused = [fuse(function, **self._options) for function in self._seconds]
@@ -170,6 +170,7 @@ def test_what_is_slower_than_eager_is_chosen_again_as_it_is_called(
     assert (clock.served[-1], part.chosen, whole.chosen) == ((best,), best, best)
     assert whole.ratio == Ratio(called[best], 0.25, 2.0)
     assert part.seconds == {name: unfused / ratio for name, ratio in called.items()}
+    assert (part.again, whole.again) == (True, True)
     assert clock.in_a_later_process(use) == [(best, "measured before")]
 
 
@@ -180,6 +181,7 @@ def test_a_choice_that_stays_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) 
     whole, (part,) = called.tuned("training")
     assert called.served == [("eager",), ("eager",), ("inductor",), ("unfused",)]
     assert (whole.ratio, part.seconds) == (Ratio(0.9, 0.25, 2.0), seconds)
+    assert (part.again, whole.again) == (False, False)
     assert called.in_a_later_process("training") == [("eager", "measured before")]
 
 
@@ -233,6 +235,7 @@ def test_where_a_candidate_does_not_work_the_choice_before_serves(best: str, mon
     assert called.served == [*tried, *([("inductor", "eager")] if best else [])]
     assert first.seconds == ({"inductor": 1.0, "eager": 1.0 / 0.9, "unfused": 1.0 / 0.8} if best else waves)
     assert second.seconds == bells
+    assert (first.again, second.again) == (bool(best), False)
 
 
 @pytest.mark.parametrize(("use", "chosen"), [("training", ["eager", "inductor"]), ("forward", ["unfused"] * 2)])
@@ -291,7 +294,7 @@ def test_a_model_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: {"eager": 0.5, "unfused": 0.9})
     # In both uses: what was chosen, twice, the other one, and that again, since it is chosen.
     timed = iter([0.5, 0.5, 1.0, 1.125] * 2)
-    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: Ratio(next(timed), 0.25, 2.0))
+    monkeypatch.setattr(choices, "in_turns", lambda eager, auto, device: Ratio(next(timed), 0.25, 2.0))
     rows = tune_model(TINY, batch_size=2, device=CPU, keep=False)
     assert [row.chosen for row in rows] == ["unfused"] * 4
     assert [row.ratio.median for row in rows if row.ratio] == [1.125] * 2
@@ -310,6 +313,24 @@ def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(set(row.seconds) == {"inductor", "eager", "unfused"} for row in rows)
 
 
+def test_an_op_is_called_by_position_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def op(x: Tensor, scale: float, *, shift: float, backend: str = "auto") -> Tensor:
+        return x * scale + shift
+
+    @functools.wraps(op)
+    def watched(*args: Any, **kwargs: Any) -> Tensor:
+        called.append((args[1:], kwargs))
+        return op(*args, **kwargs)
+
+    monkeypatch.setattr(choices, "fuse", lambda function, static_argnames: function)
+    eager, auto = choices._op_steps(OpCase(watched, op, {"x": torch.ones(2)}, {"shift": 1.0, "scale": 2.0}), "forward")
+    eager()
+    auto()
+    assert called == [((2.0,), {"shift": 1.0, "backend": "eager"}), ((2.0,), {"shift": 1.0})]
+
+
 def test_nothing_to_choose() -> None:
     with pytest.raises(
         ValueError, match=r"^nothing in this model is fused, so there is nothing to choose; take fusion=auto$"
@@ -324,34 +345,3 @@ def test_frozen_names_what_differs_from_what_auto_begins_with() -> None:
     others = "+".join(f"{row.identity}:{row.chosen}" for row in rows if row.chosen != begun)
     assert frozen(rows) == f"frozen:{begun}+{others}"
     assert frozen([]) == f"frozen:{begun}"
-
-
-def test_both_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_ENOUGH_SECONDS", 0.0)
-    calls = []
-
-    def step(name: str, seconds: float) -> None:
-        calls.append((name, has_choice()))
-        time.sleep(seconds)
-
-    ratio = _in_turns(lambda: step("eager", 0.01), lambda: step("auto", 0.002), CPU)
-    assert 1 < ratio.low <= ratio.median <= ratio.high < 6
-    turns = list(zip(calls[::2], calls[1::2], strict=True))
-    assert len(turns) == 31
-    assert all({name for name, _ in turn} == {"eager", "auto"} for turn in turns)
-    # Eager's own ops stay formulas.
-    assert set(calls) == {("eager", False), ("auto", True)}
-
-
-@pytest.mark.parametrize(("seconds", "rounds"), [(1e-4, 2001), (0.01, 150), (0.5, 31), (2.0, 15), (9.0, 11)])
-def test_long_steps_are_timed_less_often(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(choices, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    calls = []
-
-    def step(name: str) -> None:
-        calls.append(name)
-        clock.now += seconds
-
-    _in_turns(lambda: step("eager"), lambda: step("auto"), CPU)
-    assert calls.count("eager") == calls.count("auto") == pytest.approx(rounds, abs=1)

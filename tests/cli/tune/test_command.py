@@ -6,6 +6,8 @@ import torch
 
 from fuselayers.cli.main import main
 from fuselayers.cli.tune import choices, command
+from fuselayers.cli.tune.choices import Row
+from fuselayers.cli.tune.turns import Ratio
 from fuselayers.partition import auto, auto_file
 from fuselayers.partition import backends as backends_function
 
@@ -17,7 +19,7 @@ TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_in_turns", lambda eager, auto, device: choices.Ratio(1.25, 1.2, 1.375))
+    monkeypatch.setattr(choices, "in_turns", lambda eager, auto, device: Ratio(1.25, 1.2, 1.375))
     torch.compiler.reset()
 
 
@@ -42,6 +44,17 @@ def test_ops(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     assert "ops in float32, dropout 0.1" in printed
     assert "1.250 x (1.200 to 1.375)" in printed
     assert auto_file().exists()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_choice_is_marked(
+    again: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Row("wave 8", "training", {"eager": 0.25}, "eager", Ratio(1.25, 1.2, 1.375), "0a0b0c0d", again=again)
+    monkeypatch.setattr(command, "tune_ops", lambda shapes, **options: [row])
+    assert main(["tune", "ops", "--device", "cpu"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "wave 8" in line)
+    assert ("eager (again)" in line) is again
 
 
 @pytest.mark.parametrize(
