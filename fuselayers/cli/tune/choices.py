@@ -43,7 +43,7 @@ class Row:
         chosen: the candidate that will serve; of a whole all that its graphs have, or "not measured".
         ratio: eager's time divided by that of the function as it will be called; None for a part of a whole.
         identity: of the graph, "" for what is no single graph.
-        again: whether it is a second choice, made by what the whole took with each candidate.
+        again: whether it was chosen a second time, by what the whole took with each candidate.
     """
 
     function: str
@@ -69,7 +69,14 @@ def frozen(rows: Sequence[Row], device_type: str = "cpu") -> str:
     return "+".join([f"frozen:{first}", *(f"{graph}:{name}" for graph, name in chosen.items() if name != first)])
 
 
-def tune_model(overrides: Sequence[str], *, batch_size: int | None, device: torch.device, keep: bool) -> list[Row]:
+def tune_model(
+    overrides: Sequence[str],
+    *,
+    batch_size: int | None,
+    device: torch.device,
+    keep: bool,
+    say: Callable[[Row], object] = lambda row: None,
+) -> list[Row]:
     """Choose for every fused part of a model, in training and forward alone, and time the whole.
 
     Args:
@@ -77,6 +84,7 @@ def tune_model(overrides: Sequence[str], *, batch_size: int | None, device: torc
         batch_size: examples at once; None is the config's `train.batch_size`.
         device: where the model is.
         keep: whether the choice outlives the process.
+        say: is told what was found for each whole, as soon as it was.
 
     Raises:
         ValueError: an override that does not fit, a model in which nothing is fused, or one that does not say what it
@@ -102,30 +110,47 @@ def tune_model(overrides: Sequence[str], *, batch_size: int | None, device: torc
         return eager, auto
 
     rows = []
+    name = f"model {config.model.name}"
     for use in (_TRAINING, _FORWARD):
-        whole, parts = _tuned(f"model {config.model.name}", use, steps, device=device, keep=keep)
+        whole, parts = _tuned(name, use, steps, device=device, keep=keep)
+        say(whole)
         rows += [*parts, whole]
     return rows
 
 
 def tune_ops(
-    shapes: Sequence[tuple[int, ...]], *, dtype: torch.dtype, dropout: float, device: torch.device, keep: bool
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    dtype: torch.dtype,
+    dropout: float,
+    device: torch.device,
+    keep: bool,
+    say: Callable[[Row], object] = lambda row: None,
 ) -> list[Row]:
     """Choose for every op of the library, fused by itself, in training and forward alone.
+
+    Args:
+        shapes: of the ops' first tensors.
+        dtype: of all tensors.
+        dropout: of the ops that drop.
+        device: where they run.
+        keep: whether the choice outlives the process.
+        say: is told what was found for each whole, as soon as it was.
 
     Raises:
         ValueError: a shape or a dropout that no op takes.
     """
     rows = []
     for shape in shapes:
-        for name in OPS:
-            case = op_case(name, Settings(shape, dropout=dropout, activation="gelu", dtype=dtype, device=device))
+        for op in OPS:
+            case = op_case(op, Settings(shape, dropout=dropout, activation="gelu", dtype=dtype, device=device))
+            name = f"{op} {'x'.join(map(str, shape))}"
             for use in (_TRAINING, _FORWARD):
-                size = "x".join(map(str, shape))
-                whole, parts = _tuned(f"{name} {size}", use, partial(_op_steps, case), device=device, keep=keep)
+                whole, parts = _tuned(name, use, partial(_op_steps, case), device=device, keep=keep)
                 graphs = [row for row in parts if row.identity]
                 if len(graphs) == 1:
-                    whole = replace(whole, seconds=graphs[0].seconds)
+                    whole = replace(whole, seconds=graphs[0].seconds, again=graphs[0].again)
+                say(whole)
                 rows.append(whole)
     return rows
 
@@ -135,8 +160,8 @@ def _op_steps(case: OpCase, use: str) -> tuple[Step, Step]:
     fused = fuse(case.op, static_argnames=tuple(case.options))
     leaves = [tensor for tensor in case.tensors.values() if tensor.requires_grad]
     signature = inspect.signature(case.op)
-    # By position what may come so, as a model calls it. Names cost a fused function more than a plain one, which shows
-    # where it serves as it is: 0.4 % of `activate` 8x256x512 forward (Xeon, 2 cores).
+    # By position what may come so, as models call the ops. A name takes a fused function longer than a plain one: 0.4 %
+    # of `activate` 8x256x512 forward, float32, where the function serves as it is (Xeon, 2 cores).
     bound = signature.bind(**case.tensors, **case.options)
     arguments, named = bound.args, bound.kwargs
     formula = {} if "backend" not in signature.parameters else {"backend": "eager"}
@@ -196,7 +221,7 @@ def _tuned(
             ratio = timed()
         parts = [_row(label, seconds, again=label in again) for label, seconds in found.items()]
     chosen = ", ".join(sorted({row.chosen for row in parts if row.identity})) or "not measured"
-    return Row(name, use, {}, chosen, ratio=ratio, identity="", again=bool(again)), parts
+    return Row(name, use, {}, chosen, ratio=ratio, identity=""), parts
 
 
 def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio], use: str) -> list[str]:

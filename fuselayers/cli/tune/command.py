@@ -22,9 +22,9 @@ them.
 
 With a model or `ops` it measures ahead of time what the backend `auto` would find out while it runs: which candidate
 serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns, as
-it will be called, for three seconds, or until the ratio is known to a percent, but not for more than a minute. If that
-shows it more than two percent slower, every candidate is timed so, and the best chosen. For a model it prints the
-override that makes the choice part of a config.
+it will be called: for three seconds, and then until the answer is within a percent or so of the longer time, up to a
+minute in all (or eleven turns, where they take longer). If that shows it more than two percent slower, every candidate
+is timed so, and the best chosen. For a model it prints the override that makes the choice part of a config.
 
   fuselayers tune
   fuselayers tune --device cuda --dry-run
@@ -66,10 +66,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.shape and items != [_OPS]:
         raise ValueError("--shape goes with ops: fuselayers tune ops --shape 8x256x512")
     machine = measured_machine(device) if items else ""
+
+    def say(row: Row) -> None:
+        # A line and no animation, whose thread would run beside what is timed.
+        console.print(f"{row.function}, {row.use}: {_chosen(row)}, {row.ratio}", highlight=False, markup=False)
+
     if not items:
         tune_prices(device, keep=keep, console=console)
     elif overrides:
-        rows = tune_model(overrides, batch_size=arguments.batch, device=device, keep=keep)
+        rows = tune_model(overrides, batch_size=arguments.batch, device=device, keep=keep, say=say)
         _print(rows, console, machine)
         console.print(
             f"to have the same choice in every run: fusion.backend={frozen(rows, device.type)}",
@@ -79,7 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     else:
         dtype: torch.dtype = getattr(torch, arguments.dtype)
         shapes = [_shape(text) for text in arguments.shape or _SHAPES]
-        rows = tune_ops(shapes, dtype=dtype, dropout=arguments.dropout, device=device, keep=keep)
+        rows = tune_ops(shapes, dtype=dtype, dropout=arguments.dropout, device=device, keep=keep, say=say)
         console.print(f"ops in {dtype_name(dtype)}, dropout {arguments.dropout}", highlight=False)
         _print(rows, console, machine)
     if not keep:
@@ -97,6 +102,10 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
+def _chosen(row: Row) -> str:
+    return f"{row.chosen} (again)" if row.again else row.chosen
+
+
 def _print(rows: list[Row], console: Console, machine: str) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("function", "use"):
@@ -107,7 +116,7 @@ def _print(rows: list[Row], console: Console, machine: str) -> None:
     for row in rows:
         cells = (f"{1e3 * row.seconds[name]:.3f}" if name in row.seconds else "" for name in names)
         ratio = "" if row.ratio is None else str(row.ratio)
-        table.add_row(row.function, row.use, *cells, row.chosen + " (again)" * row.again, ratio)
+        table.add_row(row.function, row.use, *cells, _chosen(row), ratio)
     console.print(table, highlight=False)
     console.print(
         "against eager: the time of the same function op by op, divided by that of what was chosen; medians, in turns, "

@@ -1,4 +1,4 @@
-"""How much faster one step is than another: both in turns, for as long as that takes to be certain."""
+"""How much faster one step is than another: both in turns, and as many of them as the answer needs."""
 
 import math
 import random
@@ -15,17 +15,14 @@ from ..machine import synchronize
 
 __all__ = ["Ratio", "Step", "in_turns"]
 
-# How many turns there are hangs on how far they are spread, not on what they show: who stops at a good reading, and
-# goes on at a bad one, reads too much.
+# How wide the 95 % interval shall be, end to end, as a share of the longer of both times.
 _NARROW: Final = 0.01
-# A few turns that happen to be alike, or one moment of the machine, say little.
-_LEAST_SECONDS: Final = 3.0
-_LEAST_TURNS: Final = 31
-# 401 left the ratio of a kernel of 0.4 ms uncertain by a percent (EPYC, 2 cores).
-_MOST_TURNS: Final = 2001
+# A few turns that happen to be alike, or one moment of the machine, would say little of how many are needed.
+_FIRST_SECONDS: Final = 3.0
+_FIRST_TURNS: Final = 31
 # For steps of many seconds, or a machine that does other things too.
 _MOST_SECONDS: Final = 60.0
-_FEWEST_TURNS: Final = 11
+_TURNS_OF_SLOW_STEPS: Final = 11
 
 Step = Callable[[], None]
 
@@ -50,40 +47,43 @@ class Ratio:
 
 def in_turns(eager: Step, auto: Step, device: torch.device) -> Ratio:
     """How often eager's time contains the other's, both called in turns and in random order: what else the machine does
-    for a while falls on both of a turn alike.
+    for a while falls on both of a turn alike. The time is a caller's, with what it takes to launch something.
 
-    They go on for three seconds and 31 turns, and then until the interval is narrow: one percent of the longer of both
-    times. But for no more than 2001 turns, or a minute and 11 turns.
+    The first turns, 31 or more of three seconds, say how many are needed for an interval of one percent of the longer
+    time, and so many there are, unless a minute ends them. Nobody looks again before that: who stops where a reading is
+    good, or its interval narrow, gets too good ones, or too narrow.
     """
-    ratios: list[float] = []
     order = random.Random(0)
-    began = time.perf_counter()
-    while not _is_enough(ratios, time.perf_counter() - began):
-        took = {}
-        for step in order.sample([eager, auto], 2):
+
+    def turn() -> float:
+        seconds = {}
+        for name in order.sample(["eager", "auto"], 2):
             # Eager's ops shall not change their form; what is fused has made its choice.
-            with patience(math.inf if step is eager else 0):
+            with patience(math.inf if name == "eager" else 0):
                 synchronize(device)
                 started = time.perf_counter()
-                step()
+                (eager if name == "eager" else auto)()
                 synchronize(device)
-                took[step] = time.perf_counter() - started
-        ratios.append(took[eager] / took[auto])
+                seconds[name] = time.perf_counter() - started
+        return seconds["eager"] / seconds["auto"]
+
+    turn()  # neither shall pay for what comes first
+    began = time.perf_counter()
+    ratios: list[float] = []
+    while not _are_first_turns(len(ratios), time.perf_counter() - began):
+        ratios.append(turn())
+    first = _ratio(ratios)
+    width = (first.high - first.low) / first.median / max(1.0, first.median)
+    needed = len(ratios) * (width / _NARROW) ** 2
+    while len(ratios) < needed and time.perf_counter() - began < _MOST_SECONDS:
+        ratios.append(turn())
     return _ratio(ratios)
 
 
-def _is_enough(ratios: Sequence[float], seconds: float) -> bool:
-    turns = len(ratios)
-    if turns < _FEWEST_TURNS:
-        return False
-    if seconds > _MOST_SECONDS or turns >= _MOST_TURNS:
-        return True
-    if seconds < _LEAST_SECONDS or turns < _LEAST_TURNS:
-        return False
-    ratio = _ratio(ratios)
-    # What a time is uncertain by, by itself, and as a share of eager's.
-    uncertain = (ratio.high - ratio.low) / ratio.median
-    return min(uncertain, uncertain / ratio.median) <= _NARROW
+def _are_first_turns(turns: int, seconds: float) -> bool:
+    if seconds >= _MOST_SECONDS:
+        return turns >= _TURNS_OF_SLOW_STEPS
+    return turns >= _FIRST_TURNS and seconds >= _FIRST_SECONDS
 
 
 def _ratio(measured: Sequence[float]) -> Ratio:
