@@ -75,7 +75,7 @@ def tune_model(
     batch_size: int | None,
     device: torch.device,
     keep: bool,
-    say: Callable[[Row], object] = lambda row: None,
+    say: Callable[[Row], object],
 ) -> list[Row]:
     """Choose for every fused part of a model, in training and forward alone, and time the whole.
 
@@ -84,7 +84,7 @@ def tune_model(
         batch_size: examples at once; None is the config's `train.batch_size`.
         device: where the model is.
         keep: whether the choice outlives the process.
-        say: is told what was found for each whole, as soon as it was.
+        say: is told what was found for each whole, as soon as it is known.
 
     Raises:
         ValueError: an override that does not fit, a model in which nothing is fused, or one that does not say what it
@@ -125,7 +125,7 @@ def tune_ops(
     dropout: float,
     device: torch.device,
     keep: bool,
-    say: Callable[[Row], object] = lambda row: None,
+    say: Callable[[Row], object],
 ) -> list[Row]:
     """Choose for every op of the library, fused by itself, in training and forward alone.
 
@@ -135,7 +135,7 @@ def tune_ops(
         dropout: of the ops that drop.
         device: where they run.
         keep: whether the choice outlives the process.
-        say: is told what was found for each whole, as soon as it was.
+        say: is told what was found for each whole, as soon as it is known.
 
     Raises:
         ValueError: a shape or a dropout that no op takes.
@@ -149,7 +149,7 @@ def tune_ops(
                 whole, parts = _tuned(name, use, partial(_op_steps, case), device=device, keep=keep)
                 graphs = [row for row in parts if row.identity]
                 if len(graphs) == 1:
-                    whole = replace(whole, seconds=graphs[0].seconds, again=graphs[0].again)
+                    whole = replace(whole, seconds=graphs[0].seconds)
                 say(whole)
                 rows.append(whole)
     return rows
@@ -160,8 +160,8 @@ def _op_steps(case: OpCase, use: str) -> tuple[Step, Step]:
     fused = fuse(case.op, static_argnames=tuple(case.options))
     leaves = [tensor for tensor in case.tensors.values() if tensor.requires_grad]
     signature = inspect.signature(case.op)
-    # By position what may come so, as models call the ops. A name takes a fused function longer than a plain one: 0.4 %
-    # of `activate` 8x256x512 forward, float32, where the function serves as it is (Xeon, 2 cores).
+    # By position where the signature allows, as models call them. A keyword costs a fused function more than a plain
+    # one: 0.4 % of `activate` 8x256x512 forward, float32, where the function serves as it is (Xeon, 2 cores).
     bound = signature.bind(**case.tensors, **case.options)
     arguments, named = bound.args, bound.kwargs
     formula = {} if "backend" not in signature.parameters else {"backend": "eager"}
@@ -221,7 +221,7 @@ def _tuned(
             ratio = timed()
         parts = [_row(label, seconds, again=label in again) for label, seconds in found.items()]
     chosen = ", ".join(sorted({row.chosen for row in parts if row.identity})) or "not measured"
-    return Row(name, use, {}, chosen, ratio=ratio, identity=""), parts
+    return Row(name, use, {}, chosen, ratio=ratio, identity="", again=bool(again)), parts
 
 
 def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[[], Ratio], use: str) -> list[str]:
@@ -249,7 +249,7 @@ def _chosen_again(found: dict[str, Mapping[str, float | None]], timed: Callable[
     # As "auto" settles ties.
     for name in (_AS_BEFORE, *((*CANDIDATES, UNFUSED) if use == _TRAINING else (UNFUSED, *CANDIDATES))):
         serving = {label: before[label] if one.get(name) is None else name for label, one in graphs.items()}
-        if ratios and serving == before:  # also with what works nowhere
+        if name != _AS_BEFORE and serving == before:  # also with what works nowhere
             ratios[name] = ratios[_AS_BEFORE]
             continue
         found.update({label: {**dict.fromkeys(one), serving[label]: 1.0} for label, one in graphs.items()})

@@ -22,9 +22,10 @@ them.
 
 With a model or `ops` it measures ahead of time what the backend `auto` would find out while it runs: which candidate
 serves each fused function best, forward alone and in training. What is chosen is then timed against eager in turns, as
-it will be called: for three seconds, and then until the answer is within a percent or so of the longer time, up to a
-minute in all (or eleven turns, where they take longer). If that shows it more than two percent slower, every candidate
-is timed so, and the best chosen. For a model it prints the override that makes the choice part of a config.
+it will be called: 31 or more, for three seconds or more, and then as many as these show are needed to know the ratio to
+about a percent; a minute at most, or eleven turns where those take longer. If it is more than two percent slower, every
+candidate is timed so, and the best is chosen (again). For a model it prints the override that makes the choice part of
+a config.
 
   fuselayers tune
   fuselayers tune --device cuda --dry-run
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     def say(row: Row) -> None:
         # A line and no animation, whose thread would run beside what is timed.
-        console.print(f"{row.function}, {row.use}: {_chosen(row)}, {row.ratio}", highlight=False, markup=False)
+        console.print(f"{row.function}, {row.use}: {_chosen(row)}, {row.ratio}", highlight=False, soft_wrap=True)
 
     if not items:
         tune_prices(device, keep=keep, console=console)

@@ -30,7 +30,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_model_is_tuned_in_both_uses_and_its_choice_is_kept() -> None:
-    rows = tune_model(TINY, batch_size=2, device=CPU, keep=True)
+    rows = tune_model(TINY, batch_size=2, device=CPU, keep=True, say=print)
     assert [(row.function.split("(")[0], row.use) for row in rows] == [
         ("Decoder", "training"),
         ("model decoder", "training"),
@@ -46,7 +46,7 @@ def test_a_model_is_tuned_in_both_uses_and_its_choice_is_kept() -> None:
 
 
 def test_the_frozen_choice_serves_the_same_graphs() -> None:
-    rows = tune_model(TINY, batch_size=2, device=CPU, keep=False)
+    rows = tune_model(TINY, batch_size=2, device=CPU, keep=False, say=print)
     assert not auto_file().exists()
     torch.compiler.reset()
     model = build("gpt_nano", [*TINY, f"fusion.backend={frozen(rows)}"])
@@ -59,7 +59,7 @@ def test_the_frozen_choice_serves_the_same_graphs() -> None:
 
 @pytest.mark.slow
 def test_blocks_are_chosen_for_each_by_itself() -> None:
-    rows = tune_model([*TINY, "fusion.scope=block"], batch_size=2, device=CPU, keep=False)
+    rows = tune_model([*TINY, "fusion.scope=block"], batch_size=2, device=CPU, keep=False, say=print)
     assert {row.function.split("(")[0] for row in rows if row.identity} == {"TransformerBlock"}
 
 
@@ -170,7 +170,7 @@ def test_what_is_slower_than_eager_is_chosen_again_as_it_is_called(
     assert (clock.served[-1], part.chosen, whole.chosen) == ((best,), best, best)
     assert whole.ratio == Ratio(called[best], 0.25, 2.0)
     assert part.seconds == {name: unfused / ratio for name, ratio in called.items()}
-    assert part.again
+    assert (part.again, whole.again) == (True, True)
     assert clock.in_a_later_process(use) == [(best, "measured before")]
 
 
@@ -181,7 +181,7 @@ def test_a_choice_that_stays_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) 
     whole, (part,) = called.tuned("training")
     assert called.served == [("eager",), ("eager",), ("inductor",), ("unfused",)]
     assert (whole.ratio, part.seconds) == (Ratio(0.9, 0.25, 2.0), seconds)
-    assert not part.again
+    assert (part.again, whole.again) == (False, False)
     assert called.in_a_later_process("training") == [("eager", "measured before")]
 
 
@@ -229,13 +229,13 @@ def test_where_a_candidate_does_not_work_the_choice_before_serves(best: str, mon
     waves, bells = {"inductor": 1.5, "eager": 0.5, "unfused": 1.0}, {"eager": 0.5, "unfused": 1.0}
     ratios = {("eager",) * 2: 0.9, ("inductor", "eager"): 1.0 if best else 0.8, ("unfused",) * 2: 0.8}
     called = AsCalled(monkeypatch, {wave: waves, bell: bells}, ratios)
-    _, (first, second) = called.tuned("training")
+    whole, (first, second) = called.tuned("training")
     # The choice as it was is another name of "eager" here, and not read twice.
     tried = [("eager",) * 2, ("eager",) * 2, ("inductor", "eager"), ("unfused",) * 2]
     assert called.served == [*tried, *([("inductor", "eager")] if best else [])]
     assert first.seconds == ({"inductor": 1.0, "eager": 1.0 / 0.9, "unfused": 1.0 / 0.8} if best else waves)
     assert second.seconds == bells
-    assert (first.again, second.again) == (bool(best), False)
+    assert (first.again, second.again, whole.again) == (bool(best), False, bool(best))
 
 
 @pytest.mark.parametrize(("use", "chosen"), [("training", ["eager", "inductor"]), ("forward", ["unfused"] * 2)])
@@ -294,9 +294,13 @@ def test_a_model_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: {"eager": 0.5, "unfused": 0.9})
     # In both uses: what was chosen, twice, the other one, and that again, since it is chosen.
     timed = iter([0.5, 0.5, 1.0, 1.125] * 2)
+    left = timed.__length_hint__
     monkeypatch.setattr(choices, "in_turns", lambda eager, auto, device: Ratio(next(timed), 0.25, 2.0))
-    rows = tune_model(TINY, batch_size=2, device=CPU, keep=False)
-    assert [row.chosen for row in rows] == ["unfused"] * 4
+    # What was measured so far, each time that something is said.
+    said: list[tuple[Row, int]] = []
+    rows = tune_model(TINY, batch_size=2, device=CPU, keep=False, say=lambda row: said.append((row, 8 - left())))
+    assert [(row.chosen, row.again) for row in rows] == [("unfused", True)] * 4
+    assert said == [(rows[1], 4), (rows[3], 8)]
     assert [row.ratio.median for row in rows if row.ratio] == [1.125] * 2
     assert frozen(rows).count(":unfused") == 2
 
@@ -304,7 +308,7 @@ def test_a_model_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPa
 def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     some = {name: choices.OPS[name] for name in ("rms_norm", "activate")}
     monkeypatch.setattr(choices, "OPS", some)
-    rows = tune_ops([(2, 3, 16), (2, 5, 16)], dtype=torch.float32, dropout=0.1, device=CPU, keep=False)
+    rows = tune_ops([(2, 3, 16), (2, 5, 16)], dtype=torch.float32, dropout=0.1, device=CPU, keep=False, say=print)
     assert [(row.function, row.use) for row in rows] == [
         (f"{name} {size}", use) for size in ("2x3x16", "2x5x16") for name in some for use in ("training", "forward")
     ]
@@ -319,11 +323,20 @@ def test_an_op_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: {"eager": 0.5, "unfused": 0.9})
     # What was chosen, twice, the function as it is, and that again; in forward alone nothing is chosen again.
     timed = iter([0.5, 0.5, 1.0, 1.125, 1.0])
+    left = timed.__length_hint__
     monkeypatch.setattr(choices, "in_turns", lambda eager, auto, device: Ratio(next(timed), 0.25, 2.0))
-    said: list[Row] = []
-    rows = tune_ops([(2, 3, 16)], dtype=torch.float32, dropout=0.1, device=CPU, keep=False, say=said.append)
+    said: list[tuple[Row, int]] = []
+    rows = tune_ops(
+        [(2, 3, 16)],
+        dtype=torch.float32,
+        dropout=0.1,
+        device=CPU,
+        keep=False,
+        say=lambda row: said.append((row, 5 - left())),
+    )
     assert [(row.chosen, row.again) for row in rows] == [("unfused", True), ("eager", False)]
-    assert said == rows
+    assert [row.ratio.median for row in rows if row.ratio] == [1.125, 1.0]
+    assert said == [(rows[0], 4), (rows[1], 5)]
 
 
 def test_an_op_is_called_by_position_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +361,7 @@ def test_nothing_to_choose() -> None:
     with pytest.raises(
         ValueError, match=r"^nothing in this model is fused, so there is nothing to choose; take fusion=auto$"
     ):
-        tune_model(["fusion=off"], batch_size=None, device=CPU, keep=False)
+        tune_model(["fusion=off"], batch_size=None, device=CPU, keep=False, say=print)
 
 
 def test_frozen_names_what_differs_from_what_auto_begins_with() -> None:

@@ -41,7 +41,7 @@ def test_ops(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(choices, "OPS", {"rms_norm": choices.OPS["rms_norm"]})
     assert main(["tune", "ops", "--shape", "2x3x16", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("rms_norm 2x3x16") == 4  # as soon as it is known, and in the table
+    assert printed.count("rms_norm 2x3x16") == 4  # a line for each use, and a row of the table
     assert "ops in float32, dropout 0.1" in printed
     assert "1.250 x (1.200 to 1.375)" in printed
     assert auto_file().exists()
