@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import types
+import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -357,7 +358,7 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
 
     Dynamo counts graphs per code object. With one code object for all, the values of a static argument would share one
     limit, and so would every function fused in the process. The name is its own too: by file, line and name Dynamo
-    remembers which sizes changed.
+    remembers which sizes and numbers changed, and would make a symbol of a static argument's second value.
     """
 
     def entry(*args: Any, **kwargs: Any) -> Any:
@@ -370,7 +371,8 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
     name = getattr(fn, "__name__", type(fn).__name__)
     own_code = getattr(inspect.unwrap(fn), "__code__", None)
     place = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
-    code = entry.__code__.replace(co_name=f"fused_{name}{place}")
+    values = f"_with_{zlib.crc32(repr((static, named)).encode()):08x}" if static or named else ""
+    code = entry.__code__.replace(co_name=f"fused_{name}{place}{values}")
     own = types.FunctionType(code, entry.__globals__, code.co_name, None, entry.__closure__)
     own.__kwdefaults__ = None
     if not isinstance(fn, nn.Module):

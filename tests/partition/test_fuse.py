@@ -119,6 +119,17 @@ class Setting:
 
 
 class TestStaticArguments:
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_a_second_value_is_as_much_a_constant_as_the_first(self, backend: str) -> None:
+        """As a symbol it could not be a power: torch takes no gradient of that."""
+        x = torch.rand(8)
+        for twin in range(2):
+            fused = fuse(lambda x, n: x**n + twin, backend=backend, fallback=(), static_argnums=1, fullgraph=True)
+            for exponent in (3, 2, 4):
+                inputs = [x.clone().requires_grad_()]
+                fused(*inputs, exponent).sum().backward()
+                torch.testing.assert_close(inputs[0].grad, exponent * x ** (exponent - 1))
+
     def test_by_position_and_by_name(self) -> None:
         fused = fuse(with_exponent, backend="eager", static_argnums=(-1,), static_argnames="shift")
         x = torch.rand(8)
