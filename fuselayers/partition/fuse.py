@@ -21,6 +21,7 @@ from torch import nn
 
 from .auto import compile_auto, compile_frozen
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
+from .fused_method import FusedMethod
 from .fused_module import FusedModule
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
@@ -222,7 +223,7 @@ class FusedFunction(UnguardedCalls):
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else FusedMethod(self, instance)
 
     def _specialised(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
