@@ -91,6 +91,7 @@ __all__ = [
     "donates_buffers",
     "dynamo_optimize",
     "dynamo_state_kept",
+    "empty_strided_on",
     "extract_forward_and_backward",
     "forget_donated_buffers",
     "forward_inputs",
@@ -104,6 +105,7 @@ __all__ = [
     "is_opaque",
     "is_sym_node",
     "is_tagged_backward",
+    "is_watched",
     "known_ops",
     "make_boxed_func",
     "make_fx",
@@ -460,6 +462,29 @@ def transforms_are_active() -> bool:
 def dispatch_mode_is_active() -> bool:
     """True under a TorchDispatchMode, which watches what is called. Used by the ops' choice."""
     return _get_current_dispatch_mode() is not None
+
+
+def is_watched() -> bool:
+    """True where something but autograd has to see each of torch's calls: a mode, a transform, a profiler, a trace.
+
+    Used by the ops, which can do without torch's dispatcher elsewhere.
+    """
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.maybe_current_level() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._autograd._profiler_enabled()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def empty_strided_on(device_type: str) -> Callable[..., torch.Tensor]:
+    """Return what makes a tensor on the current device of a type, from size, strides and dtype. Used by replay.
+
+    Inductor's code makes its tensors with it, in half the time of `torch.empty_strided`.
+    """
+    makes: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, f"_empty_strided_{device_type}")
+    return makes
 
 
 # With True: the hooks that what autograd saves goes through, or None; and False within the forward of an

@@ -8,3 +8,5 @@ from .dispatch import needs_grad as needs_grad
 from .dispatch import run as run
 from .dispatch import second_order as second_order
 from .dispatch import takes_kernels as takes_kernels
+from .replay import Replayed as Replayed
+from .replay import replayed as replayed

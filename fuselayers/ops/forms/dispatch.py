@@ -29,10 +29,12 @@ from ...partition.torch_private import is_compiling, transforms_are_active
 from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
+from .replay import Replays
 
 __all__ = ["BACKENDS", "autocast_dtype", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
+_PLAIN: Final = frozenset({Tensor, nn.Parameter, NoneType})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -71,8 +73,7 @@ def run(
     if backend == "inductor":
         own = _takes_compiled(first.device, tensors)
     else:
-        floating = (tensor for tensor in tensors if tensor is not None and tensor.is_floating_point())
-        own = takes_kernels(backend, *floating, obstacle=obstacle)
+        own = takes_kernels(backend, *tensors, obstacle=obstacle)
     if own and is_compiling():
         tensors = each_once(tensors)
     return (fused if own else formula)(*tensors, *options)
@@ -109,7 +110,7 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
 
     Args:
         backend: one of BACKENDS.
-        tensors: all of the call's floating tensors, the first of which says the device.
+        tensors: all of the call's tensors, the first of which is there and says the device.
         obstacle: as for `run`.
 
     Raises:
@@ -126,38 +127,42 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
         )
     if backend not in BACKENDS:
         raise ValueError(no_such("backend", backend, BACKENDS))
-    given = [tensor for tensor in tensors if tensor is not None]
-    device = given[0].device
+    assert tensors[0] is not None
+    device = tensors[0].device
     if backend == "auto":
-        if device.type != "cuda" or is_compiling() or INTERPRETED:
+        if not tensors[0].is_cuda or is_compiling() or INTERPRETED:
             return False
-        return why_no_kernels(device) is None and (obstacle or _why_no_kernels_for(given)) is None
+        return why_no_kernels(device) is None and (obstacle or _why_no_kernels_for(tensors)) is None
     unavailable = why_no_kernels(device)
     if unavailable is not None:
         raise BackendUnavailableError(f"backend 'triton' cannot run here: {unavailable}; or leave it to backend='auto'")
-    reason = obstacle or _why_no_kernels_for(given)
+    reason = obstacle or _why_no_kernels_for(tensors)
     if reason is not None:
         raise RuntimeError(f"backend 'triton' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
 
 
-def _why_no_kernels_for(tensors: Sequence[Tensor]) -> str | None:
+def _why_no_kernels_for(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
-        if tensor.dtype not in _KERNEL_DTYPES:
+        if tensor is not None and tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
     return None if is_compiling() else _why_plain(tensors)
 
 
 def _why_plain(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
-        if type(tensor) not in (Tensor, nn.Parameter, NoneType):
+        if type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
     return "inside a transform of torch.func" if transforms_are_active() else None
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Return whether autograd will ask for a backward of a call on these tensors."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # any() would take four times as long
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -204,15 +209,21 @@ def second_order(
 
 
 def define(
-    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, formula: Callable[..., Any] | None = None
+    schema: str,
+    launch: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    formula: Callable[..., Any] | None = None,
+    by_layout: bool = True,
 ) -> Any:
-    """Give torch an op that is one fused piece, and return it.
+    """Give torch an op that is one fused piece, and return what calls it.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor"; the op is `torch.ops.fuselayers.name`.
         launch: launches the kernels, on the device of its tensors.
         fake: makes the results without computing them.
         formula: the same in plain torch, for the compiled form; None if it has none.
+        by_layout: what `launch` does follows from its tensors' layouts and its options alone, see `replay`.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
@@ -222,4 +233,5 @@ def define(
     elif formula is not None:
         _library.impl(name, compiled(formula), "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    return getattr(torch.ops.fuselayers, name).default
+    op = getattr(torch.ops.fuselayers, name).default
+    return Replays(op, launch) if by_layout else op

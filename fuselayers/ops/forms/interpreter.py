@@ -12,13 +12,17 @@ anything; a variable may change its type in a loop; programs run one after anoth
 atomics have an order.
 """
 
+import os
 from typing import Any, Final
 
 import numpy as np
 
 from .triton_language import libdevice, tl
 
-__all__ = ["mend_interpreter"]
+__all__ = ["INTERPRETED", "mend_interpreter"]
+
+INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
+"""True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
 
 _NAN: Final = np.uint16(0x7FC0)
 

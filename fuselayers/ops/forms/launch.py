@@ -2,11 +2,10 @@
 
 Triton's own call binds the arguments by name and works out what each is specialised on, every time. Our kernels are
 specialised on little, and say so (see `kernel`), so that the key of a compiled kernel is made in one pass over the
-arguments and the kernel is called directly.
+arguments and the kernel is called directly. What comes more than once does not come here at all, see `replay`.
 """
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -14,18 +13,16 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ...partition.torch_private import AsOnGPU
+from ...partition.torch_private import AsOnGPU, disable_current_modes
+from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import mend_interpreter
+from .replay import ALIGNMENT, ON_AMD, has_short_offsets, writer
 from .triton_language import HAS_TRITON, triton
 
 __all__ = ["INTERPRETED", "Launch", "kernel", "launch", "num_processors", "recorded_launches", "why_no_kernels"]
 
-INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
-"""True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
-
 _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
-_ALIGNMENT: Final = 16
 _PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
 _recorded: "list[Launch] | None" = None
@@ -75,19 +72,37 @@ def launch(
     if _recorded is not None:
         _recorded.append(Launch(function, grid, arguments, constants, num_warps))
         return
+    wrote = writer()
+    if wrote is None:
+        _start(function, grid, arguments, constants, num_warps, num_stages)
+        return
+    with disable_current_modes():  # what the interpreter calls of torch is not the op's
+        start = _start(function, grid, arguments, constants, num_warps, num_stages)
+    wrote.launched(start, (*arguments, *constants))
+
+
+def _start(
+    function: Any,
+    grid: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    num_warps: int,
+    num_stages: int | None,
+) -> Callable[..., Any]:
+    """Run a kernel, and return what runs it again with other tensors of the same kinds."""
     if INTERPRETED:
         mend_interpreter()
-        function[grid](*arguments, *constants)
-        return
+        start: Callable[..., Any] = function[grid]
+        start(*arguments, *constants)
+        return start
     device = next(one.device for one in arguments if isinstance(one, Tensor))
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            _launch(function, grid, arguments, constants, num_warps, num_stages, device.index)
-    else:
-        _launch(function, grid, arguments, constants, num_warps, num_stages, device.index)
+            return _start_compiled(function, grid, arguments, constants, num_warps, num_stages, device.index)
+    return _start_compiled(function, grid, arguments, constants, num_warps, num_stages, device.index)
 
 
-def _launch(
+def _start_compiled(
     function: Any,
     grid: tuple[int, ...],
     arguments: tuple[Any, ...],
@@ -95,21 +110,24 @@ def _launch(
     num_warps: int,
     num_stages: int | None,
     device_index: int,
-) -> None:
+) -> Callable[..., Any]:
     # What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor.
     kinds = [
-        (one.dtype, one.data_ptr() % _ALIGNMENT == 0)
+        (one.dtype, one.data_ptr() % ALIGNMENT == 0, ON_AMD and has_short_offsets(one))
         if isinstance(one, Tensor)
         else one is None or (one.__class__ is int and not _SMALLEST_INT32 <= one <= _LARGEST_INT32)
         for one in arguments
     ]
     key = (id(function), device_index, num_warps, num_stages, constants, *kinds)
     compiled = _compiled.get(key)
+    whole_grid = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
     if compiled is None:
         stages = {} if num_stages is None else {"num_stages": num_stages}
-        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
-    else:
-        compiled[grid if len(grid) == 3 else (*grid, 1, 1)[:3]](*arguments, *constants)
+        compiled = _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
+        return compiled[whole_grid]  # type: ignore[no-any-return]
+    start: Callable[..., Any] = compiled[whole_grid]
+    start(*arguments, *constants)
+    return start
 
 
 @functools.cache

@@ -30,12 +30,11 @@ def _launch_backward(
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    results = dx, dresidual, sums_KN = _like_gradients(
+    dx, dresidual, sums_KN = _like_gradients(
         dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype, residual_dtype
     )
     if not dy.numel():
-        sums_KN.zero_()
-        return results
+        return dx, dresidual, sums_KN.zero_()
     dy_RN, s_RN, dx_RN = as_rows(dy), as_rows(s), dx.view(-1, dx.shape[-1])
     ds_RN = None if ds is None else as_rows(ds)
     vector = vector_of(dy_RN, s_RN, dx_RN, *(() if ds_RN is None else (ds_RN,)))
@@ -75,8 +74,7 @@ def _launch_backward(
             (wants_norm_bias, wants_bias, rms, vector, block_rows, block_columns),
             num_warps=num_warps,
         )
-    sums_KN.copy_(partial_PKN.sum(0))
-    return results
+    return dx, dresidual, partial_PKN.sum(0)
 
 
 def _like_gradients(

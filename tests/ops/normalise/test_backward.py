@@ -16,7 +16,7 @@ def test_opcheck(rms: bool) -> None:
         (dy, dy, s, weight, mean, rows.abs(), seed_of(), None, 0.3, rms, not rms, True, torch.bfloat16, torch.float32),
         (dy, None, s, weight, mean, rows.abs(), None, None, 0.0, rms, False, False, torch.float32, None),
     ):
-        torch.library.opcheck(normalise_backward, arguments)
+        torch.library.opcheck(torch.ops.fuselayers.normalise_backward.default, arguments)
 
 
 @pytest.mark.parametrize("width", [40, 9001])

@@ -24,7 +24,7 @@ def test_opcheck(pre: bool, rms: bool) -> None:
         (x, residual, bias, weight, None if rms else shift, seed_of(), None, 0.3, 1e-5, pre, rms),
         (x, None, None, weight, None, None, None, 0.0, 1e-5, pre, rms),
     ):
-        torch.library.opcheck(normalise_forward, arguments)
+        torch.library.opcheck(torch.ops.fuselayers.normalise.default, arguments)
 
 
 @pytest.mark.kernels
