@@ -104,7 +104,7 @@ def _formula(
 
 
 def _fused(x: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    form = _Fused.apply if needs_grad(x, bias) else _forward
+    form = _BiasActivationDropout.apply if needs_grad(x, bias) else _forward
     y: Tensor = form(x, bias, *rest)
     return y
 
@@ -123,7 +123,7 @@ def bias_activation_dropout_reference(
     return y if seed is None else dropout_reference(y, p, seed=seed, shard=shard)
 
 
-class _Fused(torch.autograd.Function):
+class _BiasActivationDropout(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -96,7 +96,7 @@ def _formula(
 
 
 def _fused(x: Tensor, residual: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    form = _Fused.apply if needs_grad(x, residual, bias) else _forward
+    form = _BiasDropoutResidual.apply if needs_grad(x, residual, bias) else _forward
     y: Tensor = form(x, residual, bias, *rest)
     return y
 
@@ -115,7 +115,7 @@ def bias_dropout_residual_reference(
     return (z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)) + residual
 
 
-class _Fused(torch.autograd.Function):
+class _BiasDropoutResidual(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -161,7 +161,7 @@ def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
     if logits.device.type == "cpu" and not INTERPRETED:
         _check_classes(target, logits.shape[-1], options[0])
     if needs_grad(logits):
-        loss: Tensor = _Fused.apply(logits, target, *options)  # type: ignore[no-untyped-call]
+        loss: Tensor = _CrossEntropy.apply(logits, target, *options)  # type: ignore[no-untyped-call]
         return loss
     return _in_one_piece(logits, target, *options)[0]
 
@@ -172,7 +172,7 @@ def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
         raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
 
 
-class _Fused(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
         loss, sums, count = _in_one_piece(logits, target, *options)

@@ -72,7 +72,7 @@ def _formula(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
 
 
 def _fused(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
-    y: Tensor = (_Fused.apply if needs_grad(gate, up) else _forward)(gate, up, activation)
+    y: Tensor = (_GatedActivation.apply if needs_grad(gate, up) else _forward)(gate, up, activation)
     return y
 
 
@@ -88,7 +88,7 @@ def gated_activation_reference(gate: Tensor, up: Tensor, *, activation: str | No
     return activate(gate, activation) * up
 
 
-class _Fused(torch.autograd.Function):
+class _GatedActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
         ctx.save_for_backward(gate, up)

@@ -95,7 +95,7 @@ def linear_activation(
     if is_compiling():
         x, weight, bias = each_once((x, weight, bias))
     if needs_grad(x, weight, bias):
-        y: Tensor = _Kernels.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
+        y: Tensor = _LinearActivation.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
         return y
     y, _ = _forward(x, weight, bias, activation, False)
     return y
@@ -159,7 +159,7 @@ class _Activation(torch.autograd.Function):
         return dz if wants_z else None, dbias if wants_bias else None, None
 
 
-class _Kernels(torch.autograd.Function):
+class _LinearActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         keeps_z = activation is not None and activation not in _SLOPE_OF_RESULT

@@ -165,7 +165,7 @@ def rotary_reference(
     return turned(q), turned(k)
 
 
-class _Turned(torch.autograd.Function):
+class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, interleaved: bool, back: bool, by_token: list[bool], cos: Tensor, sin: Tensor, *heads: Tensor
@@ -202,7 +202,7 @@ def _turned(
     A gradient of it is a rotation too, so that this op needs no formula for its second derivative.
     """
     if needs_grad(cos, sin, *heads):
-        recorded: Sequence[Tensor] = _Turned.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
+        recorded: Sequence[Tensor] = _Rotary.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
         return recorded
     return _turn_as_they_lie(heads, cos, sin, interleaved, back, by_token)
 

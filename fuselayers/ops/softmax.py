@@ -90,7 +90,7 @@ def softmax(
 
 
 def _fused(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    y: Tensor = (_Fused.apply if needs_grad(scores) else _forward)(scores, mask, causal, scale)
+    y: Tensor = (_Softmax.apply if needs_grad(scores) else _forward)(scores, mask, causal, scale)
     return y
 
 
@@ -153,7 +153,7 @@ def softmax_reference(
     return wide.masked_fill(~seen, -math.inf).softmax(-1).masked_fill(~seen, 0.0).to(scores.dtype)
 
 
-class _Fused(torch.autograd.Function):
+class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
         y: Tensor = _forward(scores, mask, causal, scale)

@@ -121,15 +121,15 @@ def linear_cross_entropy(
         x, weight, bias = each_once((x, weight, bias))
     loss: Tensor
     if reduction == "none" or x.dtype == torch.float16:
-        losses = _Again.apply(x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
+        losses = _LinearCrossEntropyAgain.apply(x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
         loss = reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
     elif wanted[1] and target.numel() < x.shape[-1]:
-        loss = _Between.apply(x, weight, bias, target, options, reduction, dtype)  # type: ignore[no-untyped-call]
+        loss = _LinearCrossEntropyBetween.apply(x, weight, bias, target, options, reduction, dtype)  # type: ignore[no-untyped-call]
     else:
-        loss = _Ahead.apply(x, weight, bias, target, options, reduction, dtype, wanted)  # type: ignore[no-untyped-call]
+        loss = _LinearCrossEntropyAhead.apply(x, weight, bias, target, options, reduction, dtype, wanted)  # type: ignore[no-untyped-call]
     if compiling:
         leads = [one for one, want in zip(given, wanted, strict=True) if want]
-        loss = _Once.apply(loss, *each_once(leads))  # type: ignore[no-untyped-call]
+        loss = _LinearCrossEntropyOnce.apply(loss, *each_once(leads))  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -143,7 +143,7 @@ def linear_cross_entropy_reference(
 _Options = tuple[int, float, float, str]  # ignore_index, label_smoothing, z_loss, backend
 
 
-class _Ahead(torch.autograd.Function):
+class _LinearCrossEntropyAhead(torch.autograd.Function):
     """Makes the gradients in forward."""
 
     @staticmethod
@@ -171,7 +171,7 @@ class _Ahead(torch.autograd.Function):
         return *(None if one is None else one * dloss for one in ctx.saved_tensors), *(None,) * 5
 
 
-class _Between(torch.autograd.Function):
+class _LinearCrossEntropyBetween(torch.autograd.Function):
     """Makes dlogits in forward, and the gradients of them in backward."""
 
     @staticmethod
@@ -207,7 +207,7 @@ class _Between(torch.autograd.Function):
         return dx, dweight, dbias, *(None,) * 4
 
 
-class _Again(torch.autograd.Function):
+class _LinearCrossEntropyAgain(torch.autograd.Function):
     """Returns the losses of rows, and makes the logits a second time for the gradients."""
 
     @staticmethod
@@ -233,7 +233,7 @@ class _Again(torch.autograd.Function):
         return *(one if want else None for one, want in zip(found, wanted, strict=True)), *(None,) * 3
 
 
-class _Once(torch.autograd.Function):
+class _LinearCrossEntropyOnce(torch.autograd.Function):
     """The loss. Its backward, where a compiler made it, cannot be differentiated in silence.
 
     A compiled backward raises when it is differentiated, if autograd finds its way through it to what is asked for.

@@ -79,12 +79,12 @@ def _fused(
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor]:
-    form = _Fused.apply if needs_grad(x, residual, bias, weight, norm_bias) else normalise_forward
+    form = _Normalise.apply if needs_grad(x, residual, bias, weight, norm_bias) else normalise_forward
     y, s, *_ = form(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
     return y, x if is_its_input(residual, bias, seed, pre) else s
 
 
-class _Fused(torch.autograd.Function):
+class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
