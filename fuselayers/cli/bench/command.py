@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtypes", help="of suite: comma-separated (default bfloat16,float16,float32; float32 on a CPU)"
     )
-    parser.add_argument("--minutes", type=float, help="of suite: after these nothing new is measured (default 7.5)")
+    parser.add_argument("--minutes", type=float, help="of suite: after these nothing new is measured (default 7)")
     parser.add_argument("--out", metavar="DIR", help="of suite: the folder to write, made if it is not there")
     parser.add_argument("--json", metavar="FILE", help="also write all that was measured there")
 

@@ -1,5 +1,6 @@
 """Whether candidates agree, and how long each takes."""
 
+import math
 import random
 import statistics
 import time
@@ -24,6 +25,8 @@ __all__ = [
 _WARMUP = 3
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES = 1 << 28
+# In which a CPU has made the launches of a forward, or of a backward with autograd's own work.
+_SECONDS_OF_LAUNCHES = 5e-4
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
 _SLACK = 16
 # There the last place is 0.8 % in bfloat16, and eager rounds after each op.
@@ -148,7 +151,8 @@ class _Clock:
 class _GPUClock:
     """A clock on the GPU's own time line, whose caches hold nothing of what is timed.
 
-    While the GPU overwrites its caches, the CPU has time to prepare the launches, as it has in a step of a training.
+    While the GPU overwrites its caches, as often as it needs to be busy for half a millisecond, the CPU prepares the
+    launches, as it has time to in a step of a training. What they cost the CPU is measured in `calls`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -156,10 +160,18 @@ class _GPUClock:
         self._stream = torch.cuda.current_stream(device)
         self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._flood = torch.empty(_LARGER_THAN_CACHES, dtype=torch.uint8, device=device)
+        self._floods = 1
+        for _ in range(_WARMUP):
+            torch.cuda.synchronize(device)
+            self._begin.record(self._stream)
+            self._flood.zero_()
+            seconds = self.stop()
+        self._floods = max(1, math.ceil(_SECONDS_OF_LAUNCHES / seconds))
 
     def start(self) -> None:
         torch.cuda.synchronize(self._device)
-        self._flood.zero_()
+        for _ in range(self._floods):
+            self._flood.zero_()
         self._begin.record(self._stream)
 
     def stop(self) -> float:
@@ -214,8 +226,9 @@ def _weights(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What the outputs are weighted with in backward: not all one, or a mistake that sums to zero would hide."""
     weights = []
     for number, output in enumerate(outputs):
-        generator = torch.Generator().manual_seed(1000 + number)
-        weights.append(torch.randn(output.shape, generator=generator).to(output.device, output.dtype))
+        # In float32 for every dtype, so that the truth in float64 has the same; on the device, where it takes no time.
+        generator = torch.Generator(output.device).manual_seed(1000 + number)
+        weights.append(torch.randn(output.shape, generator=generator, device=output.device).to(output.dtype))
     return weights
 
 

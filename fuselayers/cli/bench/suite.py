@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import torch
 
+from ...ops.forms.launch import why_no_kernels
 from ...partition import patience, saved_bytes
+from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_form
@@ -29,6 +31,8 @@ SHAPES: Final = (
     (8, 512, 1024),
     (8, 256, 512),
 )
+# What a GPU has done before a CPU has asked for the next.
+_CALLED: Final = (2, 32, 64)
 _CHECKED_ROWS: Final = (2, 150)
 # Wider, the weights of an op with a matmul would take gigabytes in float64.
 _CHECKED_MATMUL: Final = 1024
@@ -110,12 +114,14 @@ class Suite:
 
     Args:
         bandwidth: of copying, in bytes per second, read and written.
+        calls: what the ops' calls cost the CPU; none where they launch no kernels.
         rows: in the order of measuring.
         failed: which candidates were not timed, and why: wrong numbers, or an error.
         left_out: what there was no time for.
     """
 
     bandwidth: float
+    calls: list[CallCost] = field(default_factory=list)
     rows: list[Measured] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -173,17 +179,16 @@ def measure_suite(
     """
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
-    checked: dict[tuple[str, torch.dtype], set[str]] = {}
     # On a CPU an op chooses its form by measuring; here it shall have done so before it is timed.
     with patience(0):
+        if why_no_kernels(device) is None:
+            say("what calls cost")
+            suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
+        say("the ops' numbers")
+        checked = _check_all(chosen, rounds, device, suite)
         for one in rounds:
             for variant in chosen:
-                settings = Settings(
-                    shape=one.shapes[0],
-                    **{"dropout": 0.0, "activation": "gelu", **variant.options},
-                    dtype=one.dtype,
-                    device=device,
-                )
+                settings = _settings(variant, one.shapes[0], one.dtype, device)
                 name = f"{variant.title}, {dtype_name(one.dtype)}"
                 shapes = [shape for shape in one.shapes if _is_affordable(variant, shape, device)]
                 if not shapes:
@@ -193,19 +198,53 @@ def measure_suite(
                     continue
                 say(name)
                 forms = dict(_forms(variant.op, settings, any_size=one.any_size))
-                if (variant.title, one.dtype) not in checked:
+                right = checked[variant.title, one.dtype]
+                if COMPILE not in right:
                     widths = sorted({shape[-1] for shape in shapes})
-                    checked[variant.title, one.dtype] = _check(variant, settings, forms, widths, suite)
+                    others = {key: form for key, form in forms.items() if key != OURS}
+                    right |= _check(variant, settings, others, widths, suite)
                     # What was compiled for the checks is not what a user with these shapes would get.
                     forms = dict(_forms(variant.op, settings, any_size=one.any_size))
-                right = {key: form for key, form in forms.items() if key in checked[variant.title, one.dtype]}
+                forms = {key: form for key, form in forms.items() if key in right}
                 for shape in shapes:
                     if time.monotonic() > deadline:
                         suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
                         continue
-                    _measure(variant, replace(settings, shape=shape), right, suite, repeats=repeats)
+                    _measure(variant, replace(settings, shape=shape), forms, suite, repeats=repeats)
                 keep(suite)
     return suite
+
+
+def _settings(variant: Variant, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Settings:
+    options = {"dropout": 0.0, "activation": "gelu", **variant.options}
+    return Settings(shape=shape, **options, dtype=dtype, device=device)
+
+
+def _check_all(
+    chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device, suite: Suite
+) -> dict[tuple[str, torch.dtype], set[str]]:
+    """Check ours before anything is timed, however little time there is: which candidates are right, so far."""
+    forms: dict[str, Form] = {EAGER: lambda case: case.plain, OURS: lambda case: case.op}
+    checked: dict[tuple[str, torch.dtype], set[str]] = {}
+    for dtype in dict.fromkeys(one.dtype for one in rounds):
+        for variant in chosen:
+            shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
+            widths = sorted({shape[-1] for shape in shapes if _is_affordable(variant, shape, device)})
+            if widths:
+                settings = _settings(variant, shapes[0], dtype, device)
+                checked[variant.title, dtype] = _check(variant, settings, forms, widths, suite)
+    return checked
+
+
+def _call_costs(
+    chosen: Sequence[Variant], *, dtype: torch.dtype, device: torch.device, readings: int
+) -> Iterator[CallCost]:
+    for variant in chosen:
+        case = op_case(variant.op, _settings(variant, _CALLED, dtype, device))
+        if case.floor is not None:  # else most of its work is torch's
+            cost = call_cost(variant.title, case, ours=OURS, eager=EAGER, readings=readings, device=device)
+            if cost is not None:
+                yield cost
 
 
 def _is_affordable(variant: Variant, shape: tuple[int, ...], device: torch.device) -> bool:

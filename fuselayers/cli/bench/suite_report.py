@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ..files import write_whole
+from .calls import BARE, CallCost
 from .suite import EAGER, OURS, Measured, Suite
 
 __all__ = ["draw", "table", "write_data", "write_report"]
@@ -74,6 +75,8 @@ def table(suite: Suite, *, said: str) -> str:
             f"| {' | '.join(_cells(rows, candidates, bandwidth=suite.bandwidth))} |"
             for rows in _by_place(suite.rows, dtype)
         ]
+    if suite.calls:
+        lines += ["", *_calls(suite.calls)]
     for heading, items in (
         ("Not timed: wrong numbers, or an error", [f"{what}: {why}" for what, why in suite.failed.items()]),
         ("Left out, there was no time", suite.left_out),
@@ -81,6 +84,24 @@ def table(suite: Suite, *, said: str) -> str:
         if items:
             lines += ["", f"## {heading}", "", *(f"- {item}" for item in items)]
     return "\n".join(lines) + "\n"
+
+
+def _calls(calls: Sequence[CallCost]) -> Iterator[str]:
+    yield "## What a call costs the CPU"
+    yield ""
+    yield (
+        f"In microseconds, on tensors so small that no GPU holds it up. {BARE}: a torch.autograd.Function that makes "
+        f"the same tensors and launches the same kernels, and knows beforehand which. {OURS} / {BARE}: at best 1."
+    )
+    yield ""
+    names = (EAGER, BARE, OURS)
+    headings = [f"{name} {short}" for name in (*names, f"{OURS} / {BARE}") for short in ("f", "fb")]
+    yield f"| op | {' | '.join(headings)} |"
+    yield "| --- |" + " ---: |" * len(headings)
+    for cost in calls:
+        cells = [f"{cost.median(name, span) * 1e6:.1f}" for name in names for span in _SPANS]
+        cells += [f"{cost.median(OURS, span) / cost.median(BARE, span):.2f}" for span in _SPANS]
+        yield f"| {cost.title} | {' | '.join(cells)} |"
 
 
 def _by_place(rows: Sequence[Measured], dtype: str) -> Iterator[dict[str, Measured]]:
