@@ -160,8 +160,11 @@ def slope_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignor
         slope = distribution + z * density * 0.3989422804014327
     elif ACTIVATION == "gelu_tanh":
         square = z * z
-        sigmoid = _sigmoid_tile(z * (1.5957691216057308 + 0.07135481627260025 * square), EXACT)
-        slope = sigmoid + z * sigmoid * (1.0 - sigmoid) * (1.5957691216057308 + 0.21406444881780074 * square)
+        inner = z * (1.5957691216057308 + 0.07135481627260025 * square)
+        sigmoid = _sigmoid_tile(inner, EXACT)
+        # What 1 - sigmoid loses where sigmoid is nearly 1 would be multiplied by z's third power.
+        complement = _sigmoid_tile(-inner, EXACT) if EXACT else 1.0 - sigmoid
+        slope = sigmoid + z * sigmoid * complement * (1.5957691216057308 + 0.21406444881780074 * square)
     elif ACTIVATION == "silu":
         sigmoid = _sigmoid_tile(z, EXACT)
         slope = sigmoid + z * sigmoid * (1.0 - sigmoid)

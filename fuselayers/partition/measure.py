@@ -56,16 +56,21 @@ def seconds_of(
         plain: the candidate that serves where nothing else is faster.
         overwritten: places of the inputs that a candidate writes to.
     """
-    near, far = _near_and_far(candidates, inputs, overwritten)
+    gpu = next((one.device for one in inputs if isinstance(one, Tensor) and one.is_cuda), None)
+    with contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu):  # which need not be the caller's
+        near, far = _near_and_far(candidates, inputs, overwritten, gpu)
     mean = (near[plain] + far[plain]) / 2
     return {name: mean * max(near[name] / near[plain], far[name] / far[plain]) for name in candidates}
 
 
 def _near_and_far(
-    candidates: Mapping[str, _Run], inputs: Sequence[Any], overwritten: frozenset[int]
+    candidates: Mapping[str, _Run], inputs: Sequence[Any], overwritten: frozenset[int], gpu: torch.device | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    wait = torch.cuda.synchronize if main_device(inputs) == "cuda" else _nothing
-    elsewhere = torch.zeros(_MORE_THAN_NEAR_CACHES, device="cpu")
+    wait = _nothing if gpu is None else torch.cuda.synchronize
+    floats = _MORE_THAN_NEAR_CACHES
+    if gpu is not None:
+        floats = max(floats, torch.cuda.get_device_properties(gpu).L2_cache_size // 2)  # twice as many bytes
+    elsewhere = torch.zeros(floats, device=gpu or "cpu")
 
     def seconds(run: _Run, *, anew: bool) -> float:
         given, leaves = copies_of(inputs, overwritten)
@@ -97,7 +102,7 @@ def _near_and_far(
         return {name: statistics.median(taken) for name, taken in times.items()}
 
     # The seeds that a graph draws are drawn again afterwards, so that a run has the same masks measured or not.
-    cuda = [torch.cuda.current_device()] if main_device(inputs) == "cuda" else []
+    cuda = [] if gpu is None else [torch.cuda.current_device()]
     # Autocast keeps what it made of a weight until the user's own `with` ends, and here every call has new weights.
     where = main_device(inputs)
     autocast = torch.autocast(

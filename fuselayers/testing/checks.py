@@ -341,6 +341,11 @@ def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     """Forward and backward can be captured in a CUDA graph, and the replay computes with the numbers it then finds."""
     if inputs[0].device.type != "cuda":
         raise NotApplicable("needs inputs on a CUDA GPU")
+    with torch.cuda.device(inputs[0].device):
+        _check_cuda_graph(op, reference, inputs, **options)
+
+
+def _check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     static = [value.clone() for value in inputs]
     incoming = incoming_for(forward(op, static, **options)[1])
 
@@ -348,15 +353,24 @@ def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
         leaves, outputs = forward(op, static, **options)
         return backward(leaves, outputs, incoming)
 
+    stream = torch.cuda.current_stream()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
+    side.wait_stream(stream)
     with torch.cuda.stream(side):
         for _ in range(3):
             step()
-    torch.cuda.current_stream().wait_stream(side)
+    stream.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    try:
+        with torch.cuda.graph(graph):
+            captured = step()
+    except BaseException:
+        # Torch leaves the stream of a capture that failed the current one, and in some versions the generator
+        # waiting for the capture's end, which that of another capture is, too.
+        torch.cuda.set_stream(stream)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            static[0].clone()
+        raise
     other = [_flipped(value) if value.is_floating_point() else value for value in inputs]
     with torch.no_grad():
         for place, value in zip(static, other, strict=True):

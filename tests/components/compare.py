@@ -19,7 +19,8 @@ def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Te
     outputs = module(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     # Weights that differ from place to place: a plain sum would hide a gradient that went to the wrong place.
-    sum(((y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum() for y in outputs), torch.zeros(())).backward()
+    weights = [torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y) for y in outputs]
+    sum(((y * weight).sum() for y, weight in zip(outputs, weights, strict=True)), torch.zeros(())).backward()
     named: dict[str, Any] = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
     named |= {f"gradient of input {i}": x.grad for i, x in enumerate(leaves) if x.requires_grad}
     named |= {f"gradient of {name}": parameter.grad for name, parameter in parameters.items()}
