@@ -41,7 +41,15 @@ from .partitioners import Partitioner, SavingRule, partitioner
 from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
-from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
+from .torch_private import (
+    FakeTensor,
+    Modes,
+    as_a_compiler,
+    copy_of,
+    holds_checkpoints,
+    saved_tensors_hooks_are_active,
+    switches_modes,
+)
 
 __all__ = ["Runs", "best_of", "compile_auto", "compile_frozen"]
 
@@ -107,7 +115,7 @@ def compile_auto(
     options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
     report = describe_graph(graph_module, name=name, **options)
     devices = device_types_of(example_inputs)
-    if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)):
+    if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)) or holds_checkpoints(graph_module):
         run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
         runs.open += 1
         return _Fused(run, runs), served
@@ -153,10 +161,10 @@ def compile_frozen(
     report = describe_graph(graph_module, name=name, **options)
     chosen = choices.get(report.identity, choices[""])
     report = replace(report, served_by=chosen, reason="frozen")
-    if chosen == UNFUSED:
+    if chosen == UNFUSED and not holds_checkpoints(graph_module):
         return _Unfused(graph_module, runs), ServedGraph(report)
-    rest = [other for other in fallback if other != chosen]
-    run, served = compile_chain(graph_module, example_inputs, chain=(chosen, *rest), report=report, **options)
+    chain = [name for name in dict.fromkeys((chosen, *fallback)) if name != UNFUSED] or ["eager"]
+    run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     runs.open += 1
     return _Fused(run, runs), served
 
@@ -166,10 +174,18 @@ class _Unfused:
 
     def __init__(self, graph_module: fx.GraphModule, runs: Runs) -> None:
         self._run, self._runs = graph_module, runs
+        self._switches_modes = switches_modes(graph_module)
 
     def __call__(self, *inputs: Any) -> Any:
         self._runs.unfused += 1
-        return self._run(*inputs)
+        if not self._switches_modes:
+            return self._run(*inputs)
+        modes = Modes()
+        try:
+            return self._run(*inputs)
+        except BaseException:
+            modes.restore()
+            raise
 
 
 class _Fused:
@@ -225,6 +241,8 @@ class _Undecided:
         if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is at it
             return
         try:
+            if sizes in self._decided:  # by another thread meanwhile, which let go of what there was to measure
+                return
             label = label_of(self._served.report, sizes)
             device_type = main_device(inputs)
             seconds = remembered(label, device_type) if sizes else None
@@ -242,6 +260,7 @@ class _Undecided:
     def _measured(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> Mapping[str, float | None] | None:
         """The seconds of every candidate, or None if nothing can be measured and the first backend stays."""
         # What goes wrong here goes wrong on copies, most likely for want of memory: the call itself may be fine.
+        modes = Modes()
         try:
             effects = side_effects(self._graph_module, inputs)
             if effects.draws:
@@ -259,6 +278,8 @@ class _Undecided:
             said = str(error).strip().splitlines()
             self._stay(sizes, f"since measuring failed with {type(error).__name__}: {said[0] if said else ''}")
             return None
+        finally:
+            modes.restore()
 
     def _compiled(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> dict[str, _Run]:
         """Every candidate, in the order in which ties are broken."""

@@ -22,7 +22,7 @@ from .fallback_warning import FallbackWarning, say_once
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
-from .torch_private import BackendCompilerFailed, TorchDynamoException, copy_of
+from .torch_private import GRAPH_BREAKS_OF_BACKENDS, BackendCompilerFailed, TorchDynamoException, copy_of
 
 __all__ = [
     "AUTO_ORDER",
@@ -119,8 +119,12 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         ValueError: a name is unknown, or a frozen choice cannot be read; the message lists what there is.
-        TypeError: `fallback` is one string instead of a sequence of them.
+        TypeError: `backend` is no string, or `fallback` is one string instead of a sequence of them, or None.
     """
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a name, got {backend!r}; leave it out for 'auto', or write 'eager'")
+    if fallback is None:
+        raise TypeError("fallback must be a sequence of backends, got None; write () for none")
     if isinstance(fallback, str):
         raise TypeError(f"fallback must be a sequence of backends, got the string {fallback!r}; write ({fallback!r},)")
     frozen = backend.startswith(_FROZEN)
@@ -199,8 +203,8 @@ def compile_chain(
                 # Inductor wraps what went wrong in it in Dynamo's own kind of error.
                 wrapped = isinstance(error, BackendCompilerFailed)
                 cause = getattr(error, "inner_exception", error) if wrapped else error
-                if isinstance(cause, TorchDynamoException | PartitionError):
-                    raise  # how Dynamo restarts its own analysis; a graph that no backend can cut as asked
+                if isinstance(cause, (TorchDynamoException, PartitionError, *GRAPH_BREAKS_OF_BACKENDS)):
+                    raise  # how Dynamo restarts its own analysis; a graph that no backend can trace, or cut as asked
                 reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
             else:
                 for failed, why in failures:

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import sys
 import types
 import zlib
 from collections.abc import Callable, Hashable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, Final, overload
 import torch
 from torch import nn
 
+from ..names import no_such
 from .auto import compile_auto, compile_frozen
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
 from .fused_method import FusedMethod
@@ -85,7 +87,7 @@ def fuse(
     partition: str | Partitioner = "min_cut",
     fallback: Sequence[str] = ("inductor", "eager"),
     static_argnums: int | Sequence[int] | None = (),
-    static_argnames: str | Sequence[str] = (),
+    static_argnames: str | Sequence[str] | None = (),
     dynamic: bool | None = None,
     fullgraph: bool = False,
     torch_random: bool = False,
@@ -123,8 +125,10 @@ def fuse(
             backend either way.
 
     Raises:
-        ValueError: an unknown backend or partitioner; the message lists what there is.
-        TypeError: `fn` cannot be called, or (at the call) a static argument is a tensor, or not hashable.
+        ValueError: an unknown backend or partitioner, or a static argument that the function does not have; the message
+            lists what there is.
+        TypeError: `fn` cannot be called, or is a coroutine function, an option is of the wrong type, or (at the call) a
+            static argument is a tensor, or not hashable.
         BackendUnavailableError: at the call, when no backend of the chain works.
         PartitionError: at the call, when no backend could cut the graph as asked.
 
@@ -140,7 +144,7 @@ def fuse(
         chain=check_backends(backend, fallback),
         partition=partition,
         static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
-        static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
+        static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ()),
         dynamic=dynamic,
         fullgraph=fullgraph,
         torch_random=torch_random,
@@ -149,6 +153,8 @@ def fuse(
         return functools.partial(FusedFunction, options=options)
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     fused = FusedFunction(fn, options=options)
     return FusedModule(fn, fused) if isinstance(fn, nn.Module) else fused
 
@@ -177,6 +183,14 @@ class FuseOptions:
 
     def __post_init__(self) -> None:
         partitioner(self.partition)  # an unknown name is refused here, not at the first call
+        for kind, static in (("static_argnums", self.static_argnums), ("static_argnames", self.static_argnames)):
+            wanted = int if kind == "static_argnums" else str
+            wrong = [one for one in static if type(one) is not wanted]
+            if wrong:
+                what = "positions" if wanted is int else "names"
+                raise TypeError(f"{kind} must be {what} of arguments, got {wrong[0]!r}")
+        if self.dynamic not in (None, True, False):
+            raise TypeError(f"dynamic must be None, True or False, got {self.dynamic!r}")
 
 
 class FusedFunction(UnguardedCalls):
@@ -306,8 +320,13 @@ class FusedFunction(UnguardedCalls):
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
         return self.over(copy.deepcopy(self.fn, memo))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (type(self), self.fn, self.options)
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # What a decorator made stands under the function's name, where pickle would find this instead of the function.
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (_remake, (type(self), self.fn, self.options))
 
 
 def _remake(kind: type[FusedFunction], fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
@@ -323,7 +342,18 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
         return numbers, names
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
-    if all(one.kind is not one.VAR_POSITIONAL for one in parameters):
+    kinds = {one.kind for one in parameters}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        known = [one.name for one in parameters]
+        for name in options.static_argnames:
+            if name not in known:
+                raise ValueError(no_such("argument to be static", name, known))
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        for number in options.static_argnums:
+            if not -len(positional) <= number < len(positional):
+                raise ValueError(
+                    f"static_argnums has {number}, and the function takes {len(positional)} arguments by position"
+                )
         numbers = frozenset(place + len(positional) if place < 0 else place for place in numbers)
     static = [place for place, one in enumerate(positional) if place in numbers or one.name in names]
     by_name = (positional[place].name for place in static if positional[place].kind is either)

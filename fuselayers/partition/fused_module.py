@@ -18,6 +18,10 @@ _SHARED: Final = (
     "_non_persistent_buffers_set",
     "_modules",
     "_load_state_dict_post_hooks",
+    # The module is what saves and loads.
+    "_load_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
 )
 
 
@@ -109,6 +113,11 @@ class FusedModule(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.module._load_from_state_dict(*args, **kwargs)
 
+    # As `init_` functions go through a model's parts, asking which kind each is.
+    def apply(self, fn: Any) -> "FusedModule":
+        self.module.apply(fn)
+        return self
+
     def _apply(self, fn: Any, recurse: bool = True) -> "FusedModule":
         self.module._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -145,8 +154,8 @@ def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
 
 
 @contextlib.contextmanager
-def unfused(module: nn.Module) -> Iterator[None]:
-    """Let the fused views among the parts of a module run eagerly for a while, hooks of the views included.
+def unfused() -> Iterator[None]:
+    """Let what is fused run eagerly for a while, in this thread, hooks of fused modules included.
 
     For calls that would compile again and again, as each token of a text with one more key than the last. What is fused
     without a view, as an op in a layer with a backend, asks `is_unfused`. Where something is checkpointed, its backward
@@ -155,24 +164,15 @@ def unfused(module: nn.Module) -> Iterator[None]:
     >>> import torch
     >>> from fuselayers import fuse
     >>> layers = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
-    >>> with unfused(layers):
+    >>> with unfused():
     ...     layers(torch.ones(1, 2)).shape
     torch.Size([1, 2])
     """
-    views = [part for part in module.modules() if isinstance(part, FusedModule)]
-    before = [view.fused for view in views]
-    for view in views:
-        eager = view.module
-        while isinstance(eager, FusedModule):
-            eager = eager.module
-        view.fused = eager.__call__
     outside = _UNFUSED.set(_Unfused(in_checkpoints=True))
     try:
         yield
     finally:
         _UNFUSED.reset(outside)
-        for view, fused in zip(views, before, strict=True):
-            view.fused = fused
 
 
 def call_unfused(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
@@ -191,7 +191,7 @@ def call_unfused(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def is_unfused() -> bool:
     """Return whether this thread is within `unfused`.
 
-    >>> with unfused(nn.Linear(2, 2)):
+    >>> with unfused():
     ...     is_unfused()
     True
     >>> is_unfused()

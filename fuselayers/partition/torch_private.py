@@ -30,6 +30,7 @@ from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._dynamo.exc import Unsupported as GraphBreak
+from torch._dynamo.exc import exceptions_allowed_to_be_fallback as GRAPH_BREAKS_OF_BACKENDS
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.source import ConstantSource as ConstantSource
 from torch._dynamo.utils import CleanupManager
@@ -62,6 +63,8 @@ from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 __all__ = [
+    "GRAPH_BREAKS_OF_BACKENDS",
+    "NO_BACKWARD",
     "WRITTEN_DOWN",
     "AsOnGPU",
     "BackendCompilerFailed",
@@ -286,7 +289,16 @@ def compile_with_inductor(
     settings: dict[str, Any] = {"custom_partitioner_fn": partitioner}
     if fallback_random:
         settings["fallback_random"] = True
-    with functorch_config.patch(force_non_lazy_backward_lowering=True):
+    if any(isinstance(one, torch.Tensor) and one.is_neg() for one in example_inputs):
+        raise NotImplementedError(
+            "Inductor reads memory as it lies, and an input is a view that stands for its negative; "
+            "write it out with .resolve_neg()"
+        )
+    # AOTAutograd's cache does not tell the numbers apart that such a symbol stands for, and hands out an old one's code
+    # (https://github.com/pytorch/pytorch/issues/197889).
+    has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in graph_module.graph.nodes)
+    own_cache = {"enable_autograd_cache": False} if has_floats else {}
+    with functorch_config.patch({"force_non_lazy_backward_lowering": True, **own_cache}):
         compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
@@ -464,6 +476,54 @@ def dispatch_mode_is_active() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
+class Modes:
+    """Gradient mode and autocast as they are now, to be put back. Used by `auto`: a graph of Dynamo's switches them by
+    calls, and what stops between two of these leaves them switched."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST]
+        self._cache = torch.is_autocast_cache_enabled()
+        self._depth = _autocast_depth()
+
+    def restore(self) -> None:
+        """Put them back. Autocast forgets the weights that it cast where its outermost `with` ends."""
+        torch._C._set_grad_enabled(self._grad)
+        for kind, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._cache)
+        while _autocast_depth() > self._depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
+
+_AUTOCAST: Final = ("cpu", "cuda")
+
+
+def _autocast_depth() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def switches_modes(graph_module: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's switches what `Modes` holds. Used by `auto`."""
+    switches = {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast}
+    return any(node.target in switches for node in _all_nodes(graph_module))
+
+
+def holds_checkpoints(graph_module: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's holds `torch.utils.checkpoint`, which running it does not do. Used by `auto`."""
+    op = torch.ops.higher_order.tag_activation_checkpoint
+    return any(node.target is op for node in _all_nodes(graph_module))
+
+
+def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
+
+
 def is_watched() -> bool:
     """True where something but autograd has to see each of torch's calls: a mode, a transform, a profiler, a trace.
 
@@ -491,6 +551,9 @@ def empty_strided_on(device_type: str) -> Callable[..., torch.Tensor]:
 # autograd.Function, or in inference mode. Every call of the fusion core asks: Python's own functions would take longer.
 hooks_for_saved_tensors: Final[Callable[[bool], object]] = torch._C._autograd._top_saved_tensors_default_hooks
 is_fwd_grad_enabled: Final[Callable[[], bool]] = torch._C._is_fwd_grad_enabled
+# The number of the backward that this thread is in.
+current_backward: Final[Callable[[], int]] = torch._C._current_graph_task_id
+NO_BACKWARD: Final = -1
 
 
 def saved_tensors_hooks_are_active() -> bool:
@@ -499,9 +562,20 @@ def saved_tensors_hooks_are_active() -> bool:
 
 
 def may_run_again() -> bool:
-    """True where backward may run forward once more: under hooks for saved tensors, as of `torch.utils.checkpoint`, and
-    in the forward of an autograd.Function, as its reentrant form is. Used by `fuse`: both have to go the same way."""
-    return hooks_for_saved_tensors(True) is not None or not (is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
+    """True where backward may run forward once more, and where it does: under hooks for saved tensors, as of
+    `torch.utils.checkpoint`, in the forward of an autograd.Function, as its reentrant form is, and in a backward.
+
+    Used by `fuse`: both have to go the same way."""
+    return (
+        hooks_for_saved_tensors(True) is not None
+        or current_backward() != NO_BACKWARD
+        or not (is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
+    )
+
+
+def tangents_are_active() -> bool:
+    """True in forward mode, `torch.autograd.forward_ad` and `torch.func.jvp`. Used by `fuse`."""
+    return forward_ad._current_level >= 0
 
 
 class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -17,7 +17,15 @@ from torch.compiler import is_dynamo_compiling
 
 from .auto import Runs
 from .fused_module import call_unfused, is_unfused
-from .torch_private import hooks_for_saved_tensors, is_compiling, is_fwd_grad_enabled, may_run_again
+from .torch_private import (
+    NO_BACKWARD,
+    current_backward,
+    hooks_for_saved_tensors,
+    is_compiling,
+    is_fwd_grad_enabled,
+    may_run_again,
+    tangents_are_active,
+)
 
 __all__ = ["UnguardedCalls", "glance"]
 
@@ -54,7 +62,7 @@ class UnguardedCalls:
         self._calls_are_for_gradients = True
         self._has_fused_parts = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # First and as little as can be, since an unfused call takes longer than the plain function by this.
         if (
             not is_dynamo_compiling()
@@ -63,11 +71,13 @@ class UnguardedCalls:
             and is_grad_enabled() is self._calls_are_for_gradients
             and hooks_for_saved_tensors(True) is None
             and is_fwd_grad_enabled()
+            and current_backward() == NO_BACKWARD
         ):
             self._calls_without_a_look -= 1
             return self.fn(*args, **kwargs)
-        # Inside another compiler the function is transparent: it is traced as if it had never been fused.
-        if is_compiling() or is_unfused():
+        # Inside another compiler the function is transparent: it is traced as if it had never been fused. Of tangents,
+        # what is compiled knows nothing.
+        if is_compiling() or is_unfused() or tangents_are_active():
             return self.fn(*args, **kwargs)
         # What ran compiled in forward shall when it runs again, where masks and saved tensors are compared or used.
         if self._runs.unfused == 0 or may_run_again():

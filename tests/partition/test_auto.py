@@ -17,6 +17,7 @@ from fuselayers.partition import (
     budget,
     fuse,
     patience,
+    saved_bytes,
 )
 from fuselayers.partition.auto import best_of
 from fuselayers.partition.torch_private import as_a_compiler
@@ -400,3 +401,97 @@ class TestFrozen:
             fused(*inputs())
         assert only(fused).served_by == "eager"
         assert only(fused).reason.startswith("since triton is not used: Triton compiles for GPUs")
+
+
+class TestModes:
+    """Dynamo's graph switches gradients and autocast by calls, and what stops between two of them leaves them so."""
+
+    @staticmethod
+    def autocast_depth() -> int:
+        torch.autocast_increment_nesting()
+        return torch.autocast_decrement_nesting()
+
+    def test_a_measurement_that_fails_within_autocast_leaves_it(self) -> None:
+        def fn(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return torch.cond(x.sum() > 0, lambda z: z @ z, lambda z: z @ z + 1, (x,))  # type: ignore[no-any-return]
+
+        fused = fuse(fn)
+        fused(torch.ones(4, 4))
+        assert only(fused).reason.startswith("the first that works; not measured, since measuring failed")
+        assert self.autocast_depth() == 0
+        assert not torch.is_autocast_enabled("cpu")
+
+    def test_a_function_that_leaves_gradients_off_is_measured_with_them(self, measured: Any) -> None:
+        def fn(x: Tensor) -> Tensor:
+            y = x.sin()
+            torch.set_grad_enabled(False)
+            return y
+
+        measured("unfused")
+        fused = fuse(fn, fullgraph=True)
+        try:
+            out = fused(torch.ones(3, requires_grad=True))
+        finally:
+            torch.set_grad_enabled(True)
+        assert out.requires_grad
+        assert only(fused).reason == "measured"
+
+    def test_an_error_in_an_unfused_graph_leaves_them_as_they_were(self, measured: Any) -> None:
+        def fn(x: Tensor, place: Tensor) -> Tensor:
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                return x[place].sin()
+
+        measured("unfused")
+        fused = fuse(fn)
+        fused(torch.ones(3), torch.tensor([2]))
+        assert only(fused).served_by == "unfused"
+        with pytest.raises(IndexError):
+            fused(torch.ones(3), torch.tensor([5]))
+        assert torch.is_grad_enabled()
+        assert self.autocast_depth() == 0
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_checkpoint_inside_stays_one(measured: Any) -> None:
+    """The plain graph runs what is checkpointed as if it were not."""
+    measured("unfused")
+
+    def part(x: Tensor) -> Tensor:
+        for _ in range(8):
+            x = x.sin().cos()
+        return x
+
+    x = torch.randn(1000, requires_grad=True)
+    fused = fuse(lambda x: checkpoint(part, x, use_reentrant=False))
+    frozen = fuse(fused.fn, backend="eager")
+    frozen(x)
+    frozen = fuse(fused.fn, backend=f"frozen:eager+{only(frozen).identity}:unfused")
+    for one in (fused, frozen):
+        assert saved_bytes(one, x) == x.nbytes
+        check(one, x)
+        assert only(one).served_by != "unfused"
+
+
+def test_a_thread_that_comes_late_does_not_measure_again(measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with patience(1000):
+        fused = fuse(wave)
+        fused(*inputs())
+    clock = measured("inductor")
+    came, go = threading.Event(), threading.Event()
+    consider = auto._Undecided._consider
+
+    def wait_first(self: Any, sizes: Any, inputs: Any) -> None:
+        if threading.current_thread() is late:
+            came.set()
+            assert go.wait(60)
+        consider(self, sizes, inputs)
+
+    monkeypatch.setattr(auto._Undecided, "_consider", wait_first)
+    late = threading.Thread(target=lambda: fused(*inputs()))
+    late.start()
+    assert came.wait(60)
+    fused(*inputs())
+    go.set()
+    late.join()
+    assert (only(fused).served_by, only(fused).reason, len(clock.asked)) == ("inductor", "measured", 1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from fuselayers import ops
@@ -111,6 +112,51 @@ class TestGuards:
         for exponent in range(1, 19):
             torch.testing.assert_close(fused(x, exponent), with_exponent(x, exponent))
         assert len(fused._compiled) == 18
+
+    def test_a_number_that_changes(self) -> None:
+        """Also in a process, and a cache on disk, that knows code of another one."""
+        for start in (0.0, 0.05):
+            torch.compiler.reset()
+            fused = fuse(lambda x, a: x.clamp(-a, a) * 2, backend="inductor", fallback=())
+            for number in (start + 0.1, start + 0.2, start + 0.3, start + 0.4):
+                x = torch.full((2,), 5.0, requires_grad=True)
+                torch.testing.assert_close(fused(x, number), torch.full((2,), 2 * number))
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor", "auto"])
+    def test_a_view_that_stands_for_its_negative(self, backend: str) -> None:
+        fused = fuse(lambda x: x * 2 + 1, backend=backend, fallback=("eager",))
+        x = torch.tensor([2 + 2j, 1 - 4j]).conj().imag
+        assert x.is_neg()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            assert torch.equal(fused(x), torch.tensor([-3.0, 9.0]))
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @pytest.mark.parametrize("requires_grad", [False, True])
+    def test_tangents(self, backend: str, requires_grad: bool) -> None:
+        fused = fuse(tutorial, backend=backend, fallback=())
+        inputs = [torch.randn(4, requires_grad=requires_grad) for _ in range(4)]
+        fused(*inputs)
+        tangents = []
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(inputs[0], torch.ones(4)), *inputs[1:]]
+            for fn in (fused, tutorial):
+                tangents.append(forward_ad.unpack_dual(fn(*duals)).tangent)
+        torch.testing.assert_close(*tangents)
+
+    def test_what_a_backend_cannot_trace_is_a_graph_break(self) -> None:
+        def fn(a: Tensor, b: Tensor) -> Tensor:
+            return F.silu(a @ b).sin()
+
+        parts, b = [torch.randn(size, 4, requires_grad=True) for size in (2, 3)], torch.randn(4, 4, requires_grad=True)
+        fused = fuse(fn, backend="eager", fallback=())
+        fused(torch.nested.as_nested_tensor(parts, layout=torch.jagged), b).values().sum().backward()
+        expected = torch.autograd.grad(sum(fn(part, b).sum() for part in parts), b)[0]
+        torch.testing.assert_close(b.grad, expected)
+
+    def test_an_argument_named_self(self) -> None:
+        fused = fuse(lambda self, x: self * x, backend="eager")
+        assert torch.equal(fused(self=torch.ones(2), x=torch.full((2,), 3.0)), torch.full((2,), 3.0))
 
 
 @dataclass(frozen=True)
@@ -473,6 +519,11 @@ class TestAsDecorator:
             torch.testing.assert_close(torch.autograd.grad(out.sum(), layer.factor)[0], x.sin().sum())
         assert Layer.scale.served_by == ("eager",)
 
+    def test_it_can_be_pickled_by_its_name(self) -> None:
+        assert pickle.loads(pickle.dumps(decorated)) is decorated
+        other = pickle.loads(pickle.dumps(fuse(tutorial, backend="eager")))
+        assert (other.fn, other.options.backend) == (tutorial, "eager")
+
     def test_twice_on_one_function(self) -> None:
         """Each has its own options and its own graphs."""
         one = fuse(decorated.fn, backend="eager", partition="default")
@@ -581,3 +632,38 @@ def test_errors() -> None:
         fuse(3)
     with pytest.raises(TypeError, match=r"^fallback must be a sequence of backends, got the string 'eager'; write"):
         fuse(tutorial, fallback="eager")
+
+
+async def waits(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"static_argnames": "traning"},
+            ValueError,
+            r"^no argument to be static 'traning'; there are: exponent, shift, x$",
+        ),
+        ({"static_argnames": (1,)}, TypeError, r"^static_argnames must be names of arguments, got 1$"),
+        ({"static_argnums": 7}, ValueError, r"^static_argnums has 7, and the function takes 2 arguments by position$"),
+        ({"static_argnums": True}, TypeError, r"^static_argnums must be positions of arguments, got True$"),
+        ({"dynamic": "yes"}, TypeError, r"^dynamic must be None, True or False, got 'yes'$"),
+        ({"backend": None}, TypeError, r"^backend must be a name, got None; leave it out for 'auto', or write 'eage"),
+        ({"fallback": None}, TypeError, r"^fallback must be a sequence of backends, got None; write \(\) for none$"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        fuse(with_exponent, **options)
+
+
+def test_a_coroutine_function() -> None:
+    with pytest.raises(TypeError, match=r"^fuse takes a function that returns tensors, got a coroutine function; fuse"):
+        fuse(waits)
+
+
+def test_no_static_names() -> None:
+    assert fuse(tutorial, static_argnames=None).options.static_argnames == ()

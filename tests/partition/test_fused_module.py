@@ -1,12 +1,13 @@
 import copy
 import pickle
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fuselayers.partition import FusedModule, fuse
+from fuselayers.partition import FusedModule, fuse, unfused
 
 
 class Doubling(nn.Linear):
@@ -152,3 +153,42 @@ def test_a_compiled_view_can_be_pickled() -> None:
 
 def _hundredfold(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     return 100 * output
+
+
+def test_a_function_applied_to_all_parts_gets_the_module_and_not_the_view() -> None:
+    model = nn.Sequential(fuse(nn.Sequential(nn.Linear(2, 2)), backend="eager"), fuse(nn.Linear(2, 2), backend="eager"))
+    kinds: list[type] = []
+    assert model.apply(lambda part: kinds.append(type(part))) is model
+    assert kinds == [nn.Linear, nn.Sequential, nn.Linear, nn.Sequential]
+
+
+def test_state_dict_hooks_on_the_view_run() -> None:
+    fused, seen = fuse(nn.Linear(2, 2), backend="eager"), []
+    fused.register_state_dict_pre_hook(lambda *args: seen.append("before saving"))
+    fused.register_state_dict_post_hook(lambda *args: seen.append("after saving"))
+    fused.register_load_state_dict_pre_hook(lambda *args: seen.append("before loading"))
+    fused.register_load_state_dict_post_hook(lambda *args: seen.append("after loading"))
+    fused.load_state_dict(fused.state_dict())
+    assert seen == ["before saving", "after saving", "before loading", "after loading"]
+
+
+def test_unfused_in_two_threads_leaves_views_as_they_were() -> None:
+    model = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
+    fused, entered, left = model[0].fused, threading.Event(), threading.Event()
+
+    def until_the_other_has_left() -> None:
+        with unfused():
+            entered.set()
+            assert left.wait(60)
+
+    other = threading.Thread(target=until_the_other_has_left)
+    with unfused():
+        other.start()
+        assert entered.wait(60)
+        model(torch.ones(1, 2))
+        assert copy.deepcopy(model)[0].report().graphs == ()
+    model(torch.ones(1, 2))
+    assert len(model[0].report().graphs) == 1  # of this thread, which is no longer within it
+    left.set()
+    other.join()
+    assert model[0].fused is fused

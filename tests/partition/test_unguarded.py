@@ -125,7 +125,7 @@ def test_a_checkpoint_within_it_runs_the_same_again(measured: Any) -> None:
         fused(x).sum().backward()
         expected = torch.autograd.grad((two(x * 2) * 3).sum(), x)[0]
         torch.testing.assert_close(x.grad, expected)
-    assert fused.served_by == ("unfused",)
+    assert fused.served_by == ("inductor",)  # the plain graph would not do what is checkpointed again
 
 
 def test_a_reentrant_checkpoint_draws_the_same_mask_again(measured: Any) -> None:
@@ -336,3 +336,27 @@ def test_a_graph_break_between_fused_and_unfused(monkeypatch: pytest.MonkeyPatch
         check(fused, *inputs())
     assert fused.served_by == ("unfused", "inductor")
     assert not fused._as_it_is
+
+
+def test_a_reentrant_checkpoint_draws_the_same_mask_again_after_a_change(measured: Any) -> None:
+    """What the module's parts are like does not show at a glance: the run in backward asks the guards as well."""
+    measured("unfused")
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, self.drop(x) * 1.5)
+
+    module = Dropping()
+    fused = fuse(module)
+    for p in (0.0,) * 6 + (0.5,) * 6 + (0.0, 0.5):
+        module.drop.p = p
+        x = torch.rand(64, requires_grad=True)
+        y = checkpoint(fused, x, use_reentrant=True)
+        y.sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad == 0, y == 0)
+        assert bool((y == 0).any()) is (p > 0)

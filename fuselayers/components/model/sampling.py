@@ -26,7 +26,7 @@ def generating(model: nn.Module) -> Iterator[None]:
     in_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with unfused(model):
+        with unfused():
             yield
     finally:
         for module in in_training:

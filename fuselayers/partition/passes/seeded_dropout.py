@@ -85,8 +85,8 @@ def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     changed = False
     for node in list(graph.find_nodes(op="call_function", target=torch.nn.functional.dropout)):
         given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
-        if not given.get("inplace"):
-            continue
+        if not given.get("inplace") or given.get("training") is False or given.get("p") == 0:
+            continue  # which writes nothing
         given["inplace"] = False
         x = given.pop("input")
         node.args, node.kwargs = (x,), given

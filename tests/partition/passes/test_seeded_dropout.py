@@ -189,6 +189,16 @@ def fused(request: pytest.FixtureRequest) -> Any:
 
 
 class TestThroughFuse:
+    @pytest.mark.parametrize(("p", "training"), [(0.5, False), (0.0, True)])
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_dropout_in_place_that_drops_nothing_writes_nothing(self, p: float, training: bool, backend: str) -> None:
+        """Autograd counts what is written to a tensor that it kept, here the result of exp."""
+        fused = fuse(nn.Dropout(p, inplace=True).train(training), backend=backend, fallback=())
+        x = torch.randn(8, requires_grad=True)
+        y = x.exp()
+        fused(y).sum().backward()
+        torch.testing.assert_close(x.grad, y.detach())
+
     def test_no_mask_is_saved(self, fused: Any) -> None:
         x = torch.randn(ROWS, COLUMNS, requires_grad=True)
         assert saved_bytes(drops, x) >= MASK
