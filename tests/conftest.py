@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,24 @@ def _no_compiled_code_of_others() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+
+
+@pytest.fixture
+def one_process_mesh() -> Iterator[Any]:
+    """A device mesh of this process alone."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    # The fake group sends nothing: of a mesh of one, each local part is the whole.
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,8 +1,10 @@
-"""Whether a call of a module runs hooks too. Used where a module's parts are run and the module is not called."""
+"""Whether a call of a module does more than its forward. Used where its parts are run and it is not called."""
+
+import sys
 
 from torch import nn
 
-__all__ = ["has_hooks"]
+__all__ = ["has_hooks", "is_sharded"]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -15,3 +17,13 @@ def has_hooks(module: nn.Module) -> bool:
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether FSDP, of either version, shards the module by itself; the modules inside it do not count.
+
+    >>> is_sharded(nn.Linear(2, 3))
+    False
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # nobody's module is sharded before it is imported
+    return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))

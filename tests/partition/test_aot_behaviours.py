@@ -484,23 +484,6 @@ class TestTensorSubclasses:
         torch.testing.assert_close(seen[1], seen[0])
 
 
-@pytest.fixture
-def one_process_mesh() -> Iterator[Any]:
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        pytest.skip("this torch was built without torch.distributed")
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    # The fake group sends nothing: of a mesh of one, each local part is the whole.
-    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
-    try:
-        yield init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
-
-
 class CompilationCounter:
     """Counts what Dynamo and AOTAutograd compile, a backward that was put off included."""
 

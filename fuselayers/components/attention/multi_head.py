@@ -150,7 +150,7 @@ class MultiHeadAttention(PackedHeads):
             ValueError: an input has another shape or dtype, or the inputs and options do not go together.
             RuntimeError: there is a cache, and a gradient is wanted.
         """
-        check_sequence(x_BTD, self.qkv.in_features)
+        check_sequence(x_BTD, self.hidden_dim)
         first, keys = self._places(x_BTD, rotate, cache, memory)
         batch, tokens, _ = x_BTD.shape
         if key_padding_mask is not None:
@@ -198,7 +198,7 @@ class MultiHeadAttention(PackedHeads):
         self.check_memory()
         if rotate is not None:
             raise ValueError("rotate turns queries and keys of the same tokens; leave it out where there is a memory")
-        wanted = (x_BTD.shape[0], self.qkv.in_features)
+        wanted = (x_BTD.shape[0], self.hidden_dim)
         if memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != wanted:
             raise ValueError(f"memory must be [{wanted[0]}, S, {wanted[1]}], got {list(memory.shape)}")
         if cache is not None and cache.length not in (0, memory.shape[1]):

@@ -53,6 +53,7 @@ class PackedHeads(nn.Module):
                     f"hidden_dim must be a multiple of num_heads, got {hidden_dim} and {num_heads}; or give head_dim"
                 )
             head_dim = hidden_dim // num_heads
+        self.hidden_dim = hidden_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -67,7 +68,7 @@ class PackedHeads(nn.Module):
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
         """
-        check_input(x_BTD, self.qkv.in_features, key_padding_mask)
+        check_input(x_BTD, self.hidden_dim, key_padding_mask)
         q_BHTC, k_BGTC, v_BGTC = (part.transpose(1, 2) for part in self.split(x_BTD))
         if rotate is not None:
             q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)

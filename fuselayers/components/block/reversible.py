@@ -23,7 +23,7 @@ Gomez et al., "The reversible residual network", 2017, section 3; Kitaev et al.,
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,17 @@ from torch.func import functional_call
 
 from ...ops import dropout
 from ...partition.torch_private import FakeTensor
-from ..hooks import has_hooks
+from ..hooks import has_hooks, is_sharded
 from ..registry import register, title
 from ..residual import PreResidual
 from .transformer import TransformerBlock
 
 __all__ = ["ReversibleBlock", "run_reversible"]
+
+_SHARDED: Final = (
+    "FSDP shards a reversible block or a part of it by itself; blocks run again in backward, where its hooks would "
+    "lose the gradients; shard the whole model only, or take block='transformer'"
+)
 
 
 @register("block", "reversible")
@@ -49,14 +54,15 @@ class ReversibleBlock(TransformerBlock):
     `torch.func` refuses it, as any function of autograd that keeps what no transform could see.
 
     A stack runs the sublayers of such blocks and never calls a block itself, so a block in a stack can have no hooks.
-    Forward hooks on the modules inside it run twice, in forward and again in backward.
+    Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP works by hooks: it shards
+    a model of such blocks as one, not the blocks or the modules inside them.
 
     Raises:
         ValueError: as `TransformerBlock`; or a residual style other than "pre", or a feedforward with a loss of its
             own.
-        RuntimeError: in a stack, if the block has a hook; in backward, with create_graph=True, since its gradient
-            cannot be differentiated again; or after a change from train to eval mode, or back, of any of its modules
-            since forward.
+        RuntimeError: in a stack, if the block has a hook; if FSDP shards a part of it by itself; in backward, with
+            create_graph=True, since its gradient cannot be differentiated again; or after a change from train to eval
+            mode, or back, of any of its modules since forward.
 
     >>> from fuselayers.components import Choice
     >>> block = ReversibleBlock(8, attention=Choice("multi_head", {"num_heads": 2}))
@@ -108,7 +114,7 @@ def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tenso
         x_BTD: the stream.
 
     Raises:
-        RuntimeError: a block has a hook, which would never run.
+        RuntimeError: a block has a hook, which would never run; or FSDP shards it, or a part of it, by itself.
     """
     if not blocks:
         return x_BTD
@@ -120,6 +126,8 @@ def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tenso
 def _check_hooks(block: Any) -> None:
     # A fused view has hooks of its own beside those of its module, whose sublayers are run.
     for module in (block, block.branch.__self__):
+        if is_sharded(module):
+            raise RuntimeError(_SHARDED)
         if has_hooks(module):
             raise RuntimeError(
                 "a stack runs the sublayers of a reversible block and never calls the block, so its hooks would not "
@@ -135,6 +143,10 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
         run = _Run(dtype, x_BTD.device, [_Step(*branch) for branch in branches])
         learning = run.learning
         if learning or x_BTD.requires_grad:
+            # Note: [no shards inside a run] In backward the hooks of FSDP put the parameters that they gathered where
+            # the run has put its leaves, which then get no gradient. Around the whole model they run before it.
+            if any(is_sharded(module) for block, _ in blocks for module in block.modules() if module is not block):
+                raise RuntimeError(_SHARDED)
             a_BTD, b_BTD = _Reversible.apply(run, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
             return _mean(a_BTD, b_BTD, dtype)
     for block, inputs, number in branches:

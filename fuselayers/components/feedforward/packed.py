@@ -89,9 +89,11 @@ def _join(
     parts: tuple[str, str],
 ) -> None:
     for name, parameter in _parameters(module, packed):
-        if f"{prefix}{packed}.{name}" in state_dict:
-            continue
         keys = [f"{prefix}{part}.{name}" for part in parts]
+        # Beside both parts the packed one is no news: torch's distributed checkpoints complete what they load with the
+        # module's own parameters.
+        if f"{prefix}{packed}.{name}" in state_dict and not all(key in state_dict for key in keys):
+            continue
         given = {key: state_dict.pop(key) for key in keys if key in state_dict}
         missing = [key for key in keys if key not in given]
         fitting: list[Tensor | None] = []
@@ -102,7 +104,7 @@ def _join(
         first, second = fitting
         both: Tensor = parameter  # what is not given stays, and torch need not look for the packed name
         if first is not None and second is not None:
-            both = torch.cat((first, second))
+            both = _sharded_like(parameter, torch.cat((first, second)))
         elif parameter.is_meta:
             # One half has nowhere to go: a parameter is in memory or is not.
             missing = keys if missing else []
@@ -113,6 +115,18 @@ def _join(
                     own.copy_(value)
         missing_keys += missing
         state_dict[f"{prefix}{packed}.{name}"] = both
+
+
+def _sharded_like(parameter: Tensor, both: Tensor) -> Tensor:
+    """Return the two halves sharded as the parameter is, where only it is: torch shards what it knows by name."""
+    if not torch.distributed.is_available():
+        return both
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(parameter, DTensor) or isinstance(both, DTensor):
+        return both
+    # Every process has been given the whole and takes its part of it: nothing is sent.
+    return distribute_tensor(both.detach(), parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _misfit(key: str, value: Any, half: Tensor) -> str | None:

@@ -218,8 +218,8 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        weight_VD = self.token.weight if self.head is None else self.head.weight
-        logits = to_logits(x, weight_VD, scale=self.logit_scale)
+        head = self.token.weight if self.head is None else self.head
+        logits = to_logits(x, head, scale=self.logit_scale)
         if self.logit_soft_cap is not None:
             logits = (logits / self.logit_soft_cap).tanh() * self.logit_soft_cap
         return logits

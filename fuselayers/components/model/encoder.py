@@ -154,8 +154,8 @@ class Encoder(Stack):
             self._check_segments(segments_BT, tokens_BT)
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
-        weight_VD = self.token.weight if self.head is None else self.head.weight
-        logits_BTV = to_logits(x_BTD, weight_VD, bias_V=self.bias, scale=self.logit_scale)
+        head = self.token.weight if self.head is None else self.head
+        logits_BTV = to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale)
         if targets_BT is None:
             return logits_BTV
         return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))

@@ -316,8 +316,8 @@ class EncoderDecoder(Model):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        weight_VD = self.token.weight if self.head is None else self.head.weight
-        return to_logits(x, weight_VD, scale=self.logit_scale)
+        head = self.token.weight if self.head is None else self.head
+        return to_logits(x, head, scale=self.logit_scale)
 
     def extra_repr(self) -> str:
         return (

@@ -90,14 +90,25 @@ def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Te
     return embedded
 
 
-def to_logits(x: Tensor, weight_VD: Tensor, *, bias_V: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    """Return scale * x W^T + bias: [..., D] -> [..., V].
+def to_logits(x: Tensor, head: nn.Module | Tensor, *, bias_V: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """Return head(scale * x) + bias: [..., D] -> [..., V].
+
+    Args:
+        x: [..., D].
+        head: the output layer, or of a tied head the table [V, D] of the embeddings.
+        bias_V: added to the logits; None adds nothing.
+        scale: what x is multiplied by.
 
     >>> to_logits(torch.ones(2), torch.eye(2), scale=0.5)
     tensor([0.5000, 0.5000])
     """
     # D numbers are scaled rather than V.
-    return F.linear(x if scale == 1 else x * scale, weight_VD, bias_V)
+    x = x if scale == 1 else x * scale
+    if isinstance(head, Tensor):
+        return F.linear(x, head, bias_V)
+    # Not its weight: an adapter in its place, a hook, quantization and FSDP work where the layer is called.
+    logits: Tensor = head(x)
+    return logits if bias_V is None else logits + bias_V
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ class VisionTransformer(Stack):
         x_BD = self.features(images)
         if targets_B is not None and not torch.compiler.is_compiling():
             _check_targets(targets_B, images)
-        logits_BK = to_logits(x_BD, self.head.weight, bias_V=self.head.bias, scale=self.logit_scale)
+        logits_BK = to_logits(x_BD, self.head, scale=self.logit_scale)
         # To the loss an image is a sequence of one prediction.
         if targets_B is None:
             return logits_BK

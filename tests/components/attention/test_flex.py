@@ -58,6 +58,27 @@ def test_a_block_mask_is_a_mask() -> None:
     assert_same_step(*calls, x, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("options", [{}, {"sinks": True}, {"window": 2, "soft_cap": 0.7}], ids=str)
+@pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias",), ("mask",), INPUTS], ids=str)
+def test_an_empty_batch(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    layer = made(kernel="flex", **options)
+    given = inputs_of(inputs)
+    given |= {name: given[name][:0] for name in ("key_padding_mask", "mask") if name in given}
+    x = torch.randn(0, TOKENS, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
+    y = layer(x, **given)
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    y.sum().backward()
+    assert all(not parameter.grad.any() for parameter in layer.parameters())
+
+
+@torch.no_grad()
+def test_an_empty_batch_with_a_block_mask() -> None:
+    blocks = create_block_mask(lambda b, h, t, s: s <= t, None, None, TOKENS, TOKENS, device="cpu")
+    x = torch.randn(0, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    for options in ({}, {"sinks": True, "soft_cap": 0.7}):
+        assert made(kernel="flex", **options)(x, mask=blocks).shape == x.shape
+
+
 def test_one_graph_for_a_compiler() -> None:
     x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
     torch._dynamo.reset()

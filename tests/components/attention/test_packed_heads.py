@@ -1,10 +1,11 @@
+import copy
 import re
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fuselayers.components import LinearAttention, LocalAttention, NystromAttention
+from fuselayers.components import LinearAttention, LocalAttention, MultiHeadAttention, NystromAttention
 from fuselayers.components.attention.packed_heads import PackedHeads
 
 
@@ -30,6 +31,37 @@ def test_rotate_turns_queries_and_keys_only() -> None:
     turned = heads.project(x, rotate=lambda q, k: (q + 1, k + 2))
     for got, expected in zip(turned, (q + 1, k + 2, v), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+class Adapter(nn.Module):
+    """What can be called like the layer, and has nothing else of it."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) + x[..., :1] @ self.high.T
+        return y
+
+
+@pytest.mark.parametrize(
+    ("attention", "crossed"), [(MultiHeadAttention, False), (MultiHeadAttention, True), (LinearAttention, False)]
+)
+def test_an_adapter_in_place_of_a_projection_needs_its_call_only(attention: type[PackedHeads], crossed: bool) -> None:
+    merged = attention(12, num_heads=6, num_kv_heads=2, causal=False).double()  # type: ignore[call-arg]
+    adapted = copy.deepcopy(merged)
+    with torch.no_grad():
+        for name in ("qkv", "out"):
+            adapter = Adapter(getattr(adapted, name)).double()
+            setattr(adapted, name, adapter)
+            getattr(merged, name).weight[:, :1] += adapter.high
+    x, memory = torch.randn(2, 3, 5, 12, dtype=torch.float64)
+    given = {"memory": memory} if crossed else {}
+    torch.testing.assert_close(adapted(x, **given), merged(x, **given))
+    with pytest.raises(ValueError, match=r"^x must be \[B, T, 12\], got \[5, 12\]$"):
+        adapted(x[0])
 
 
 def test_names_of_the_parameters() -> None:

@@ -1,6 +1,7 @@
 import copy
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -368,6 +369,47 @@ def test_a_stack_refuses_hooks_on_its_reversible_blocks(register: str, view: boo
             model(tokens)
         handle.remove()
     assert model(tokens).isfinite().all()
+
+
+SHARDED = (
+    "FSDP shards a reversible block or a part of it by itself; blocks run again in backward, where its hooks would "
+    "lose the gradients; shard the whole model only, or take block='transformer'"
+)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("part", ["", ".attention", ".residual.norms.0", ".feedforward.up"])
+def test_a_block_that_is_sharded_in_part_is_refused(one_process_mesh: Any, part: str, old: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model = model_of(2, dropout=0.0, attention=HEADS, feedforward=Choice("mlp"))
+    place = f"blocks.1{part}"
+    if old:
+        wrapped = FullyShardedDataParallel(model.get_submodule(place), device_id=torch.device("cpu"))
+        model.set_submodule(place, wrapped)
+    else:
+        fully_shard(model.get_submodule(place), mesh=one_process_mesh)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(SHARDED)}$"):
+        model(torch.randint(13, (2, 7)))
+    if part:
+        with pytest.raises(RuntimeError, match=f"^{re.escape(SHARDED)}$"):
+            model.blocks[1](torch.randn(2, 7, 32))
+        with pytest.raises(RuntimeError, match=f"^{re.escape(SHARDED)}$"):
+            fuse(model.blocks[1], backend="eager")(torch.randn(2, 7, 32))
+
+
+def test_a_model_that_is_sharded_as_one_learns(one_process_mesh: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_of(2, dropout=0.0, attention=HEADS)
+    sharded = fully_shard(copy.deepcopy(model), mesh=one_process_mesh)
+    tokens = torch.randint(13, (2, 7))
+    for one in (model, sharded):
+        one(tokens, tokens).backward()
+    for name, parameter in model.named_parameters():
+        gradient = sharded.get_parameter(name).grad
+        assert gradient is not None, name
+        torch.testing.assert_close(gradient.to_local(), parameter.grad, msg=name)
 
 
 def test_hooks_on_a_block_by_itself_and_inside_it() -> None:

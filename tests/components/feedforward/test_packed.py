@@ -2,11 +2,12 @@ import copy
 import io
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from fuselayers.components import GatedMLP
 from fuselayers.partition import fuse
@@ -111,6 +112,15 @@ def test_a_packed_file_is_read_too() -> None:
     torch.testing.assert_close(target(x), split(x))
 
 
+def test_both_parts_beside_the_packed_form_are_what_is_read() -> None:
+    split, packed = twins()
+    target = Pair(packed=True)
+    target.load_state_dict(dict(target.named_parameters()) | split.state_dict())
+    assert torch.equal(target.ff.gate_up.weight, packed.ff.gate_up.weight)
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "ff.up.weight"\.'):
+        target.load_state_dict(dict(packed.named_parameters()) | {"ff.up.weight": torch.zeros(7, 5)})
+
+
 def test_what_is_missing_is_named_as_in_the_split_form_and_stays() -> None:
     split, packed = twins()
     given = split.state_dict()
@@ -179,6 +189,24 @@ def test_a_distributed_checkpoint_reads_and_writes_it() -> None:
     set_model_state_dict(other, saved)
     x = torch.randn(2, 5)
     torch.testing.assert_close(other(x), split(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_full_checkpoint_is_read_into_it(one_process_mesh: Any, sharded: bool, strict: bool) -> None:
+    """torch puts the module's own parameters beside what it is given, and shards only what bears their names."""
+    from torch.distributed.fsdp import fully_shard
+
+    split, packed = twins(bias=True)
+    target = (
+        fully_shard(Pair(packed=True, bias=True), mesh=one_process_mesh) if sharded else Pair(packed=True, bias=True)
+    )
+    options = StateDictOptions(full_state_dict=True, strict=strict)
+    set_model_state_dict(target, split.state_dict(), options=options)
+    for name, expected in packed.named_parameters():
+        value = target.get_parameter(name)
+        assert hasattr(value, "to_local") == sharded
+        assert torch.equal(value.to_local() if sharded else value, expected), name
 
 
 class Adapter(nn.Module):

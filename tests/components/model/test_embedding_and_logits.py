@@ -1,5 +1,6 @@
 """What goes in and what comes out of the models of tokens: the chosen embedding, scaled and bounded logits."""
 
+import copy
 import re
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Decoder, Encoder
+from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from fuselayers.configs.sections import checked_choice, completed
 from fuselayers.partition import fuse
 from tests.components.compare import assert_same_step
@@ -96,6 +97,61 @@ def test_the_bound_holds_and_generation_keeps_to_it() -> None:
     plain = made(Decoder)
     same_weights(model, plain)
     assert torch.equal(model.generate(tokens_BT, 3, temperature=0.0), plain.generate(tokens_BT, 3, temperature=0.0))
+
+
+TOKENS_BT = torch.tensor([[1, 5, 12], [0, 7, 3]])
+VISION_SIZES = {"image_size": 4, "patch_size": 2, "num_classes": 13, "hidden_dim": 8, "num_layers": 1}
+
+
+def with_a_head(model: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model whose head is a layer, with logits that are scaled, and its inputs in training."""
+    if model is VisionTransformer:
+        vision = VisionTransformer(**VISION_SIZES, attention=SIZES["attention"], base_width=4, init="mup")  # type: ignore[arg-type]
+        nn.init.normal_(vision.head.weight)
+        return vision.double(), (torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.tensor([3, 12]))
+    built = made(model, tie_embeddings=False, base_width=4, init="mup").double()
+    nn.init.normal_(built.head.weight)  # type: ignore[arg-type, union-attr]
+    return built, (TOKENS_BT, TOKENS_BT)
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter, of which nothing but a call is right."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.low = nn.Parameter(torch.randn(1, layer.in_features))
+        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) + x @ self.low.T @ self.high.T
+        return y
+
+
+MODELS = [Decoder, Encoder, EncoderDecoder, VisionTransformer]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_adapter_in_place_of_the_head_is_called(model: type[nn.Module]) -> None:
+    merged, inputs = with_a_head(model)
+    adapted = copy.deepcopy(merged)
+    adapted.head = Adapter(adapted.head).double()  # type: ignore[arg-type]
+    with torch.no_grad():
+        merged.head.weight.add_(adapted.head.high @ adapted.head.low)  # type: ignore[arg-type, union-attr]
+    loss = adapted(*inputs)
+    torch.testing.assert_close(loss, merged(*inputs))
+    loss.backward()
+    assert adapted.head.low.grad.any()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_hook_on_the_head_is_called(model: type[nn.Module]) -> None:
+    built, inputs = with_a_head(model)
+    silent, _ = with_a_head(model)
+    silent.load_state_dict(built.state_dict())
+    nn.init.zeros_(silent.head.weight)  # type: ignore[arg-type, union-attr]
+    built.head.register_forward_hook(lambda _module, _inputs, logits: logits * 0)  # type: ignore[union-attr]
+    torch.testing.assert_close(built(*inputs), silent(*inputs))
 
 
 def test_a_config_completes_the_embedding_of_a_model() -> None:
