@@ -122,7 +122,15 @@ class FusedModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         # What nn.Module's constructor gave this object is its own (hooks, for one); the rest belongs to the module,
         # which is what runs: an option set on the view must not be lost on it.
-        if name in self.__dict__ or name == "training":
+        if name == "parametrizations":
+            raise ValueError(
+                f"a parametrization must be on the module that runs, got the fused view of it; make "
+                f"{type(self.__dict__['module']).__name__} anew and parametrize it before it is fused"
+            )
+        if name == "__class__":
+            # What wraps a module by a class of its own (FSDP2) wraps the calls of this one, not the module's.
+            object.__setattr__(self, name, value)
+        elif name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
         else:
             setattr(self.__dict__["module"], name, value)

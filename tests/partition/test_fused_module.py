@@ -1,9 +1,11 @@
 import copy
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fuselayers.partition import FusedModule, fuse
@@ -152,3 +154,43 @@ def test_a_compiled_view_can_be_pickled() -> None:
 
 def _hundredfold(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
     return 100 * output
+
+
+@pytest.fixture
+def one_process_mesh() -> Iterator[Any]:
+    if not dist.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_sharded_views_are_fused_and_train_as_their_modules_do(one_process_mesh: Any) -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    plain = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Sequential(nn.Linear(7, 1)))
+    views = [fuse(copy.deepcopy(part), backend="eager") for part in plain]
+    sharded = nn.Sequential(*views)
+    for part in (views[0], views[2], sharded):
+        fully_shard(part, mesh=one_process_mesh)
+    assert isinstance(views[0], FSDPModule)
+    assert type(views[0].module) is nn.Linear
+    x = torch.randn(5, 3)
+    for _ in range(2):
+        plain(x).square().sum().backward()
+        sharded(x).square().sum().backward()
+    for expected, shard in zip(plain.parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(shard.grad.full_tensor(), expected.grad)
+    assert all(view.report().graphs for view in views)
+
+
+def test_a_parametrization_of_the_view_is_refused() -> None:
+    fused = fuse(nn.Linear(3, 2), backend="eager")
+    said = (
+        "a parametrization must be on the module that runs, got the fused view of it; make Linear anew and parametrize "
+        "it before it is fused"
+    )
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        nn.utils.parametrizations.weight_norm(fused)
