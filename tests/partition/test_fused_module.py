@@ -1,4 +1,5 @@
 import copy
+import inspect
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from fuselayers.partition import FusedModule, fuse
 
@@ -194,3 +195,33 @@ def test_a_parametrization_of_the_view_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=f"^{said}$"):
         nn.utils.parametrizations.weight_norm(fused)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x_BD: Tensor, view: Tensor | None = None) -> Tensor:
+        return x_BD * self.weight if view is None else x_BD * self.weight + view
+
+
+def test_a_view_is_called_as_its_module_is() -> None:
+    module = Scaled()
+    fused = fuse(module, backend="eager")
+    x_BD, shift = torch.randn(2, 3), torch.randn(3)
+    assert inspect.signature(fused.forward) == inspect.signature(module.forward)
+    assert torch.equal(fused(x_BD=x_BD, view=shift), module(x_BD, shift))
+    assert torch.equal(fused.forward(x_BD, view=shift), module(x_BD, shift))
+    module.__dict__["forward"] = fuse(torch.sin, backend="eager")
+    assert torch.equal(fuse(module, backend="eager")(x_BD), x_BD.sin())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_view_is_exported_for_any_size(by_name: bool) -> None:
+    fused = fuse(Scaled(), backend="eager")
+    sizes = {0: torch.export.Dim("B", min=2, max=64)}
+    shapes = {"x_BD": sizes} if by_name else (sizes,)
+    exported = torch.export.export(fused, (torch.randn(4, 3),), dynamic_shapes=shapes)
+    x_BD = torch.randn(7, 3)
+    torch.testing.assert_close(exported.module()(x_BD), fused.module(x_BD))
