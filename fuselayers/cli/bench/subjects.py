@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...components import registry
 from ...configs import Config, build, compose
 from ...partition import fuse
+from ..example import example_batch
 from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate
@@ -103,7 +104,7 @@ def model_subject(
     Args:
         name: a model of the configs, or a path of one.
         overrides: of its config.
-        shape: sequences and tokens; None is 4 sequences as long as the context.
+        shape: sequences and tokens, or examples where there is no context length; None is 4, as long as the context.
         dropout: set for every part that has one; None leaves the config's.
         backends: to fuse the whole model with.
         dtype: of the weights.
@@ -114,10 +115,11 @@ def model_subject(
     """
     config = _with_dropout(compose(name, overrides), dropout)
     config = replace(config, fusion=replace(config.fusion, scope="none"))
-    context = int(config.model.options["context_length"])
+    options = config.model.options
+    context = options.get("context_length")
     if shape is None:
-        shape = (_SEQUENCES, context)
-    if len(shape) != 2 or shape[1] > context:
+        shape = (_SEQUENCES,) if context is None else (_SEQUENCES, context)
+    if context is not None and (len(shape) != 2 or shape[1] > context):
         raise ValueError(
             f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
             f"got {'x'.join(map(str, shape))}"
@@ -126,10 +128,14 @@ def model_subject(
     own = build(config).to(device=device, dtype=dtype).train()
     plain = build(plain_config(config)).to(device=device, dtype=dtype).train()
     plain.load_state_dict(own.state_dict())
-    tokens_BT, targets_BT = torch.randint(int(config.model.options["vocab_size"]), (2, *shape), device=device)
+    examples = example_batch(plain, config, shape, device=device, option="--shape")
+    highest = options.get("vocab_size", options.get("num_classes", 1))
+    inputs = [one.normal_() if one.is_floating_point() else one.random_(highest) for one in examples]
 
     def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
-        return Candidate(label, lambda: (model(tokens_BT, targets_BT),), tuple(weights.parameters()))
+        parameters = tuple(weights.parameters())
+        like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
+        return Candidate(label, lambda: (model(*like),), parameters)
 
     double = copy.deepcopy(plain).double()
     truth = candidate("float64", double, double)
@@ -146,7 +152,7 @@ def model_subject(
     parameters = sum(parameter.numel() for parameter in own.parameters())
     title = (
         f"model {name}: {parameters:,} parameters, {config.feedforward.name}, "
-        f"{shape[0]} x {shape[1]} tokens, {dtype_name(dtype)}"
+        f"{' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, {dtype_name(dtype)}"
     )
     return Subject(title, checks)
 

@@ -5,7 +5,7 @@ import torch
 
 from fuselayers.cli.bench import subjects
 from fuselayers.cli.bench.cases import Settings
-from fuselayers.cli.bench.measure import results
+from fuselayers.cli.bench.measure import disagreement, results
 from fuselayers.cli.bench.subjects import model_subject, op_subject
 
 SETTINGS = Settings((2, 7, 64), dropout=0.5, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
@@ -50,6 +50,22 @@ def test_a_model_is_compared_with_the_same_weights() -> None:
     (first,), (second,) = plain.call(), eager.call()
     torch.testing.assert_close(first, second)
     assert "fused_mlp, 4 x 16 tokens, float32" in subject.title
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [("vit_tiny", (3,), "3 examples"), ("t5_tiny", (3, 5), "3 x 5 tokens"), ("bert_tiny", (3, 5), "3 x 5 tokens")],
+)
+def test_every_kind_of_model_has_a_subject(name: str, shape: tuple[int, ...], said: str) -> None:
+    device = torch.device("cpu")
+    subject = model_subject(name, [], shape=shape, dropout=0.0, backends=["eager"], dtype=torch.float32, device=device)
+    assert f", {said}, float32" in subject.title
+    (plain, proved) = subject.checks
+    assert (
+        disagreement(results(proved.timed), eager=results(plain.timed), truth=results(proved.proofs[0].truth)) is None
+    )
+    (loss,) = plain.timed.call()
+    assert 0.5 < loss.item() < 10
 
 
 def test_errors() -> None:
