@@ -1,15 +1,16 @@
 """The candidates that are timed for one op or model, and what each is checked against."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ...components import registry
+from ...components import Choice, LayerChange
 from ...configs import Config, build, compose
+from ...configs.folders import COMPONENT_SECTIONS
 from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config
@@ -105,7 +106,7 @@ def model_subject(
         name: a model of the configs, or a path of one.
         overrides: of its config.
         shape: sequences and tokens, or examples where there is no context length; None is 4, as long as the context.
-        dropout: set for every part that has one; None leaves the config's.
+        dropout: set for every part that has one; 0 is no stochastic depth either; None leaves the config's.
         backends: to fuse the whole model with.
         dtype: of the weights.
         device: where the model is.
@@ -171,9 +172,18 @@ def op_candidate(label: str, case: OpCase, function: Callable[..., Outputs]) -> 
 def _with_dropout(config: Config, dropout: float | None) -> Config:
     if dropout is None:
         return config
-    changed: dict[str, Any] = {}
-    for kind in ("model", "feedforward", "attention"):
-        choice = getattr(config, kind)
-        if "dropout" in {option.name for option in registry.options(kind, choice.name)}:
-            changed[kind] = replace(choice, options={**choice.options, "dropout": dropout})
-    return replace(config, **changed)
+    return replace(config, **{name: _dropping(getattr(config, name), dropout) for name in COMPONENT_SECTIONS})
+
+
+def _dropping(value: Any, dropout: float) -> Any:
+    """The same of what is within it, as in `plain_config`. Branches that are left out are none where nothing drops."""
+    if isinstance(value, Choice):
+        return Choice(value.name, _dropping(value.options, dropout))
+    if isinstance(value, LayerChange):
+        return LayerChange(**_dropping(vars(value), dropout))
+    if isinstance(value, Mapping):
+        changed = {"dropout": dropout} if dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
+        return {key: changed.get(key, _dropping(entry, dropout)) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_dropping(entry, dropout) for entry in value)
+    return value
