@@ -1,15 +1,14 @@
 """`fuselayers explain`: what a model of the configs saves for backward, and why, without running it."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
 
 from ..configs import build, compose
 from ..partition import PARTITIONERS, FusedModule, explain, partitioner
+from .example import example_batch
 from .files import write_whole
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="+", metavar="OVERRIDE", help="of the config: model=gpt2_small norm=rms_norm"
     )
-    parser.add_argument("--batch", help="sequences x tokens (default 1 x the model's context)")
+    parser.add_argument("--batch", help="sequences x tokens, or images (default 1, of all the model takes)")
     parser.add_argument("--backend", default="inductor", help="inductor, triton, nvfuser or eager (default inductor)")
     parser.add_argument(
         "--partition",
@@ -56,8 +55,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # On the meta device a model has shapes and no memory.
     with torch.device("meta"):
         model = build(config)
-        tokens = torch.zeros(_batch(arguments.batch, context=config.model.options["context_length"]), dtype=torch.int64)
-    receipt = explain(_training_step(model), tokens, tokens, backend=arguments.backend, partition=cut)
+        plain = model.module if isinstance(model, FusedModule) else model
+        sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
+        inputs = example_batch(plain, config, sizes, device="meta")
+    receipt = explain(plain, *inputs, backend=arguments.backend, partition=cut)
     receipt.print(console, most=arguments.rows)
     if arguments.json:
         text = receipt.to_json() + "\n"
@@ -72,33 +73,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-class _TrainingStep(nn.Module):
-    """A model with its loss: what the fusion core is given when a model is fused whole."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        logits_BTV = self.model(tokens_BT)
-        return nn.functional.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-
-
-def _training_step(model: nn.Module) -> nn.Module:
-    step = _TrainingStep(model)
-    # The receipt names what was explained.
-    plain = model.module if isinstance(model, FusedModule) else model
-    step.__class__ = type(f"{type(plain).__name__}WithLoss", (_TrainingStep,), {})
-    return step
-
-
-def _batch(text: str | None, *, context: int) -> Sequence[int]:
+def _batch(text: str | None, *, context: int | None) -> tuple[int, ...]:
     if text is None:
-        return 1, context
-    sizes = text.split("x")
-    if len(sizes) != 2 or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        return (1,)
+    sizes = tuple(int(size) if size.isdecimal() else 0 for size in text.split("x"))
+    if not all(sizes) or (context is not None and len(sizes) != 2):
         raise ValueError(f"--batch must be sequences x tokens, as 4x128, got {text!r}")
-    sequences, tokens = map(int, sizes)
-    if tokens > context:
-        raise ValueError(f"--batch has sequences of {tokens} tokens, the model's context is {context}")
-    return sequences, tokens
+    if context is not None and sizes[1] > context:
+        raise ValueError(f"--batch has sequences of {sizes[1]} tokens, the model's context is {context}")
+    return sizes

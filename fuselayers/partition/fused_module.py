@@ -1,10 +1,13 @@
 """FusedModule -- a module's fused twin: its own forward, the same weights."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import MethodType
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from .report import FusionReport
@@ -65,6 +68,7 @@ class FusedModule(nn.Module):
         # replaced on one side (tied weights, sharding, a meta tensor materialised) is replaced on the other.
         for registry in _SHARED:
             self.__dict__[registry] = module.__dict__[registry]
+        self.__dict__["_forward_of_view"] = _forward_like(module)
 
     @property
     def training(self) -> bool:
@@ -76,12 +80,13 @@ class FusedModule(nn.Module):
         if "fused" in self.__dict__:
             self.__dict__["module"].training = mode
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # Transparent inside another compiler, as the fused function is; Dynamo of 2.11 cannot look the function up,
-        # since it takes an attribute that could be a descriptor for one.
-        if is_compiling():
-            return self.module(*args, **kwargs)
-        return self.fused(*args, **kwargs)
+    @property
+    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
+        # Transparent to Dynamo, which cannot make a method here, nor, in 2.11, look the fused function up, since it
+        # takes an attribute that could be a descriptor for one.
+        if torch.compiler.is_dynamo_compiling():
+            return self.module
+        return MethodType(self.__dict__["_forward_of_view"], self)
 
     def report(self) -> FusionReport:
         """Return which backend serves each graph of the module that was compiled so far, and why."""
@@ -131,7 +136,15 @@ class FusedModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         # What nn.Module's constructor gave this object is its own (hooks, for one); the rest belongs to the module,
         # which is what runs: an option set on the view must not be lost on it.
-        if name in self.__dict__ or name == "training":
+        if name == "parametrizations":
+            raise ValueError(
+                f"a parametrization must be on the module that runs, got the fused view of it; make "
+                f"{type(self.__dict__['module']).__name__} anew and parametrize it before it is fused"
+            )
+        if name == "__class__":
+            # What wraps a module by a class of its own (FSDP2) wraps the calls of this one, not the module's.
+            object.__setattr__(self, name, value)
+        elif name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
         else:
             setattr(self.__dict__["module"], name, value)
@@ -144,9 +157,26 @@ class FusedModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Hooks, above all. What `compile` of nn.Module made is made anew, as nn.Module has it.
-        not_own = {*_SHARED, "module", "fused", "_compiled_call_impl"}
+        not_own = {*_SHARED, "module", "fused", "_forward_of_view", "_compiled_call_impl"}
         own = {name: value for name, value in self.__dict__.items() if name not in not_own}
         return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
+
+
+def _forward_like(module: nn.Module) -> Callable[..., Any]:
+    """Return a view's forward, with the signature of the module's: torch.export takes the arguments' names from it."""
+
+    def forward(view: FusedModule, /, *args: Any, **kwargs: Any) -> Any:
+        # Transparent inside another compiler, as the fused function is.
+        return view.module(*args, **kwargs) if is_compiling() else view.fused(*args, **kwargs)
+
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError:  # a fused function in its place has none, nor has other compiled code
+        return forward
+    bound = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    named: Any = forward
+    named.__signature__ = signature.replace(parameters=[bound, *signature.parameters.values()])
+    return forward
 
 
 def _rewrap(module: nn.Module, fused: Any) -> FusedModule:

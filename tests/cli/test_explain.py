@@ -14,7 +14,7 @@ def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.Capt
     options = ["--svg", str(files["svg"]), "--json", str(files["json"]), "--pareto", str(files["png"])]
     assert main(["explain", *MODEL, "--batch", "2x16", *options]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("DecoderWithLoss: min_cut for inductor")
+    assert out.startswith("Decoder: min_cut for inductor")
     content = json.loads(files["json"].read_text())
     totals = {rule: figures["saved_bytes"] for rule, figures in content["totals"].items()}
     assert totals["this"] < totals["torch min_cut"]
@@ -40,6 +40,21 @@ def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> 
     content = json.loads(file.read_text())
     assert content["backend"] == "eager"
     assert content["totals"]["this"]["saved_bytes"] == content["totals"]["default"]["saved_bytes"]
+
+
+def test_a_model_of_images(tmp_path: Path) -> None:
+    saved, file = [], tmp_path / "receipt.json"
+    for batch in ([], ["--batch", "3"]):
+        assert main(["explain", "model=vit_tiny", "model.num_layers=1", *batch, "--json", str(file)]) == 0
+        saved.append(json.loads(file.read_text())["totals"]["eager"]["saved_bytes"])
+    assert saved[1] > 2.5 * saved[0]
+
+
+def test_a_model_with_a_source_is_given_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "model=t5_tiny", "model.num_layers=1", "--batch", "3x5"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("EncoderDecoder: min_cut for inductor")
+    assert "15x256" in out  # The logits of three sequences of five tokens.
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,10 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
             "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, lint-kernels, list, ",
         ),
         (["backends", "--al"], "unrecognized arguments: --al; see fuselayers --help"),
+        (
+            ["bench"],
+            "the following arguments are required: op | model | partition | suite; see fuselayers bench --help",
+        ),
         (["train", "feedforwrd=mlp"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
         (["train", "train.learning_rate=fast"], "train.learning_rate must be a number, got 'fast'"),
         (["train", "train.steps=0"], "train.steps must be at least 1, got 0"),

@@ -1,11 +1,14 @@
 import copy
+import inspect
 import pickle
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from fuselayers.partition import FusedModule, fuse, unfused
 
@@ -192,3 +195,73 @@ def test_unfused_in_two_threads_leaves_views_as_they_were() -> None:
     left.set()
     other.join()
     assert model[0].fused is fused
+
+
+@pytest.fixture
+def one_process_mesh() -> Iterator[Any]:
+    if not dist.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_sharded_views_are_fused_and_train_as_their_modules_do(one_process_mesh: Any) -> None:
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    plain = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Sequential(nn.Linear(7, 1)))
+    views = [fuse(copy.deepcopy(part), backend="eager") for part in plain]
+    sharded = nn.Sequential(*views)
+    for part in (views[0], views[2], sharded):
+        fully_shard(part, mesh=one_process_mesh)
+    assert isinstance(views[0], FSDPModule)
+    assert type(views[0].module) is nn.Linear
+    x = torch.randn(5, 3)
+    for _ in range(2):
+        plain(x).square().sum().backward()
+        sharded(x).square().sum().backward()
+    for expected, shard in zip(plain.parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(shard.grad.full_tensor(), expected.grad)
+    assert all(view.report().graphs for view in views)
+
+
+def test_a_parametrization_of_the_view_is_refused() -> None:
+    fused = fuse(nn.Linear(3, 2), backend="eager")
+    said = (
+        "a parametrization must be on the module that runs, got the fused view of it; make Linear anew and parametrize "
+        "it before it is fused"
+    )
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        nn.utils.parametrizations.weight_norm(fused)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x_BD: Tensor, view: Tensor | None = None) -> Tensor:
+        return x_BD * self.weight if view is None else x_BD * self.weight + view
+
+
+def test_a_view_is_called_as_its_module_is() -> None:
+    module = Scaled()
+    fused = fuse(module, backend="eager")
+    x_BD, shift = torch.randn(2, 3), torch.randn(3)
+    assert inspect.signature(fused.forward) == inspect.signature(module.forward)
+    assert torch.equal(fused(x_BD=x_BD, view=shift), module(x_BD, shift))
+    assert torch.equal(fused.forward(x_BD, view=shift), module(x_BD, shift))
+    module.__dict__["forward"] = fuse(torch.sin, backend="eager")
+    assert torch.equal(fuse(module, backend="eager")(x_BD), x_BD.sin())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_view_is_exported_for_any_size(by_name: bool) -> None:
+    fused = fuse(Scaled(), backend="eager")
+    sizes = {0: torch.export.Dim("B", min=2, max=64)}
+    shapes = {"x_BD": sizes} if by_name else (sizes,)
+    exported = torch.export.export(fused, (torch.randn(4, 3),), dynamic_shapes=shapes)
+    x_BD = torch.randn(7, 3)
+    torch.testing.assert_close(exported.module()(x_BD), fused.module(x_BD))

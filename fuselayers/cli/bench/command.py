@@ -66,8 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}"
     )
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of a model's config: feedforward=mlp")
-    parser.add_argument("--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128")
+    # argparse calls what may be left out required, unless it has a default.
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="OVERRIDE", help="of a model's config: feedforward=mlp"
+    )
+    parser.add_argument(
+        "--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128, or images, 4"
+    )
     parser.add_argument("--dtype", default="float32", help=f"one of {', '.join(_DTYPES)} (default float32)")
     parser.add_argument("--backends", help=f"comma-separated (default {','.join(_DEFAULT_BACKENDS)})")
     parser.add_argument(

@@ -1,16 +1,18 @@
 """The candidates that are timed for one op or model, and what each is checked against."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ...components import registry
+from ...components import Choice, LayerChange
 from ...configs import Config, build, compose
+from ...configs.folders import COMPONENT_SECTIONS
 from ...partition import fuse
+from ..example import example_batch
 from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import Candidate
@@ -103,8 +105,8 @@ def model_subject(
     Args:
         name: a model of the configs, or a path of one.
         overrides: of its config.
-        shape: sequences and tokens; None is 4 sequences as long as the context.
-        dropout: set for every part that has one; None leaves the config's.
+        shape: sequences and tokens, or examples where there is no context length; None is 4, as long as the context.
+        dropout: set for every part that has one; 0 is no stochastic depth either; None leaves the config's.
         backends: to fuse the whole model with.
         dtype: of the weights.
         device: where the model is.
@@ -114,10 +116,11 @@ def model_subject(
     """
     config = _with_dropout(compose(name, overrides), dropout)
     config = replace(config, fusion=replace(config.fusion, scope="none"))
-    context = int(config.model.options["context_length"])
+    options = config.model.options
+    context = options.get("context_length")
     if shape is None:
-        shape = (_SEQUENCES, context)
-    if len(shape) != 2 or shape[1] > context:
+        shape = (_SEQUENCES,) if context is None else (_SEQUENCES, context)
+    if context is not None and (len(shape) != 2 or shape[1] > context):
         raise ValueError(
             f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
             f"got {'x'.join(map(str, shape))}"
@@ -126,10 +129,14 @@ def model_subject(
     own = build(config).to(device=device, dtype=dtype).train()
     plain = build(plain_config(config)).to(device=device, dtype=dtype).train()
     plain.load_state_dict(own.state_dict())
-    tokens_BT, targets_BT = torch.randint(int(config.model.options["vocab_size"]), (2, *shape), device=device)
+    examples = example_batch(plain, config, shape, device=device, option="--shape")
+    highest = options.get("vocab_size", options.get("num_classes", 1))
+    inputs = [one.normal_() if one.is_floating_point() else one.random_(highest) for one in examples]
 
     def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
-        return Candidate(label, lambda: (model(tokens_BT, targets_BT),), tuple(weights.parameters()))
+        parameters = tuple(weights.parameters())
+        like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
+        return Candidate(label, lambda: (model(*like),), parameters)
 
     double = copy.deepcopy(plain).double()
     truth = candidate("float64", double, double)
@@ -146,7 +153,7 @@ def model_subject(
     parameters = sum(parameter.numel() for parameter in own.parameters())
     title = (
         f"model {name}: {parameters:,} parameters, {config.feedforward.name}, "
-        f"{shape[0]} x {shape[1]} tokens, {dtype_name(dtype)}"
+        f"{' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, {dtype_name(dtype)}"
     )
     return Subject(title, checks)
 
@@ -165,9 +172,18 @@ def op_candidate(label: str, case: OpCase, function: Callable[..., Outputs]) -> 
 def _with_dropout(config: Config, dropout: float | None) -> Config:
     if dropout is None:
         return config
-    changed: dict[str, Any] = {}
-    for kind in ("model", "feedforward", "attention"):
-        choice = getattr(config, kind)
-        if "dropout" in {option.name for option in registry.options(kind, choice.name)}:
-            changed[kind] = replace(choice, options={**choice.options, "dropout": dropout})
-    return replace(config, **changed)
+    return replace(config, **{name: _dropping(getattr(config, name), dropout) for name in COMPONENT_SECTIONS})
+
+
+def _dropping(value: Any, dropout: float) -> Any:
+    """The same of what is within it, as in `plain_config`. Branches that are left out are none where nothing drops."""
+    if isinstance(value, Choice):
+        return Choice(value.name, _dropping(value.options, dropout))
+    if isinstance(value, LayerChange):
+        return LayerChange(**_dropping(vars(value), dropout))
+    if isinstance(value, Mapping):
+        changed = {"dropout": dropout} if dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
+        return {key: changed.get(key, _dropping(entry, dropout)) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_dropping(entry, dropout) for entry in value)
+    return value

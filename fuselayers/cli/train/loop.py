@@ -101,8 +101,9 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             raise ValueError(
-                f"training diverged at step {step}: the loss is {mean_loss} and the norm of its gradient {norm}; the "
-                "last checkpoint is from before; try a lower train.learning_rate or a longer train.warmup_steps"
+                f"training diverged at step {step}: the loss is {mean_loss} and the norm of its gradient {norm}; a "
+                "checkpoint, if there is one, is from before; try a lower train.learning_rate or a longer "
+                "train.warmup_steps"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

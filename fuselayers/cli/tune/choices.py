@@ -18,6 +18,7 @@ from ...partition.backends import AUTO_ORDER, CANDIDATES, UNFUSED, why_unavailab
 from ...partition.report import read_label
 from ...partition.timings import measured_anew
 from ..bench.cases import OPS, OpCase, Settings, op_case
+from ..example import example_batch
 from .turns import Ratio, Step, in_turns
 
 __all__ = ["Row", "frozen", "tune_model", "tune_ops"]
@@ -94,12 +95,7 @@ def tune_model(
     if config.fusion.scope == "none":
         raise ValueError("nothing in this model is fused, so there is nothing to choose; take fusion=auto")
     plain: Any = build(replace(config, fusion=replace(config.fusion, scope="none"))).to(device)
-    if not hasattr(plain, "example_inputs"):
-        raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(plain).__name__} a method "
-            'example_inputs(batch_size=1, device="meta")'
-        )
-    inputs = plain.example_inputs(batch_size or config.train.batch_size, device=device)
+    inputs = example_batch(plain, config, (batch_size or config.train.batch_size,), device=device)
 
     def steps(use: str) -> tuple[Step, Step]:
         model = build(replace(config, fusion=replace(config.fusion, backend="auto"))).to(device)

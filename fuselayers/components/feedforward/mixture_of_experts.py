@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...names import no_such
+from ...partition.torch_private import transforms_are_active
 from ..attention.padding import check_input
 from ..autocast import without_autocast
 from ..checks import check_last_dim
@@ -303,7 +304,15 @@ def _inverse(order_A: Tensor) -> Tensor:
 )
 def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor:
     # An expert without tokens runs too: its weights get gradients of zero, not None.
-    sizes = sizes_E.tolist()
+    try:
+        sizes = sizes_E.tolist()
+    except RuntimeError as error:
+        if not transforms_are_active():
+            raise
+        raise ValueError(
+            "under vmap a mixture of experts must have a capacity_factor, got None: how many tokens an expert has "
+            "depends on the data; give it one, num_experts / top_k for a place for every token"
+        ) from error
     *runs, padding_SD = torch.split(x_AD, [*sizes, len(x_AD) - sum(sizes)])
     results = [expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)]
     return torch.cat([*results, results[0].new_zeros(padding_SD.shape)])

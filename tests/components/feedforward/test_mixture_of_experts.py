@@ -380,6 +380,28 @@ def test_without_a_capacity_a_compiler_leaves_the_experts_to_eager_mode() -> Non
         torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
 
 
+def test_under_vmap_it_needs_a_capacity() -> None:
+    x, parameters = torch.randn(3, 5, 6, dtype=torch.float64), dict(mixture(num_experts=3).named_parameters())
+
+    def gradients(layer: MixtureOfExperts) -> dict[str, Tensor]:
+        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+
+    said = (
+        "under vmap a mixture of experts must have a capacity_factor, got None: how many tokens an expert has depends "
+    )
+    for call in (torch.func.vmap(mixture(num_experts=3)), lambda x: gradients(mixture(num_experts=3))):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            call(x)
+    layer = mixture(num_experts=3, top_k=2, capacity_factor=1.5)
+    layer.load_state_dict(parameters)
+    for one, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
+        (expected,) = torch.autograd.grad(layer(one).square().sum(), layer.router.weight)
+        torch.testing.assert_close(gradient, expected, **DENSE_TOLERANCE)
+
+
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.7}, CHOICES[1]])
 def test_through_torch_func(options: dict[str, object]) -> None:
     layer = mixture(num_experts=3, **options)
