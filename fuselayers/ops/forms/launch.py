@@ -42,12 +42,15 @@ def kernel(fn: Callable[..., Any]) -> Any:
     """Decorate a Triton kernel whose numbers are all plain numbers at run time.
 
     Triton would compile it again for a 1 and for a multiple of 16. That a width is a multiple of 8, which is what wide
-    loads and stores need to know, our kernels are told by a constant (see `rows`).
+    loads and stores need to know, our kernels are told by a constant (see `rows`). Profilers call it after its op:
+    `_forward_kernel` of softmax is `softmax_forward_kernel`.
     """
     constants = {name for name, kind in fn.__annotations__.items() if "constexpr" in str(kind)}
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
     numbers = [name for name in names if name not in constants and not name.endswith("_ptr")]
-    return triton.jit(fn, do_not_specialize=numbers)
+    op, own = fn.__module__.partition(".ops.")[2].partition(".")[0], fn.__name__.lstrip("_")
+    name = own if own.startswith(op) else f"{op}_{own}"
+    return triton.jit(fn, do_not_specialize=numbers, repr=lambda _: name)
 
 
 def launch(

@@ -1,3 +1,4 @@
+import importlib
 from typing import Any
 
 import pytest
@@ -5,8 +6,9 @@ import torch
 
 from fuselayers import ops
 from fuselayers.ops.forms import launch as launch_module
-from fuselayers.ops.forms.launch import kernel, launch, num_processors, recorded_launches, why_no_kernels
+from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch, num_processors, recorded_launches, why_no_kernels
 from fuselayers.ops.forms.triton_language import HAS_TRITON, tl
+from fuselayers.ops.normalise import forward as normalise_forward
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
 
@@ -112,6 +114,15 @@ def test_a_kernels_numbers_are_not_specialised_on() -> None:
     if hasattr(my_kernel, "params"):  # the interpreter specialises on nothing
         assert [one.name for one in my_kernel.params if one.do_not_specialize] == ["size", "stride", "scale"]
         assert [one.name for one in my_kernel.params if one.is_constexpr] == ["BLOCK"]
+
+
+@needs_triton
+@pytest.mark.skipif(INTERPRETED, reason="what is interpreted has no name but its own")
+def test_a_kernel_has_its_ops_name_for_profilers() -> None:
+    softmax, dropout = (importlib.import_module(f"fuselayers.ops.{name}") for name in ("softmax", "dropout"))
+    kernels = [softmax._forward_kernel, dropout._dropout_kernel, normalise_forward._forward_split_kernel]
+    names = ["softmax_forward_kernel", "dropout_kernel", "normalise_forward_split_kernel"]
+    assert [one.repr(None) for one in kernels] == names
 
 
 def test_processors_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
