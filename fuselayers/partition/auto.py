@@ -161,7 +161,9 @@ def compile_frozen(
     report = describe_graph(graph_module, name=name, **options)
     chosen = choices.get(report.identity, choices[""])
     report = replace(report, served_by=chosen, reason="frozen")
-    if chosen == UNFUSED and not holds_checkpoints(graph_module):
+    if chosen == UNFUSED and holds_checkpoints(graph_module):
+        report = replace(report, reason="frozen as unfused, but it holds a checkpoint")
+    elif chosen == UNFUSED:
         return _Unfused(graph_module, runs), ServedGraph(report)
     chain = [name for name in dict.fromkeys((chosen, *fallback)) if name != UNFUSED] or ["eager"]
     run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)

@@ -9,9 +9,9 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 import types
-import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,8 @@ __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
+
+_numbers: Final = itertools.count()
 
 
 @overload
@@ -150,7 +152,18 @@ def fuse(
         torch_random=torch_random,
     )
     if fn is None:
-        return functools.partial(FusedFunction, options=options)
+        decorate: Any = functools.partial(
+            fuse,
+            backend=backend,
+            partition=partition,
+            fallback=fallback,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            dynamic=dynamic,
+            fullgraph=fullgraph,
+            torch_random=torch_random,
+        )
+        return decorate  # type: ignore[no-any-return]
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
     if inspect.iscoroutinefunction(fn):
@@ -342,18 +355,20 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
         return numbers, names
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
-    kinds = {one.kind for one in parameters}
+    # A decorator's own signature says what can be passed; its `__wrapped__` what it is called with by most.
+    own = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn, follow_wrapped=False).parameters.values()
+    kinds = {one.kind for one in own}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        known = [one.name for one in parameters]
+        known = [one.name for one in own]
         for name in options.static_argnames:
             if name not in known:
                 raise ValueError(no_such("argument to be static", name, known))
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        places = sum(one.kind in (one.POSITIONAL_ONLY, either) for one in own)
         for number in options.static_argnums:
-            if not -len(positional) <= number < len(positional):
-                raise ValueError(
-                    f"static_argnums has {number}, and the function takes {len(positional)} arguments by position"
-                )
+            if not -places <= number < places:
+                raise ValueError(f"static_argnums has {number}, and the function takes {places} arguments by position")
+    if all(one.kind is not one.VAR_POSITIONAL for one in parameters):
         numbers = frozenset(place + len(positional) if place < 0 else place for place in numbers)
     static = [place for place, one in enumerate(positional) if place in numbers or one.name in names]
     by_name = (positional[place].name for place in static if positional[place].kind is either)
@@ -402,7 +417,7 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
     name = getattr(fn, "__name__", type(fn).__name__)
     own_code = getattr(inspect.unwrap(fn), "__code__", None)
     place = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
-    values = f"_with_{zlib.crc32(repr((static, named)).encode()):08x}" if static or named else ""
+    values = f"_with_values_{next(_numbers)}" if static or named else ""
     code = entry.__code__.replace(co_name=f"fused_{name}{place}{values}")
     own = types.FunctionType(code, entry.__globals__, code.co_name, None, entry.__closure__)
     own.__kwdefaults__ = None

@@ -169,13 +169,13 @@ def _forward_like(module: nn.Module) -> Callable[..., Any]:
         # Transparent inside another compiler, as the fused function is.
         return view.module(*args, **kwargs) if is_compiling() else view.fused(*args, **kwargs)
 
+    named: Any = forward
     try:
         signature = inspect.signature(module.forward)
-    except ValueError:  # a fused function in its place has none, nor has other compiled code
-        return forward
-    bound = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    named: Any = forward
-    named.__signature__ = signature.replace(parameters=[bound, *signature.parameters.values()])
+        view = inspect.Parameter("_view", inspect.Parameter.POSITIONAL_ONLY)
+        named.__signature__ = signature.replace(parameters=[view, *signature.parameters.values()])
+    except (TypeError, ValueError):  # compiled code has none, and what is no function is refused when it is called
+        pass
     return forward
 
 

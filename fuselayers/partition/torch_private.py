@@ -296,7 +296,8 @@ def compile_with_inductor(
         )
     # AOTAutograd's cache does not tell the numbers apart that such a symbol stands for, and hands out an old one's code
     # (https://github.com/pytorch/pytorch/issues/197889).
-    has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in graph_module.graph.nodes)
+    nodes = _all_nodes(graph_module)
+    has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in nodes)
     own_cache = {"enable_autograd_cache": False} if has_floats else {}
     with functorch_config.patch({"force_non_lazy_backward_lowering": True, **own_cache}):
         compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings)
@@ -525,17 +526,22 @@ def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def is_watched() -> bool:
-    """True where something but autograd has to see each of torch's calls: a mode, a transform, a profiler, a trace.
+    """True where something but autograd has to see what torch dispatches: a mode, a transform, a profiler, a trace.
 
     Used by the ops, which can do without torch's dispatcher elsewhere.
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0
+        or _before_dispatch() > 0
         or torch._C._functorch.maybe_current_level() is not None
         or forward_ad._current_level >= 0
         or torch._C._autograd._profiler_enabled()
         or torch._C._get_tracing_state() is not None
     )
+
+
+# Of modes that trace before torch dispatches, as torch.export does.
+_before_dispatch: Final[Callable[[], int]] = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
 
 def empty_strided_on(device_type: str) -> Callable[..., torch.Tensor]:

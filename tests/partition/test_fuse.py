@@ -18,6 +18,7 @@ from fuselayers import ops
 from fuselayers.partition import (
     FallbackWarning,
     FusedFunction,
+    FusedModule,
     PartitionError,
     budget,
     fuse,
@@ -121,6 +122,15 @@ class TestGuards:
             for number in (start + 0.1, start + 0.2, start + 0.3, start + 0.4):
                 x = torch.full((2,), 5.0, requires_grad=True)
                 torch.testing.assert_close(fused(x, number), torch.full((2,), 2 * number))
+
+    def test_a_number_that_changes_within_a_checkpoint(self) -> None:
+        def loss(x: Tensor, delta: float) -> Tensor:
+            return F.huber_loss(x * delta, torch.zeros_like(x), delta=delta)
+
+        fused = fuse(lambda x, d: checkpoint(loss, x, d, use_reentrant=False), backend="inductor", fallback=())
+        x = torch.linspace(-3, 3, 8, requires_grad=True)
+        for delta in (0.5, 1.5, 2.5, 0.25, 3.0):
+            torch.testing.assert_close(fused(x, delta), loss(x, delta))
 
     @pytest.mark.parametrize("backend", ["eager", "inductor", "auto"])
     def test_a_view_that_stands_for_its_negative(self, backend: str) -> None:
@@ -660,9 +670,23 @@ def test_options_that_mean_nothing(options: dict[str, Any], error: type[Exceptio
         fuse(with_exponent, **options)
 
 
-def test_a_coroutine_function() -> None:
+@pytest.mark.parametrize("door", [fuse, fuse(backend="eager")])
+def test_what_comes_to_either_door(door: Any) -> None:
     with pytest.raises(TypeError, match=r"^fuse takes a function that returns tensors, got a coroutine function; fuse"):
-        fuse(waits)
+        door(waits)
+    with pytest.raises(TypeError, match=r"^fuse takes a function or a module, got int"):
+        door(3)
+    assert isinstance(door(nn.Linear(2, 2)), FusedModule)
+
+
+def test_a_static_name_of_a_decorators_own() -> None:
+    @functools.wraps(tutorial)
+    def scaled(*inputs: Tensor, twice: bool) -> Tensor:
+        return tutorial(*inputs) * (2 if twice else 1)
+
+    inputs = [torch.randn(4) for _ in range(4)]
+    fused = fuse(scaled, static_argnames="twice", backend="eager")
+    torch.testing.assert_close(fused(*inputs, twice=True), tutorial(*inputs) * 2)
 
 
 def test_no_static_names() -> None:

@@ -198,7 +198,7 @@ def test_unfused_in_two_threads_leaves_views_as_they_were() -> None:
 
 
 @pytest.fixture
-def one_process_mesh() -> Iterator[Any]:
+def gloo_mesh() -> Iterator[Any]:
     if not dist.is_available():
         pytest.skip("this torch was built without torch.distributed")
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
@@ -208,14 +208,14 @@ def one_process_mesh() -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def test_sharded_views_are_fused_and_train_as_their_modules_do(one_process_mesh: Any) -> None:
+def test_sharded_views_are_fused_and_train_as_their_modules_do(gloo_mesh: Any) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     plain = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Sequential(nn.Linear(7, 1)))
     views = [fuse(copy.deepcopy(part), backend="eager") for part in plain]
     sharded = nn.Sequential(*views)
     for part in (views[0], views[2], sharded):
-        fully_shard(part, mesh=one_process_mesh)
+        fully_shard(part, mesh=gloo_mesh)
     assert isinstance(views[0], FSDPModule)
     assert type(views[0].module) is nn.Linear
     x = torch.randn(5, 3)

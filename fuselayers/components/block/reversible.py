@@ -21,6 +21,7 @@ Gomez et al., "The reversible residual network", 2017, section 3; Kitaev et al.,
 """
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -145,7 +146,8 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
         if learning or x_BTD.requires_grad:
             # Note: [no shards inside a run] In backward the hooks of FSDP put the parameters that they gathered where
             # the run has put its leaves, which then get no gradient. Around the whole model they run before it.
-            if any(is_sharded(module) for block, _ in blocks for module in block.modules() if module is not block):
+            parts = (module for block, _ in blocks for module in block.modules() if module is not block)
+            if "torch.distributed.fsdp" in sys.modules and any(map(is_sharded, parts)):
                 raise RuntimeError(_SHARDED)
             a_BTD, b_BTD = _Reversible.apply(run, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
             return _mean(a_BTD, b_BTD, dtype)

@@ -108,7 +108,8 @@ def to_logits(x: Tensor, head: nn.Module | Tensor, *, bias_V: Tensor | None = No
         return F.linear(x, head, bias_V)
     # Not its weight: an adapter in its place, a hook, quantization and FSDP work where the layer is called.
     logits: Tensor = head(x)
-    return logits if bias_V is None else logits + bias_V
+    # Autocast rounds a layer's result, and would not round that of a sum.
+    return logits if bias_V is None else logits + bias_V.to(logits.dtype)
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:

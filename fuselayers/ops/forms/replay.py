@@ -54,7 +54,7 @@ class Replayed(NamedTuple):
 class Replays:
     """An op that launches kernels, and what it did for the kinds of calls that came twice.
 
-    A call that something else has to see goes to torch: a compiler, a mode, a transform, a profiler, a trace.
+    A call that something else has to see goes to torch: a compiler, a dispatch mode, a transform, a profiler, a trace.
 
     What launches them may look at its tensors' layouts and at its options, never at their numbers, nor at what may
     change between calls. It returns new tensors, and writes to no other.

@@ -58,6 +58,13 @@ def test_it_is_embeddings_blocks_and_head(p: float, tied: bool) -> None:
     torch.testing.assert_close(model(tokens_BT, segments_BT=segments_BT), expected)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_autocast_rounds_the_logits(tied: bool) -> None:
+    model = made(tie_embeddings=tied)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(tokens(2, 4)).dtype == torch.bfloat16
+
+
 def test_every_token_sees_every_other() -> None:
     model = made()
     assert not any(block.attention.causal for block in model.blocks)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselayers import ops
@@ -240,6 +241,14 @@ class TestWhatSeesTheCalls:
             toy.call(torch.ones(8), 0.5)
         assert watching.seen[-1:] == ["replay_toys::plus"]
 
+    def test_a_trace_before_dispatch(self, toy: Toy, library: torch.library.Library) -> None:
+        torch.library.register_fake("replay_toys::plus", lambda x, number: torch.empty_like(x), lib=library)
+        for _ in range(3):
+            toy.call(torch.ones(8), 0.5)
+        traced = make_fx(lambda x: toy.call(x, 0.5), pre_dispatch=True)(torch.ones(8))
+        assert "replay_toys.plus" in traced.code
+        assert torch.equal(traced(torch.zeros(8)), torch.full((8,), 0.5))
+
     def test_a_profiler(self, toy: Toy) -> None:
         for _ in range(3):
             toy.call(torch.ones(8), 0.5)
@@ -300,7 +309,9 @@ class TestWhatSeesTheCalls:
         with torch.inference_mode():
             for _ in range(4):
                 x = torch.randn(4, 8)
-                assert torch.equal(toy.call(x, 0.5), x + 0.5)
+                out = toy.call(x, 0.5)
+                assert out.is_inference()
+                assert torch.equal(out, x + 0.5)
         assert toy.worked_out == 2
 
     def test_a_cpu_without_kernels(self, toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
