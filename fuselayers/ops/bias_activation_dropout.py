@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
 from .dropout import dropout_from, dropout_reference
-from .forms import define, needs_grad, run, second_order
+from .forms import Replays, apply, define, needs_grad, run, second_order
 from .forms.launch import kernel, launch, num_processors
 from .forms.triton_language import tl
 from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
@@ -74,6 +74,20 @@ def bias_activation_dropout(
     >>> bias_activation_dropout(torch.tensor([[-1.0, 2.0]]), torch.tensor([0.5, 0.5]), activation="relu")
     tensor([[0.0000, 2.5000]])
     """
+    y: Tensor = _call((x, bias, seed), (activation, p, training, shard, backend))
+    return y
+
+
+def _bias_activation_dropout(
+    x: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    activation: str | None,
+    p: float,
+    training: bool,
+    shard: Shard | None,
+    backend: str,
+) -> Tensor:
     check_rows("x", x)
     check_row_vector("bias", bias, x)
     check_activation(activation)
@@ -90,6 +104,9 @@ def bias_activation_dropout(
     return y
 
 
+_call = Replays(_bias_activation_dropout)
+
+
 def _formula(
     x: Tensor,
     bias: Tensor | None,
@@ -104,8 +121,7 @@ def _formula(
 
 
 def _fused(x: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    form = _BiasActivationDropout.apply if needs_grad(x, bias) else _forward
-    y: Tensor = form(x, bias, *rest)
+    y: Tensor = apply(_BiasActivationDropout, x, bias, *rest) if needs_grad(x, bias) else _forward(x, bias, *rest)
     return y
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .bias_activation_dropout import gradients_formula, gradients_of_dropped
 from .dropout import dropout_from, dropout_reference, dropped
-from .forms import define, needs_grad, run
+from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
 from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
@@ -68,6 +68,20 @@ def bias_dropout_residual(
     >>> bias_dropout_residual(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), bias=torch.tensor([0.5, 0.5]))
     tensor([11.5000, 12.5000])
     """
+    y: Tensor = _call((x, residual, bias, seed), (p, training, shard, backend))
+    return y
+
+
+def _bias_dropout_residual(
+    x: Tensor,
+    residual: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    p: float,
+    training: bool,
+    shard: Shard | None,
+    backend: str,
+) -> Tensor:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_row_vector("bias", bias, x)
@@ -80,6 +94,9 @@ def bias_dropout_residual(
     )
     y: Tensor = run(backend, _formula, _fused, (x, residual, bias, seed, row_R), (column, p), obstacle=reason)
     return y
+
+
+_call = Replays(_bias_dropout_residual)
 
 
 def _formula(
@@ -96,8 +113,8 @@ def _formula(
 
 
 def _fused(x: Tensor, residual: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    form = _BiasDropoutResidual.apply if needs_grad(x, residual, bias) else _forward
-    y: Tensor = form(x, residual, bias, *rest)
+    arguments = x, residual, bias, *rest
+    y: Tensor = apply(_BiasDropoutResidual, *arguments) if needs_grad(x, residual, bias) else _forward(*arguments)
     return y
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .bias_dropout_residual import bias_dropout_residual_reference
 from .dropout import dropout_reference
+from .forms import Replays
 from .normalise import NormStyle, check_style, norm_reference, normalise
 from .philox import check_probability, check_seed, seed_for
 from .shapes import check_floating, check_like, check_row_vector, check_rows
@@ -118,6 +119,26 @@ def bias_dropout_residual_layer_norm(
     >>> bias_dropout_residual_layer_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
+    results: Tensor | tuple[Tensor, Tensor] = _call(
+        (x, residual, weight, norm_bias, bias, seed), (p, eps, style, training, shard, backend)
+    )
+    return results
+
+
+def _bias_dropout_residual_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    p: float,
+    eps: float,
+    style: NormStyle,
+    training: bool,
+    shard: Shard | None,
+    backend: str,
+) -> Tensor | tuple[Tensor, Tensor]:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)
@@ -141,6 +162,9 @@ def bias_dropout_residual_layer_norm(
         backend=backend,
     )
     return (y, total) if style == "prenorm" else y
+
+
+_call = Replays(_bias_dropout_residual_layer_norm)
 
 
 def bias_dropout_residual_layer_norm_reference(

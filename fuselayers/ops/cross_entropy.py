@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .forms import define, needs_grad, run, second_order, settled_form
+from .forms import Replays, apply, define, needs_grad, run, second_order, settled_form
 from .forms.launch import INTERPRETED, kernel, launch
 from .forms.triton_language import libdevice, tl
 from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
@@ -85,6 +85,19 @@ def cross_entropy(
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
     tensor(0.6931)
     """
+    loss: Tensor = _call((logits, target), (ignore_index, label_smoothing, z_loss, reduction, backend))
+    return loss
+
+
+def _cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: str,
+    backend: str,
+) -> Tensor:
     options = ignore_index, label_smoothing, z_loss, reduction
     form = settled_form(backend, _formula, (logits, target), options)
     if form is not None:
@@ -96,6 +109,9 @@ def cross_entropy(
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     loss: Tensor = run(backend, _formula, _fused, (logits, target), options)
     return loss
+
+
+_call = Replays(_cross_entropy)
 
 
 def _formula(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
@@ -161,7 +177,7 @@ def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
     if logits.device.type == "cpu" and not INTERPRETED:
         _check_classes(target, logits.shape[-1], options[0])
     if needs_grad(logits):
-        loss: Tensor = _CrossEntropy.apply(logits, target, *options)  # type: ignore[no-untyped-call]
+        loss: Tensor = apply(_CrossEntropy, logits, target, *options)
         return loss
     return _in_one_piece(logits, target, *options)[0]
 

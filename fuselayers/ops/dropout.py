@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..partition.torch_private import is_compiling
-from .forms import define, run
+from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
 from .philox import check_probability, check_seed, keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for
@@ -68,6 +68,11 @@ def dropout(
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
             [2., 0., 2., 0., 2., 2., 0., 2.]])
     """
+    y: Tensor = _call((x, seed), (p, training, shard, backend))
+    return y
+
+
+def _dropout(x: Tensor, seed: Tensor | None, p: float, training: bool, shard: Shard | None, backend: str) -> Tensor:
     check_floating("x", x)
     check_probability(p)
     check_seed(seed, x.device)
@@ -80,6 +85,9 @@ def dropout(
     return y
 
 
+_call = Replays(_dropout)
+
+
 def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     """Dropout's formula, of a place in a larger tensor. Used by the formulas of all ops that drop."""
     # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
@@ -90,7 +98,8 @@ def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: in
 
 
 def _fused(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    y: Tensor = _FusedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+    arguments = x, seed, row_R, first_column, p
+    y: Tensor = apply(_FusedDropout, *arguments) if needs_grad(x) else dropped(*arguments)
     return y
 
 
@@ -161,8 +170,7 @@ class _FusedDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx: Tensor = _FusedDropout.apply(dy, *ctx.saved_tensors, *ctx.place)  # type: ignore[no-untyped-call]
-        return dx, None, None, None, None
+        return _fused(dy, *ctx.saved_tensors, *ctx.place), None, None, None, None
 
 
 def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:

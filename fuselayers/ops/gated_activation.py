@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .forms import define, needs_grad, run, second_order, settled_form
+from .forms import Replays, apply, define, needs_grad, run, second_order, settled_form
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
 from .rows import as_rows, cdiv, tile, vector_of
@@ -53,6 +53,11 @@ def gated_activation(
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
     tensor([6., 0.])
     """
+    y: Tensor = _call((gate, up), (activation, backend))
+    return y
+
+
+def _gated_activation(gate: Tensor, up: Tensor | None, activation: str | None, backend: str) -> Tensor:
     form = settled_form(backend, _formula, (gate, up), (activation,))
     if form is not None:
         return form(gate, up, activation)
@@ -66,13 +71,17 @@ def gated_activation(
     return y
 
 
+_call = Replays(_gated_activation)
+
+
 def _formula(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
     gate, up = _halves(gate, up)
     return activate(gate, activation) * up
 
 
 def _fused(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
-    y: Tensor = (_GatedActivation.apply if needs_grad(gate, up) else _forward)(gate, up, activation)
+    arguments = gate, up, activation
+    y: Tensor = apply(_GatedActivation, *arguments) if needs_grad(gate, up) else _forward(*arguments)
     return y
 
 

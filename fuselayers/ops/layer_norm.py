@@ -10,7 +10,7 @@ Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .forms import settled_form
+from .forms import Replays, settled_form
 from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_row_vector, check_rows
 
@@ -38,6 +38,11 @@ def layer_norm(
     >>> layer_norm(torch.tensor([1.0, 3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
+    y: Tensor = _call((x, weight, bias), (eps, backend))
+    return y
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     tensors, options = (x, None, None, weight, bias, None, None), (0.0, eps, False, False)
     form = settled_form(backend, normalise_by_formula, tensors, options)
     if form is not None:
@@ -47,6 +52,9 @@ def layer_norm(
     check_row_vector("weight", weight, x)
     check_row_vector("bias", bias, x)
     return normalise(x, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)[0]
+
+
+_call = Replays(_layer_norm)
 
 
 def layer_norm_reference(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

@@ -332,5 +332,4 @@ _forward = define(
     "linear_activation(Tensor x, Tensor weight, Tensor? bias, str? activation, bool keeps_z) -> (Tensor, Tensor)",
     _run_forward,
     _like_results,
-    by_layout=False,  # whether float32 may be rounded to tf32 is a setting of torch's
 )

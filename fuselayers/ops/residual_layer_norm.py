@@ -10,7 +10,7 @@ Layer norm: Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .forms import settled_form
+from .forms import Replays, settled_form
 from .normalise import norm_reference, normalise, normalise_by_formula
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
@@ -46,6 +46,13 @@ def residual_layer_norm(
     >>> s, y.round(decimals=3)
     (tensor([1., 3.]), tensor([-1.,  1.]))
     """
+    results: tuple[Tensor, Tensor] = _call((x, residual, weight, bias), (eps, backend))
+    return results
+
+
+def _residual_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, backend: str
+) -> tuple[Tensor, Tensor]:
     tensors, options = (x, residual, None, weight, bias, None, None), (0.0, eps, False, False)
     form = settled_form(backend, normalise_by_formula, tensors, options)
     if form is not None:
@@ -56,6 +63,9 @@ def residual_layer_norm(
     check_row_vector("weight", weight, x)
     check_row_vector("bias", bias, x)
     return normalise(x, residual, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)
+
+
+_call = Replays(_residual_layer_norm)
 
 
 def residual_layer_norm_reference(

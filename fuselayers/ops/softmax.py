@@ -36,7 +36,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import define, needs_grad, run, settled_form
+from .forms import Replays, apply, define, needs_grad, run, settled_form
 from .forms.launch import kernel, launch
 from .forms.triton_language import libdevice, tile_function, tl
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
@@ -75,6 +75,11 @@ def softmax(
             [0.5000, 0.5000, 0.0000],
             [0.5000, 0.5000, 0.0000]])
     """
+    y: Tensor = _call((scores, mask), (causal, scale, backend))
+    return y
+
+
+def _softmax(scores: Tensor, mask: Tensor | None, causal: bool, scale: float, backend: str) -> Tensor:
     form = settled_form(backend, _formula, (scores, mask), (causal, scale))
     if form is not None:
         return form(scores, mask, causal, scale)
@@ -89,8 +94,12 @@ def softmax(
     return y
 
 
+_call = Replays(_softmax)
+
+
 def _fused(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    y: Tensor = (_Softmax.apply if needs_grad(scores) else _forward)(scores, mask, causal, scale)
+    arguments = scores, mask, causal, scale
+    y: Tensor = apply(_Softmax, *arguments) if needs_grad(scores) else _forward(*arguments)
     return y
 
 

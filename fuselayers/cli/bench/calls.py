@@ -101,15 +101,14 @@ def _bare(own: Candidate) -> Candidate | None:
     for _ in range(_WARMUP):
         run()
     with replayed() as forward:
-        outputs = tuple(one.detach() for one in own.call())
+        own.call()
     with replayed() as both:
         gradients = run()
-    if not forward:
+    if len(forward) != 1:
         return None
-    backward = both[len(forward) :]
 
     def call() -> tuple[Tensor, ...]:
-        made = _Bare.apply(forward, backward, outputs, gradients, *own.leaves)  # type: ignore[no-untyped-call]
+        made = _Bare.apply(forward[0], both[1:], gradients, *own.leaves)  # type: ignore[no-untyped-call]
         return made if isinstance(made, tuple) else (made,)
 
     return Candidate(BARE, call, own.leaves)
@@ -119,24 +118,22 @@ class _Bare(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        work: Sequence[Replayed],
+        work: Replayed,
         later: Sequence[Replayed],
-        like: Sequence[Tensor],
         gradients: Sequence[Tensor],
         *leaves: Tensor,
     ) -> Any:
         ctx.save_for_backward(*leaves)
         ctx.later, ctx.gradients = later, gradients
-        made = [_done(one) for one in work]
-        first = made[0][: len(like)] if isinstance(made[0], (tuple, list)) else made[:1]
-        return tuple(first)
+        results, _ = _done(work)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
         for one in ctx.later:
             _done(one)
-        return (None, None, None, None, *ctx.gradients)
+        return (None, None, None, *ctx.gradients)
 
 
 def _done(work: Replayed) -> Any:

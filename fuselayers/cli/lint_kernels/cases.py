@@ -75,7 +75,7 @@ def launches_of(case: Case) -> list[Launch]:
 def kind_of(launch: Launch) -> tuple[Any, ...]:
     """What a launch is compiled for; equal for launches that run the same code."""
     arguments = (one.dtype if isinstance(one, Tensor) else type(one) for one in launch.arguments)
-    return launch.function, launch.constants, launch.num_warps, *arguments
+    return launch.function, launch.constants, launch.num_warps, launch.num_stages, *arguments
 
 
 def _seed() -> Tensor:

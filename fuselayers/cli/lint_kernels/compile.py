@@ -63,9 +63,11 @@ def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
     Triton keeps what it compiles in a folder; here that is a new one which is gone afterwards, so that nothing old is
     looked at, and nothing is left behind.
     """
+    # On AMD the ops ask for the two stages that Triton takes there by itself.
+    stages = {} if launch.num_stages is None or arch.startswith("gfx") else {"num_stages": launch.num_stages}
     with tempfile.TemporaryDirectory(prefix="fuselayers-lint-") as folder, _target(arch, cache=folder):
         compiled = launch.function.warmup(
-            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=launch.num_warps
+            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=launch.num_warps, **stages
         )
         if "amdgcn" in compiled.asm:
             return read_amdgcn(compiled.asm["amdgcn"]), compiled.metadata.shared

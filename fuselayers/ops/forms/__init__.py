@@ -9,4 +9,6 @@ from .dispatch import run as run
 from .dispatch import second_order as second_order
 from .dispatch import takes_kernels as takes_kernels
 from .replay import Replayed as Replayed
+from .replay import Replays as Replays
 from .replay import replayed as replayed
+from .writer import apply as apply

@@ -29,7 +29,7 @@ from ...partition.torch_private import is_compiling, transforms_are_active
 from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
-from .replay import Replays
+from .writer import writer
 
 __all__ = ["BACKENDS", "autocast_dtype", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
 
@@ -209,13 +209,8 @@ def second_order(
 
 
 def define(
-    schema: str,
-    launch: Callable[..., Any],
-    fake: Callable[..., Any],
-    *,
-    formula: Callable[..., Any] | None = None,
-    by_layout: bool = True,
-) -> Any:
+    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, formula: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """Give torch an op that is one fused piece, and return what calls it.
 
     Args:
@@ -223,7 +218,6 @@ def define(
         launch: launches the kernels, on the device of its tensors.
         fake: makes the results without computing them.
         formula: the same in plain torch, for the compiled form; None if it has none.
-        by_layout: what `launch` does follows from its tensors' layouts and its options alone, see `replay`.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
@@ -234,4 +228,12 @@ def define(
         _library.impl(name, compiled(formula), "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
     op = getattr(torch.ops.fuselayers, name).default
-    return Replays(op, launch) if by_layout else op
+    # Torch makes floats of whole numbers where an op wants floats; a kernel is compiled for either.
+    floats = {place for place, one in enumerate(op._schema.arguments) if str(one.type) == "float"}
+
+    def call(*arguments: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() or writer() is None:
+            return op(*arguments)
+        return launch(*(float(one) if place in floats else one for place, one in enumerate(arguments)))
+
+    return call

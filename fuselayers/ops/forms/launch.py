@@ -16,8 +16,9 @@ from torch import Tensor
 from ...partition.torch_private import AsOnGPU, disable_current_modes
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import mend_interpreter
-from .replay import ALIGNMENT, ON_AMD, has_short_offsets, writer
+from .replay import ALIGNMENT, ON_AMD, has_short_offsets
 from .triton_language import HAS_TRITON, triton
+from .writer import writer
 
 __all__ = ["INTERPRETED", "Launch", "kernel", "launch", "num_processors", "recorded_launches", "why_no_kernels"]
 
@@ -36,6 +37,7 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     constants: tuple[Any, ...]
     num_warps: int
+    num_stages: int | None = None
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
@@ -72,48 +74,35 @@ def launch(
         num_warps: per program.
         num_stages: how many steps of a matmul's loop are on their way at a time; None leaves it to Triton.
     """
+    one = Launch(function, grid, arguments, constants, num_warps, num_stages)
     if _recorded is not None:
-        _recorded.append(Launch(function, grid, arguments, constants, num_warps))
+        _recorded.append(one)
         return
     wrote = writer()
     if wrote is None:
-        _start(function, grid, arguments, constants, num_warps, num_stages)
+        _start(one)
         return
     with disable_current_modes():  # what the interpreter calls of torch is not the op's
-        start = _start(function, grid, arguments, constants, num_warps, num_stages)
+        start = _start(one)
     wrote.launched(start, (*arguments, *constants))
 
 
-def _start(
-    function: Any,
-    grid: tuple[int, ...],
-    arguments: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    num_warps: int,
-    num_stages: int | None,
-) -> Callable[..., Any]:
+def _start(one: Launch) -> Callable[..., Any]:
     """Run a kernel, and return what runs it again with other tensors of the same kinds."""
     if INTERPRETED:
         mend_interpreter()
-        start: Callable[..., Any] = function[grid]
-        start(*arguments, *constants)
+        start: Callable[..., Any] = one.function[one.grid]
+        start(*one.arguments, *one.constants)
         return start
-    device = next(one.device for one in arguments if isinstance(one, Tensor))
+    device = next(given.device for given in one.arguments if isinstance(given, Tensor))
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            return _start_compiled(function, grid, arguments, constants, num_warps, num_stages, device.index)
-    return _start_compiled(function, grid, arguments, constants, num_warps, num_stages, device.index)
+            return _start_compiled(one, device.index)
+    return _start_compiled(one, device.index)
 
 
-def _start_compiled(
-    function: Any,
-    grid: tuple[int, ...],
-    arguments: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    num_warps: int,
-    num_stages: int | None,
-    device_index: int,
-) -> Callable[..., Any]:
+def _start_compiled(made: Launch, device_index: int) -> Callable[..., Any]:
+    function, grid, arguments, constants, num_warps, num_stages = made
     # What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor.
     kinds = [
         (one.dtype, one.data_ptr() % ALIGNMENT == 0, ON_AMD and has_short_offsets(one))

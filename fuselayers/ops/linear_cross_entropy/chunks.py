@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cross_entropy import gradients_in_one_piece, losses_in_one_piece
-from ..forms import takes_kernels
+from ..forms import Replays, takes_kernels
 from ..rows import cdiv
 
 __all__ = ["Gradients", "Wanted", "cast", "in_chunks", "in_one_chunk", "in_own_dtype", "rows_of_a_chunk"]
@@ -125,10 +125,10 @@ def in_one_chunk(
     losses_C = None
     if by_kernel:
         if sums_2C is None:
-            losses_C, sums_2C = losses_in_one_piece(logits_CV, target_C, *options, torch.float32)
+            losses_C, sums_2C = _losses((logits_CV, target_C), (*options, torch.float32))
         if scale_C is None:
             return losses_C, sums_2C, None
-        return losses_C, sums_2C, gradients_in_one_piece(scale_C, None, logits_CV, target_C, sums_2C, *options)
+        return losses_C, sums_2C, _gradients((logits_CV, scale_C, target_C, sums_2C), tuple(options))
     dtype = logits_CV.dtype
     # From here on there is one tensor of this size, worked on in place.
     logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
@@ -139,6 +139,14 @@ def in_one_chunk(
     if scale_C is None:
         return losses_C, sums_2C, None
     return losses_C, sums_2C, cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_2C, *options), dtype)
+
+
+_losses = Replays(losses_in_one_piece)
+_gradients = Replays(
+    lambda logits_CV, scale_C, target_C, sums_2C, *options: gradients_in_one_piece(
+        scale_C, None, logits_CV, target_C, sums_2C, *options
+    )
+)
 
 
 def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..dropout import dropout_from
-from ..forms import needs_grad, run, second_order
+from ..forms import apply, needs_grad, run, second_order
 from ..shards import Shard, check_shard, rows_of
 from .backward import normalise_backward
 from .formula import is_its_input, norm_formula
@@ -79,8 +79,9 @@ def _fused(
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor]:
-    form = _Normalise.apply if needs_grad(x, residual, bias, weight, norm_bias) else normalise_forward
-    y, s, *_ = form(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
+    arguments = x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms
+    recorded = needs_grad(x, residual, bias, weight, norm_bias)
+    y, s, *_ = apply(_Normalise, *arguments) if recorded else normalise_forward(*arguments)
     return y, x if is_its_input(residual, bias, seed, pre) else s
 
 

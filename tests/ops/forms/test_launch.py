@@ -168,7 +168,7 @@ def test_recordings_may_be_nested_and_end() -> None:
             launch(function, (2,), (), (8,), num_warps=2)
         launch(function, (3,), (), ())
     assert [one.grid for one in outer] == [(1,), (3,)]
-    assert inner == [(function, (2,), (), (8,), 2)]
+    assert inner == [(function, (2,), (), (8,), 2, None)]
     assert function.runs == []
 
 
