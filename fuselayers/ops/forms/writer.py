@@ -233,7 +233,8 @@ class Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 name = self._word(one, set())
                 if one.requires_grad and places.get(name) is not None:
                     raise _NotWrittenError(f"{function.__name__} gets a tensor twice")
-                places[name] = place
+                if one.requires_grad or name in places:
+                    places[name] = place
         work = self._made(tuple(places), body)
         saving = Saving(
             function.__name__,
