@@ -37,19 +37,12 @@ from .backends import (
     why_unavailable,
 )
 from .measure import behind_guards, copies_of, seconds_of
+from .modes import Modes, holds_checkpoints, switches_modes
 from .partitioners import Partitioner, SavingRule, partitioner
 from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
-from .torch_private import (
-    FakeTensor,
-    Modes,
-    as_a_compiler,
-    copy_of,
-    holds_checkpoints,
-    saved_tensors_hooks_are_active,
-    switches_modes,
-)
+from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
 
 __all__ = ["Runs", "best_of", "compile_auto", "compile_frozen"]
 

@@ -355,7 +355,8 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
         return numbers, names
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
-    # A decorator's own signature says what can be passed; its `__wrapped__` what it is called with by most.
+    # Of what a decorator returns two signatures count: whether an argument can be static is for its own to say, and
+    # which place a name has for the one that it wraps, since its own is often `*args, **kwargs`.
     own = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn, follow_wrapped=False).parameters.values()
     kinds = {one.kind for one in own}
     if inspect.Parameter.VAR_KEYWORD not in kinds:

@@ -65,6 +65,7 @@ from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 __all__ = [
     "GRAPH_BREAKS_OF_BACKENDS",
     "NO_BACKWARD",
+    "SWITCHES_OF_MODES",
     "WRITTEN_DOWN",
     "AsOnGPU",
     "BackendCompilerFailed",
@@ -78,6 +79,7 @@ __all__ = [
     "GraphBreak",
     "TorchDispatchMode",
     "TorchDynamoException",
+    "all_nodes",
     "aot_autograd",
     "apply_plainly",
     "as_a_compiler",
@@ -300,7 +302,7 @@ def compile_with_inductor(
         )
     # AOTAutograd's cache does not tell the numbers apart that such a symbol stands for, and hands out an old one's code
     # (https://github.com/pytorch/pytorch/issues/197889).
-    nodes = _all_nodes(graph_module)
+    nodes = all_nodes(graph_module)
     has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in nodes)
     own_cache = {"enable_autograd_cache": False} if has_floats else {}
     with functorch_config.patch({"force_non_lazy_backward_lowering": True, **own_cache}):
@@ -481,52 +483,15 @@ def dispatch_mode_is_active() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-class Modes:
-    """Gradient mode and autocast as they are now, to be put back. Used by `auto`: a graph of Dynamo's switches them by
-    calls, and what stops between two of these leaves them switched."""
-
-    def __init__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST]
-        self._cache = torch.is_autocast_cache_enabled()
-        self._depth = _autocast_depth()
-
-    def restore(self) -> None:
-        """Put them back. Autocast forgets the weights that it cast where its outermost `with` ends."""
-        torch._C._set_grad_enabled(self._grad)
-        for kind, enabled, dtype in self._autocast:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(self._cache)
-        while _autocast_depth() > self._depth:
-            if torch.autocast_decrement_nesting() == 0:
-                torch.clear_autocast_cache()
-
-
-_AUTOCAST: Final = ("cpu", "cuda")
-
-
-def _autocast_depth() -> int:
-    torch.autocast_increment_nesting()
-    return int(torch.autocast_decrement_nesting())
-
-
-def switches_modes(graph_module: fx.GraphModule) -> bool:
-    """Whether a graph of Dynamo's switches what `Modes` holds. Used by `auto`."""
-    switches = {torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast}
-    return any(node.target in switches for node in _all_nodes(graph_module))
-
-
-def holds_checkpoints(graph_module: fx.GraphModule) -> bool:
-    """Whether a graph of Dynamo's holds `torch.utils.checkpoint`, which running it does not do. Used by `auto`."""
-    op = torch.ops.higher_order.tag_activation_checkpoint
-    return any(node.target is op for node in _all_nodes(graph_module))
-
-
-def _all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+def all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph, and of those within it."""
     for part in graph_module.modules():
         if isinstance(part, fx.GraphModule):
             yield from part.graph.nodes
+
+
+# What Dynamo's graphs call to switch gradients off or on, and to enter autocast.
+SWITCHES_OF_MODES: Final = frozenset({torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast})
 
 
 def is_watched() -> bool:
