@@ -78,7 +78,8 @@ def _batch(text: str | None, *, context: int | None) -> tuple[int, ...]:
         return (1,)
     sizes = tuple(int(size) if size.isdecimal() else 0 for size in text.split("x"))
     if not all(sizes) or (context is not None and len(sizes) != 2):
-        raise ValueError(f"--batch must be sequences x tokens, as 4x128, got {text!r}")
+        wanted = "a number of examples, as 4" if context is None else "sequences x tokens, as 4x128"
+        raise ValueError(f"--batch must be {wanted}, got {text!r}")
     if context is not None and sizes[1] > context:
         raise ValueError(f"--batch has sequences of {sizes[1]} tokens, the model's context is {context}")
     return sizes

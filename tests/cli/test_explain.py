@@ -73,3 +73,8 @@ def test_a_model_with_a_source_is_given_one(capsys: pytest.CaptureFixture[str]) 
 def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *MODEL, *arguments]) == 2
     assert f"fuselayers: {text}" in capsys.readouterr().err
+
+
+def test_a_model_of_images_is_given_a_number_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "model=vit_b16", "model.num_layers=1", "--batch", "some"]) == 2
+    assert "fuselayers: --batch must be a number of examples, as 4, got 'some'" in capsys.readouterr().err

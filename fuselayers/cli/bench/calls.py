@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...ops.forms import Replayed, replayed
 from .cases import OpCase
-from .measure import Candidate
+from .measure import EAGER, OURS, Candidate
 from .subjects import op_candidate
 
 __all__ = ["BARE", "CallCost", "call_cost"]
@@ -42,9 +42,7 @@ class CallCost:
         return statistics.median(self.seconds[candidate][span])
 
 
-def call_cost(
-    title: str, case: OpCase, *, ours: str, eager: str, readings: int, device: torch.device
-) -> CallCost | None:
+def call_cost(title: str, case: OpCase, *, readings: int, device: torch.device) -> CallCost | None:
     """Time calls of an op, of the plain function, and of a bare `torch.autograd.Function` that does the same work.
 
     The bare one makes the op's tensors, launches its kernels and saves its inputs, and knows all of it beforehand. It
@@ -53,8 +51,6 @@ def call_cost(
     Args:
         title: of the op and its options.
         case: the op, on tensors so small that the GPU does not hold the CPU up.
-        ours: the name of the op's candidate.
-        eager: the name of the plain function's.
         readings: how many of each candidate and span, in turns.
         device: where the tensors are, which has kernels.
 
@@ -66,11 +62,11 @@ def call_cost(
     def with_kernels(*tensors: Tensor, **named: Tensor) -> Any:
         return case.op(*tensors, **{**named, **seeded}, backend="triton")
 
-    own = op_candidate(ours, OpCase(with_kernels, case.plain, case.tensors, {}), with_kernels)
+    own = op_candidate(OURS, OpCase(with_kernels, case.plain, case.tensors, {}), with_kernels)
     bare = _bare(own)
     if bare is None:
         return None
-    candidates = [op_candidate(eager, case, case.plain), own, bare]
+    candidates = [op_candidate(EAGER, case, case.plain), own, bare]
     cost = CallCost(title, {one.name: {"forward": [], "forward_backward": []} for one in candidates})
     spans: list[tuple[list[float], Callable[[], object]]] = []
     for one in candidates:

@@ -6,11 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "EAGER",
+    "OURS",
     "Candidate",
     "Results",
     "Timing",
@@ -21,6 +24,9 @@ __all__ = [
     "spread",
     "time_interleaved",
 ]
+
+EAGER: Final = "eager"
+OURS: Final = "fuselayers"
 
 _WARMUP = 3
 # More than any GPU's second-level cache holds.

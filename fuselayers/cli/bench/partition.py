@@ -24,12 +24,11 @@ from ...partition.saved_by_min_cut import flow_graph
 from ...partition.torch_private import copy_of, torch_min_cut_at_budget, torch_min_cut_partition
 from ..machine import synchronize
 from .layers import GPT, LAYERS, LayerCase
-from .measure import Candidate, Timing, disagreement, results, time_interleaved
+from .measure import EAGER, Candidate, Timing, disagreement, results, time_interleaved
 
 __all__ = ["SECTIONS", "Row", "Setting", "budget_note", "matmuls_again", "units"]
 
 Row = dict[str, float | int | str]
-_EAGER: Final = "eager"
 _COMPILE: Final = "torch.compile"
 _OURS: Final = "fuse"
 _TORCH_BUDGETS: Final = (0.9, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
@@ -83,7 +82,7 @@ def saved(setting: Setting) -> list[Row]:
                     "target": case.target,
                     "matmuls again": matmuls_again(case, dtype=dtype, device=setting.device),
                     "step / torch.compile": _ratio(step, _OURS, _COMPILE),
-                    "step / eager": _ratio(step, _OURS, _EAGER),
+                    "step / eager": _ratio(step, _OURS, EAGER),
                     "wrong": _reasons(wrong),
                 }
             )
@@ -132,7 +131,7 @@ def _candidates(
     x = torch.randn(*shape, hidden_dim, device=device, dtype=dtype, requires_grad=True)
     twins = [copy.deepcopy(plain) for _ in range(2)]
     return [
-        _Layer(_EAGER, plain, plain, x),
+        _Layer(EAGER, plain, plain, x),
         _Layer(_COMPILE, torch.compile(twins[0]), twins[0], x),
         _Layer(_OURS, fuse(twins[1], backend="inductor", fallback=()), twins[1], x),
     ]
@@ -264,7 +263,7 @@ def overhead(setting: Setting) -> list[Row]:
         return little(x, weight, bias)
 
     forms: dict[str, Callable[..., Tensor]] = {
-        _EAGER: little,
+        EAGER: little,
         _COMPILE: torch.compile(compiled),
         "fuse, inductor": fuse(little, backend="inductor", fallback=()),
         "fuse, eager": fuse(little, backend="eager", fallback=()),
@@ -304,7 +303,7 @@ def tutorial(setting: Setting) -> list[Row]:
         return function(a, b, c, d)
 
     forms: dict[str, Callable[..., Tensor]] = {
-        _EAGER: function,
+        EAGER: function,
         _COMPILE: torch.compile(compiled),
         _OURS: fuse(function, backend="inductor", fallback=()),
     }
@@ -316,8 +315,8 @@ def tutorial(setting: Setting) -> list[Row]:
             "tensors saved": saved_bytes(forms[name], *leaves) // size,
             "forward ms": _rounded(1e3 * forward, 2),
             "forward + backward ms": _rounded(1e3 * both, 2),
-            "forward x": _rounded(medians[_EAGER][0] / forward, 2),
-            "forward + backward x": _rounded(medians[_EAGER][1] / both, 2),
+            "forward x": _rounded(medians[EAGER][0] / forward, 2),
+            "forward + backward x": _rounded(medians[EAGER][1] / both, 2),
             "wrong": wrong.get(name, ""),
         }
         for name, (forward, both) in medians.items()

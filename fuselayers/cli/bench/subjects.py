@@ -15,13 +15,12 @@ from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
-from .measure import Candidate
+from .measure import EAGER, Candidate
 
 __all__ = ["COMPILE", "Check", "Proof", "Subject", "model_subject", "op_candidate", "op_subject"]
 
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
-_EAGER: Final = "eager"
 _SEQUENCES: Final = 4
 
 
@@ -66,16 +65,16 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
         ValueError: no such op, or settings that do not fit it.
     """
     case, still = op_case(name, settings), op_case(name, replace(settings, dropout=0.0))
-    plain, eager = op_candidate(_PLAIN, case, case.plain), op_candidate(_EAGER, case, case.op)
+    plain, eager = op_candidate(_PLAIN, case, case.plain), op_candidate(EAGER, case, case.op)
     still_plain, still_truth = (
         op_candidate(_PLAIN, still, still.plain),
         op_candidate("float64", double(still), still.plain),
     )
-    formula = Proof(op_candidate(_EAGER, still, still.op), eager=still_plain, truth=still_truth)
+    formula = Proof(op_candidate(EAGER, still, still.op), eager=still_plain, truth=still_truth)
     truth = op_candidate("float64", double(case), case.op)
     checks = [Check(plain, [])]
     for backend in backends:
-        if backend == _EAGER:
+        if backend == EAGER:
             checks.append(Check(eager, [formula]))
         elif backend == COMPILE:
             checked = op_candidate(COMPILE, still, torch.compile(still.plain))
@@ -140,10 +139,10 @@ def model_subject(
 
     double = copy.deepcopy(plain).double()
     truth = candidate("float64", double, double)
-    baseline, eager = candidate(_PLAIN, plain, plain), candidate(_EAGER, own, own)
+    baseline, eager = candidate(_PLAIN, plain, plain), candidate(EAGER, own, own)
     checks = [Check(baseline, [])]
     for backend in backends:
-        if backend == _EAGER:
+        if backend == EAGER:
             other = eager
         elif backend == COMPILE:
             other = candidate(COMPILE, torch.compile(plain), plain)

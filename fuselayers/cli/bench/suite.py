@@ -13,14 +13,12 @@ from ...ops.forms.launch import why_no_kernels
 from ...partition import patience, saved_bytes
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
-from .measure import Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
+from .measure import EAGER, OURS, Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_form
 from .subjects import COMPILE, op_candidate
 
-__all__ = ["EAGER", "OURS", "SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
+__all__ = ["SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
 
-EAGER: Final = "eager"
-OURS: Final = "fuselayers"
 
 # Those of the measurements that the project grew out of, the largest first.
 SHAPES: Final = (
@@ -242,7 +240,7 @@ def _call_costs(
     for variant in chosen:
         case = op_case(variant.op, _settings(variant, _CALLED, dtype, device))
         if case.floor is not None:  # else most of its work is torch's
-            cost = call_cost(variant.title, case, ours=OURS, eager=EAGER, readings=readings, device=device)
+            cost = call_cost(variant.title, case, readings=readings, device=device)
             if cost is not None:
                 yield cost
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from ..._version import __version__
 from ...names import no_such
 from ..machine import measured_machine
-from .suite import OURS, SHAPES, Round, Suite, measure_suite, variants
+from .measure import OURS
+from .suite import SHAPES, Round, Suite, measure_suite, variants
 from .suite_report import write_data, write_report
 
 __all__ = ["run_suite"]

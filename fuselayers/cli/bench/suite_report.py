@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from ..files import write_whole
 from .calls import BARE, CallCost
-from .suite import EAGER, OURS, Measured, Suite
+from .measure import EAGER, OURS
+from .suite import Measured, Suite
 
 __all__ = ["draw", "table", "write_data", "write_report"]
 

@@ -6,9 +6,8 @@ import torch
 from fuselayers.cli.bench import calls as module
 from fuselayers.cli.bench.calls import BARE, CallCost, call_cost
 from fuselayers.cli.bench.cases import OpCase, Settings, op_case
-from fuselayers.cli.bench.measure import Candidate
+from fuselayers.cli.bench.measure import EAGER, OURS, Candidate
 from fuselayers.cli.bench.subjects import op_candidate
-from fuselayers.cli.bench.suite import EAGER, OURS
 from fuselayers.ops.forms.launch import INTERPRETED
 from fuselayers.ops.forms.meter import metered
 from tests.ops.contract import DEVICE
@@ -22,7 +21,7 @@ def case_of(op: str, **options: Any) -> OpCase:
 
 
 def cost_of(case: OpCase) -> CallCost | None:
-    return call_cost("the op", case, ours=OURS, eager=EAGER, readings=2, device=DEVICE)
+    return call_cost("the op", case, readings=2, device=DEVICE)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -10,7 +10,8 @@ from torch import Tensor
 from fuselayers import ops
 from fuselayers.cli.bench import suite as module
 from fuselayers.cli.bench.cases import OPS, OpCase, Settings, dtype_name, op_case
-from fuselayers.cli.bench.suite import EAGER, OURS, Round, Suite, Variant, measure_suite, variants
+from fuselayers.cli.bench.measure import EAGER, OURS
+from fuselayers.cli.bench.suite import Round, Suite, Variant, measure_suite, variants
 from fuselayers.partition import patience
 from tests.ops.cases import CASES
 

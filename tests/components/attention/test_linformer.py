@@ -4,11 +4,12 @@ import re
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fuselayers.components import Choice, Decoder, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
 from fuselayers.ops import dropout
 from fuselayers.partition import saved_bytes
+from tests.components.adapter import Adapter
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
 
@@ -50,23 +51,6 @@ def test_a_projection_that_changes_nothing_is_softmax_attention() -> None:
         layer.value_projection.weight.copy_(torch.eye(7))
     x = torch.randn(2, 7, HIDDEN_DIM)
     torch.testing.assert_close(layer(x), exact(x), rtol=1e-4, atol=1e-5)
-
-
-class Adapter(nn.Module):
-    """A low-rank adapter as it is put around a linear layer, whose weight can be seen from outside."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-        self.low = nn.Parameter(torch.randn(1, layer.in_features))
-        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
-
-    @property
-    def weight(self) -> Tensor:
-        return self.layer.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + x @ self.low.T @ self.high.T
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 11])

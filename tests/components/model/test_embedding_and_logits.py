@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from fuselayers.configs.sections import checked_choice, completed
 from fuselayers.partition import fuse
+from tests.components.adapter import Adapter
 from tests.components.compare import assert_same_step
 from tests.components.registered import registered
 
@@ -112,20 +113,6 @@ def with_a_head(model: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     built = made(model, tie_embeddings=False, base_width=4, init="mup").double()
     nn.init.normal_(built.head.weight)  # type: ignore[arg-type, union-attr]
     return built, (TOKENS_BT, TOKENS_BT)
-
-
-class Adapter(nn.Module):
-    """A low-rank adapter, of which nothing but a call is right."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-        self.low = nn.Parameter(torch.randn(1, layer.in_features))
-        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x) + x @ self.low.T @ self.high.T
-        return y
 
 
 MODELS = [Decoder, Encoder, EncoderDecoder, VisionTransformer]

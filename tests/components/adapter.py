@@ -1,0 +1,20 @@
+import torch
+from torch import Tensor, nn
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter as it is put around a linear layer, whose weight can be seen from outside."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.low = nn.Parameter(torch.randn(1, layer.in_features))
+        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x) + x @ self.low.T @ self.high.T
+        return y
