@@ -70,13 +70,13 @@ def rotary(
     return turned
 
 
-def _checked(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, backend: str) -> tuple[Tensor, Tensor]:
+def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, backend: str) -> tuple[Tensor, Tensor]:
     _check(q, k, cos, sin)
     turned: tuple[Tensor, Tensor] = run(backend, _formula, _fused, (q, k, cos, sin), (interleaved,))
     return turned
 
 
-_call = Replays(_checked)
+_call = Replays(_rotary)
 
 
 def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:

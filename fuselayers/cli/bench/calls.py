@@ -46,7 +46,8 @@ def call_cost(title: str, case: OpCase, *, readings: int, device: torch.device) 
     """Time calls of an op, of the plain function, and of a bare `torch.autograd.Function` that does the same work.
 
     The bare one makes the op's tensors, launches its kernels and saves its inputs, and knows all of it beforehand. It
-    checks nothing, decides nothing, and gives autograd gradients that lie ready.
+    checks nothing, decides nothing, and gives autograd gradients that lie ready. Its work is the op's, so that what the
+    op does too much there counts for both.
 
     Args:
         title: of the op and its options.
@@ -121,7 +122,7 @@ class _Bare(torch.autograd.Function):
     ) -> Any:
         ctx.save_for_backward(*leaves)
         ctx.later, ctx.gradients = later, gradients
-        results, _ = _done(work)
+        results, _ = _done(work)  # and what the op saves
         return results
 
     @staticmethod

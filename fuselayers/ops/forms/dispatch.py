@@ -29,13 +29,16 @@ from ...partition.torch_private import is_compiling, transforms_are_active
 from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
-from .writer import writer
+from .writer import not_written, writer
 
 __all__ = ["BACKENDS", "autocast_dtype", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 _PLAIN: Final = frozenset({Tensor, nn.Parameter, NoneType})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+# Torch may have other ideas of it the next time, and op by op it would be held in memory whole.
+_FORMULA: Final = "the formula serves"
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -67,6 +70,7 @@ def run(
     first = tensors[0]
     assert first is not None
     if backend == "auto" and first.is_cpu and not torch.compiler.is_dynamo_compiling():
+        not_written(_FORMULA)
         if INTERPRETED or _why_plain(tensors) is not None:
             return formula(*tensors, *options)
         return call_faster(formula, fused, tensors, options)
@@ -74,7 +78,9 @@ def run(
         own = _takes_compiled(first.device, tensors)
     else:
         own = takes_kernels(backend, *tensors, obstacle=obstacle)
-    if own and is_compiling():
+    if not own:
+        not_written(_FORMULA)
+    elif is_compiling():
         tensors = each_once(tensors)
     return (fused if own else formula)(*tensors, *options)
 

@@ -14,6 +14,7 @@ Where autograd needs a backward, that is the forward of a `torch.autograd.Functi
 what it saves.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...partition.torch_private import apply_plainly, current_device, is_watched, is_wrapped, tensors_like
+from ...partition.torch_private import (
+    apply_plainly,
+    current_device,
+    has_storage,
+    is_any_autocast_enabled,
+    is_watched,
+    tensors_like,
+)
 from .interpreter import INTERPRETED
 from .writer import Saving, Writer, writing
 
@@ -34,10 +42,11 @@ ALIGNMENT: Final = 16
 
 ON_AMD: Final = torch.version.hip is not None
 
-_MOST_KINDS: Final = 4096
+# Of an op. What is known of a kind takes some 20 kB, that a kind came a hundredth of it.
+_MOST_KNOWN: Final = 512
+_MOST_KINDS: Final = 8192
 # Calls with equal options and a first tensor of one shape are told apart one by one.
 _MOST_ALIKE: Final = 8
-_NEVER: Final = -1
 
 
 class Replayed(NamedTuple):
@@ -50,11 +59,11 @@ class Replayed(NamedTuple):
 class Replays:
     """Calls a function of tensors and options that launches kernels; what came twice is replayed.
 
-    A call that something else has to see is worked out anew: a compiler, a dispatch mode, a transform, a profiler, a
-    trace.
+    A call that something else has to see is worked out anew: a compiler, a mode, a transform, a profiler, a trace.
 
-    The function may look at its tensors' layouts and at its options, never at their numbers, nor at what may change
-    between calls. It returns new tensors, or those it got, and writes to none of these.
+    The function may look at its tensors' layouts, at its options, at whether autograd records, at autocast and at the
+    default dtype, never at its tensors' numbers, nor at what else may change between calls. It returns new tensors, or
+    those it got, and writes to none of these.
 
     Args:
         call: takes the tensors and the options, one after the other.
@@ -63,15 +72,16 @@ class Replays:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
         self._known: dict[tuple[Any, ...], list[_Known]] = {}
-        # How often each kind of call was written down, and _NEVER for one that cannot be.
         self._came: dict[tuple[Any, ...], int] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, tensors: Sequence[Tensor | None], options: tuple[Any, ...] = ()) -> Any:
         """Return what the function makes of the tensors, the first of which is there, and of the options."""
         first: Any = tensors[0]
         if torch.compiler.is_dynamo_compiling() or not _runs_kernels(first) or is_watched():
             return self._call(*tensors, *options)
-        key = options, first.shape, torch.is_grad_enabled()
+        # 1, 1.0 and True are equal, and an op may take one of them alone.
+        key = first.shape, options, tuple(map(type, options)), torch.is_grad_enabled(), torch.get_default_dtype()
         try:
             alike = self._known.get(key)
         except TypeError:  # options that are not hashable
@@ -83,23 +93,30 @@ class Replays:
         return self._anew(key, tensors, options)
 
     def _anew(self, key: tuple[Any, ...], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> Any:
-        kind = _kind(tensors, options)
+        kind = _kind(key, tensors, options)
         if kind is None:
             return self._call(*tensors, *options)
-        times = self._came.get(kind)
-        if times is None:
-            # To write down takes ten times as long as to run. Sizes that never come again shall not pay for it.
+        with self._lock:
             if len(self._came) >= _MOST_KINDS:
                 self._came.clear()
-                self._known.clear()
-            self._came[kind] = 0
-        if times is None or times == _NEVER:
+            times = self._came[kind] = self._came.get(kind, 0) + 1
+        # To write down takes far longer than to run: sizes that never come again shall not pay for it, nor shall what
+        # comes again and again without being known, since it differs in what a kind does not hold.
+        if not 1 < times <= 1 + _MOST_ALIKE:
             return self._call(*tensors, *options)
-        results, known = _written(self._call, tensors, options)
-        # A kind that comes again and again without being known, since something else differs, is left alone.
-        self._came[kind] = _NEVER if known is None or times + 1 == _MOST_ALIKE else times + 1
-        if known is not None:
-            self._known[key] = [known, *self._known.get(key, ())][:_MOST_ALIKE]
+        fits = _fits(tensors)
+        wrote = Writer(tensors, _remade)
+        with writing(wrote):
+            results = self._call(*tensors, *options)
+        run = wrote.replay(results)
+        if fits is not None:
+            known = _Known(fits, run or (lambda *others: self._call(*others, *options)))
+            if run is not None and not wrote.has_function:
+                _add(known)
+            with self._lock:
+                if len(self._known) >= _MOST_KNOWN and key not in self._known:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = [known, *self._known.get(key, ())][:_MOST_ALIKE]
         return results
 
 
@@ -110,7 +127,7 @@ def has_short_offsets(tensor: Tensor) -> bool:
 
 @contextmanager
 def replayed() -> Iterator[list[Replayed]]:
-    """Collect what is replayed inside the block, in all threads. Used by `fuselayers bench`."""
+    """Collect what is replayed inside the block, in all threads, of what is known already. Used by `bench`."""
     collected: list[Replayed] = []
 
     def collecting(replay: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,7 +137,8 @@ def replayed() -> Iterator[list[Replayed]]:
 
         return collect
 
-    before = [(one, one.run) for one in _works]
+    with _lock:
+        before = [(one, one.run) for one in _replays]
     for one, run in before:
         one.run = collecting(run)
     try:
@@ -130,8 +148,8 @@ def replayed() -> Iterator[list[Replayed]]:
             one.run = run
 
 
-class _Work:
-    """What was written down.
+class _Replay:
+    """What was written down, without autograd.
 
     Attributes:
         run: takes the tensors, and does it.
@@ -143,11 +161,11 @@ class _Work:
         self.run = run
 
 
-class _Known(_Work):
-    """A call that was written down.
+class _Known(_Replay):
+    """A call that is known.
 
     Attributes:
-        fits: takes the tensors, and says whether they are like those that it was written for.
+        fits: takes the tensors, and says whether they are like those that came before.
     """
 
     __slots__ = ("fits",)
@@ -157,7 +175,17 @@ class _Known(_Work):
         self.fits = fits
 
 
-_works: "weakref.WeakSet[_Work]" = weakref.WeakSet()
+_replays: "weakref.WeakSet[_Replay]" = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def _add(one: _Replay) -> None:
+    with _lock:
+        _replays.add(one)
+
+
+def _autocast_dtypes() -> list[torch.dtype]:
+    return [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
 
 
 def _runs_kernels(tensor: Any) -> bool:
@@ -166,14 +194,16 @@ def _runs_kernels(tensor: Any) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return _runs_kernels(tensor) and not tensor.is_neg() and not is_wrapped(tensor)
+    # Tensors of torch.func and of its older kin have the class of a plain one, and no storage.
+    strided = tensor.layout == torch.strided and has_storage(tensor)
+    return _runs_kernels(tensor) and strided and not tensor.is_neg()
 
 
-def _kind(tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _kind(key: tuple[Any, ...], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What most of all decides what is done, by which calls that come again are known; None for what cannot be."""
-    kind: list[Any] = [torch.is_grad_enabled(), *options]
     if any(isinstance(one, Tensor) for one in options):
         return None
+    kind: list[Any] = [key, len({id(one) for one in tensors})]
     for one in tensors:
         if one is None:
             kind.append(None)
@@ -181,7 +211,6 @@ def _kind(tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> tuple[A
             return None
         else:
             kind += one.dtype, one.shape, one.stride(), one.data_ptr() % ALIGNMENT, one.get_device(), one.requires_grad
-    kind.append(len({id(one) for one in tensors}))
     return tuple(kind)
 
 
@@ -197,7 +226,7 @@ def _fits(tensors: Sequence[Tensor | None]) -> Callable[..., bool] | None:
     alike = tensors_like(*(one for _, one in given))
     if not alike(*(one for _, one in given)):
         return None
-    names = {"alike": alike, "current_device": current_device, "has_short_offsets": has_short_offsets}
+    names: dict[str, Any] = {"alike": alike, "current_device": current_device, "has_short_offsets": has_short_offsets}
     conditions = [f"alike({', '.join(name for name, _ in given)})"]
     conditions += [f"a{place} is None" for place, one in enumerate(tensors) if one is None]
     aligned = [f"{name}.data_ptr()" for name, one in given if one.data_ptr() % ALIGNMENT == 0]
@@ -208,6 +237,9 @@ def _fits(tensors: Sequence[Tensor | None]) -> Callable[..., bool] | None:
             conditions.append(f"{name}.data_ptr() % {ALIGNMENT} == {one.data_ptr() % ALIGNMENT}")
         if ON_AMD:
             conditions.append(f"has_short_offsets({name}) is {has_short_offsets(one)}")
+    if is_any_autocast_enabled():  # that it is off, they are alike in
+        names |= {"autocast_dtypes": _autocast_dtypes, "now": _autocast_dtypes()}
+        conditions.append("autocast_dtypes() == now")
     device = given[0][1].get_device()
     if device >= 0:
         conditions.append(f"current_device() == {device}")
@@ -216,33 +248,15 @@ def _fits(tensors: Sequence[Tensor | None]) -> Callable[..., bool] | None:
     return fits
 
 
-def _written(
-    call: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]
-) -> tuple[Any, _Known | None]:
-    """Call, and write down what is done."""
-    fits = _fits(tensors)
-    wrote = Writer(tensors, _applied)
-    with writing(wrote):
-        results = call(*tensors, *options)
-    run = wrote.function(results)
-    # A formula is left to torch, which may have other ideas of it the next time.
-    if fits is None or run is None or wrote.only_calls_torch:
-        return results, None
-    known = _Known(fits, run)
-    if not wrote.applies:
-        _works.add(known)
-    return results, known
-
-
-def _applied(saving: Saving) -> Callable[..., Any]:
-    """Return what calls an autograd function that was written down; its backward is when it comes."""
-    work = _Work(saving.work)
-    _works.add(work)
-    known: dict[tuple[bool, ...], list[_Known]] = {}
+def _remade(saving: Saving) -> Callable[..., Any]:
+    """Return what calls an autograd function that was written down; its backward is written down when it comes."""
+    replay = _Replay(saving.forward)
+    _add(replay)
+    known: dict[tuple[Any, ...], list[_Known]] = {}
     times = 0
 
     def forward(ctx: Any, *tensors: Tensor) -> Any:
-        results, saved = work.run(*tensors)
+        results, saved = replay.run(*tensors)
         ctx.save_for_backward(*saved)
         if not saving.materialize:
             ctx.set_materialize_grads(False)
@@ -253,28 +267,29 @@ def _applied(saving: Saving) -> Callable[..., Any]:
         # A second derivative takes another way.
         if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled() or is_watched():
             return saving.backward(saved, wants, incoming)
-        alike = known.get(wants)
+        key = wants, torch.get_default_dtype()
+        alike = known.get(key)
         if alike is not None:
             for one in alike:
                 if one.fits(*saved, *incoming):
                     return one.run(*saved, *incoming)
-        return anew(wants, saved, incoming)
+        return anew(key, saved, incoming)
 
-    def anew(wants: tuple[bool, ...], saved: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
+    def anew(key: tuple[Any, ...], saved: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         nonlocal times
-        if times == _MOST_ALIKE:
-            return saving.backward(saved, wants, incoming)
-        times += 1
         tensors = *saved, *incoming
-        fits = _fits(tensors)
+        fits = _fits(tensors) if times < _MOST_ALIKE else None
+        if fits is None:
+            return saving.backward(saved, key[0], incoming)
+        times += 1
         wrote = Writer(tensors)
         with writing(wrote):
-            gradients = saving.backward(saved, wants, incoming)
-        run = wrote.function(gradients)
-        if fits is not None and run is not None:
-            one = _Known(fits, run)
-            _works.add(one)
-            known[wants] = [*known.get(wants, ()), one]
+            gradients = saving.backward(saved, key[0], incoming)
+        run = wrote.replay(gradients)
+        one = _Known(fits, run or (lambda *others: saving.backward(others[: len(saved)], key[0], others[len(saved) :])))
+        if run is not None:
+            _add(one)
+        known[key] = [*known.get(key, ()), one]
         return gradients
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}

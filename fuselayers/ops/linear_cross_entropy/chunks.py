@@ -142,11 +142,16 @@ def in_one_chunk(
 
 
 _losses = Replays(losses_in_one_piece)
-_gradients = Replays(
-    lambda logits_CV, scale_C, target_C, sums_2C, *options: gradients_in_one_piece(
-        scale_C, None, logits_CV, target_C, sums_2C, *options
-    )
-)
+
+
+def _gradients_of_a_chunk(
+    logits_CV: Tensor, scale_C: Tensor, target_C: Tensor, sums_2C: Tensor, *options: Any
+) -> Tensor:
+    dlogits_CV: Tensor = gradients_in_one_piece(scale_C, None, logits_CV, target_C, sums_2C, *options)
+    return dlogits_CV
+
+
+_gradients = Replays(_gradients_of_a_chunk)
 
 
 def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:
