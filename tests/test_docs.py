@@ -93,7 +93,18 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _has(page, "python")], ids=_name)
+# They compile for some twenty seconds each.
+_LONG = {"docs/aot_autograd.md", "docs/add_an_op.md", "docs/fusion_core.md"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if _name(page) in _LONG else (), id=_name(page))
+        for page in PAGES
+        if _has(page, "python")
+    ],
+)
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     failure = _failure(page, tmp_path)
     if failure is not None:

@@ -113,7 +113,7 @@ def test_dynamic_shapes(case: Case) -> None:
     check_dynamic(case.op, case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     options = {"mask": laid_out("[B, 1, 1, S]"), "causal": True, "scale": 0.5}
     check_fused(softmax, softmax_reference, tensors(SCORES), backend=backend, **options)

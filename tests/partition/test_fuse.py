@@ -123,6 +123,7 @@ class TestGuards:
                 x = torch.full((2,), 5.0, requires_grad=True)
                 torch.testing.assert_close(fused(x, number), torch.full((2,), 2 * number))
 
+    @pytest.mark.slow
     def test_a_number_that_changes_within_a_checkpoint(self) -> None:
         def loss(x: Tensor, delta: float) -> Tensor:
             return F.huber_loss(x * delta, torch.zeros_like(x), delta=delta)

@@ -179,7 +179,10 @@ class Stack(nn.Module):
 
 
 class TestThroughFuse:
-    @pytest.mark.parametrize(("backend", "share"), [("eager", 0.6), ("eager", 0.3), ("inductor", 0.3)])
+    @pytest.mark.parametrize(
+        ("backend", "share"),
+        [("eager", 0.6), ("eager", 0.3), pytest.param("inductor", 0.3, marks=pytest.mark.slow)],
+    )
     def test_values_gradients_and_bytes(self, backend: str, share: float) -> None:
         stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
         whole = saved_bytes(fuse(stack, backend="eager", partition="default", fallback=()), x)

@@ -42,11 +42,8 @@ def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count() -> 
     assert bench.units(LayerCase(Sines, 1.0), dtype=torch.bfloat16, device=CPU)["eager"] == 3.0
 
 
-# Each layer is compiled twice, in many seconds; one of them is enough for every day.
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "Llama" else (pytest.mark.slow,)) for name in LAYERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
 def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name: str) -> None:
     kept = bench.units(LAYERS[name], dtype=torch.float32, device=CPU)
     # A number per token and head is 1/64 unit, one per token 1/256, a rotary table 1/16; no whole tensor fits.

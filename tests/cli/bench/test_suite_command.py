@@ -6,6 +6,7 @@ import pytest
 from fuselayers.cli.main import main
 
 
+@pytest.mark.slow
 def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     arguments = ["--ops", "layer_norm,dropout", "--dtypes", "bfloat16", "--quick", "--repeats", "2"]

@@ -29,6 +29,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_model_is_tuned_in_both_uses_and_its_choice_is_kept() -> None:
     rows = tune_model(TINY, batch_size=2, device=CPU, keep=True, say=print)
     assert [(row.function.split("(")[0], row.use) for row in rows] == [
@@ -305,6 +306,7 @@ def test_a_model_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPa
     assert frozen(rows).count(":unfused") == 2
 
 
+@pytest.mark.slow
 def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     some = {name: choices.OPS[name] for name in ("rms_norm", "activate")}
     monkeypatch.setattr(choices, "OPS", some)

@@ -342,6 +342,7 @@ class TestSwitching:
     def test_into_a_fused_function(self, backend: str) -> None:
         self.run_with_a_switch(fuse(partial(self.block, backend="auto"), backend=backend, fallback=()))
 
+    @pytest.mark.slow
     @pytest.mark.skipif(why_not_compiled(DEVICE) is not None, reason="ops have no compiled form here")
     def test_into_the_compiled_form(self) -> None:
         self.run_with_a_switch(partial(self.block, backend="inductor"))

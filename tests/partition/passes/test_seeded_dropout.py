@@ -330,7 +330,7 @@ def test_without_the_pass_torchs_mask_is_saved() -> None:
     assert "aten.native_dropout.default" not in called(backward)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input(backend: str) -> None:
     def layer(x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
         hidden = x * 2
