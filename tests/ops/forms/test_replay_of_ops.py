@@ -140,13 +140,14 @@ def test_little_stands_before_what_is_replayed(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_no_op_keeps_what_it_wrote_down(case: Case, forgotten: None) -> None:
+    storages = []
     for _ in range(4):
         inputs = [_laid_out(one, "") for one in tensors(*case.shapes((6, 40)), dtype=torch.bfloat16)]
         results = _results(case, inputs)
-        storages = [weakref.ref(one.untyped_storage()) for one in (*inputs, *results)]
+        storages += [weakref.ref(one.untyped_storage()) for one in (*inputs, *results)]
         del inputs, results
-        gc.collect()  # the interpreter leaves circles
-        assert [one() for one in storages] == [None] * len(storages)
+    gc.collect()  # the interpreter leaves circles
+    assert [one() for one in storages] == [None] * len(storages)
 
 
 def test_gradients_of_an_op_in_batches(forgotten: None) -> None:
