@@ -106,21 +106,20 @@ class Replays:
             times = self._came[kind] = self._came.get(kind, 0) + 1
         # To write down takes far longer than to run: sizes that never come again shall not pay for it, nor shall what
         # comes again and again without being known, since it differs in what a kind does not hold.
-        if not 1 < times <= 1 + _MOST_ALIKE:
+        fits = _fits(tensors) if 1 < times <= 1 + _MOST_ALIKE else None
+        if fits is None:
             return self._call(*tensors, *options)
-        fits = _fits(tensors)
         wrote = Writer(tensors, _remade)
         with writing(wrote):
             results = self._call(*tensors, *options)
         run = wrote.replay(results)
-        if fits is not None:
-            known = _Known(fits, run or (lambda *others: self._call(*others, *options)))
-            if run is not None and not wrote.has_function:
-                _add(known)
-            with self._lock:
-                if len(self._known) >= _MOST_KNOWN and key not in self._known:
-                    del self._known[next(iter(self._known))]
-                self._known[key] = [known, *self._known.get(key, ())][:_MOST_ALIKE]
+        known = _Known(fits, run or (lambda *others: self._call(*others, *options)))
+        if run is not None and not wrote.has_function:
+            _add(known)
+        with self._lock:
+            if len(self._known) >= _MOST_KNOWN and key not in self._known:
+                del self._known[next(iter(self._known))]
+            self._known[key] = [known, *self._known.get(key, ())][:_MOST_ALIKE]
         return results
 
 
@@ -192,15 +191,10 @@ def _autocast_dtypes() -> list[torch.dtype]:
     return [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
 
 
-def _runs_kernels(tensor: Any) -> bool:
-    plain = tensor.__class__ is Tensor or tensor.__class__ is Parameter
-    return plain and (tensor.is_cuda or (INTERPRETED and tensor.is_cpu))
-
-
 def _is_plain(tensor: Tensor) -> bool:
-    # Tensors of torch.func and of its older kin have the class of a plain one, and no storage.
-    strided = tensor.layout == torch.strided and has_storage(tensor)
-    return _runs_kernels(tensor) and strided and not tensor.is_neg()
+    # Tensors of torch.func and of its older kin have the class of a plain one, and no storage; those on meta have one.
+    in_memory = tensor.layout == torch.strided and has_storage(tensor) and not tensor.is_meta
+    return tensor.__class__ in (Tensor, Parameter) and in_memory and not tensor.is_neg()
 
 
 def _kind(key: tuple[Any, ...], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> tuple[Any, ...] | None:

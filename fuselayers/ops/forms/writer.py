@@ -204,9 +204,12 @@ class Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def replay(self, results: Any) -> Callable[..., Any] | None:
         """Return what was written as a function of the tensors that returns `results`; None if it cannot be."""
-        replays: list[Callable[..., Any]] = []
-        self._write(lambda: replays.append(self._made(self._parameters, self._body(self._lines, results)[0])))
-        return replays[0] if replays else None
+        if self.why_not is None:
+            try:
+                return self._made(self._parameters, self._body(self._lines, results)[0])
+            except _NotWrittenError as error:
+                self.stop(str(error))
+        return None
 
     def _write(self, write: Callable[..., None], *arguments: Any) -> None:
         if self.why_not is None:

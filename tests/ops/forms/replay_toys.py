@@ -35,10 +35,10 @@ def launch(x: Tensor, y: Tensor, number: float) -> None:
 
 
 class Toy:
-    """An op whose kernel is `start`, its replays, and how often its forward and its backward were worked out."""
+    """An op whose kernel is `start`, its replays, and how often it was worked out."""
 
     def __init__(self, run: Callable[..., Any], schema: str) -> None:
-        self.forwards = self.backwards = 0
+        self.forwards = 0
         self.op = define(schema, run, lambda x, *rest: torch.empty_like(x))
 
         def counted(*arguments: Any) -> Any:
