@@ -176,13 +176,20 @@ def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
     options = *options, loss_dtype(logits.dtype, logits.device)
     if logits.device.type == "cpu" and not INTERPRETED:
         _check_classes(target, logits.shape[-1], options[0])
+    loss: Tensor
     if needs_grad(logits):
-        loss: Tensor = apply(_CrossEntropy, logits, target, *options)
-        return loss
-    return _in_one_piece(logits, target, *options)[0]
+        loss = apply(_CrossEntropy, logits, target, *options)
+    else:
+        loss, *_ = losses_in_one_piece(logits, target, *options)
+    return loss
 
 
 def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
+    if not target.numel():
+        return
+    smallest, largest = target.aminmax()
+    if int(smallest) >= 0 and int(largest) < num_classes:  # the usual case, in a third of the time
+        return
     wrong = target[(target != ignore_index) & ((target < 0) | (target >= num_classes))]
     if wrong.numel():
         raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
@@ -191,8 +198,9 @@ def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-        loss, sums, count = _in_one_piece(logits, target, *options)
-        ctx.save_for_backward(logits, target, sums, count)
+        loss: Tensor
+        loss, sums, count = losses_in_one_piece(logits, target, *options)
+        ctx.save_for_backward(logits, target, sums, count if count.numel() else None)
         ctx.options = options
         return loss
 
@@ -210,7 +218,7 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits, None, *(None for _ in ctx.options)
 
 
-def _in_one_piece(
+def _losses_formula(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -218,39 +226,26 @@ def _in_one_piece(
     z_loss: float,
     reduction: str,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    losses, sums = losses_in_one_piece(
-        *(
-            logits,
-            target,
-            ignore_index,
-            label_smoothing,
-            z_loss,
-            dtype if reduction == "none" else torch.promote_types(logits.dtype, torch.float32),
-        )
-    )
-    count = count_for(reduction, target, ignore_index)
-    return losses if reduction == "none" else reduced(losses, count, reduction, dtype), sums, count
-
-
-def _losses_formula(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, m and l as [2, R], and by what the loss was divided (empty where by nothing)."""
+    logits_RV, place_R1, used_R1 = _wide_rows(logits, target, ignore_index)
     largest_R = logits_RV.amax(-1)
-    below_RV = largest_R[:, None] - logits_RV
-    log_total_R = below_RV.neg().exp().sum(-1).log()
-    losses_R = log_total_R + (1 - label_smoothing) * torch.where(wanted_RV, below_RV, 0.0).sum(-1)
+    log_total_R = (logits_RV - largest_R[:, None]).exp().sum(-1).log()
+    losses_R = log_total_R + (1 - label_smoothing) * (largest_R - logits_RV.gather(-1, place_R1)[:, 0])
     losses_R = losses_R + z_loss * (largest_R + log_total_R).square()
     if label_smoothing:
-        losses_R = losses_R + label_smoothing * below_RV.mean(-1)
+        losses_R = losses_R + label_smoothing * (largest_R[:, None] - logits_RV).mean(-1)
     losses_R = torch.where(used_R1[:, 0], losses_R, 0.0)
-    return losses_R.to(dtype).view(target.shape), torch.stack((largest_R, log_total_R))
+    sums = torch.stack((largest_R, log_total_R))
+    return _reduced_with_count(losses_R.view(target.shape), sums, target, ignore_index, reduction, dtype)
+
+
+def _reduced_with_count(
+    losses: Tensor, sums: Tensor, target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    count = count_for(reduction, target, ignore_index)
+    loss = reduced(losses, count, reduction, dtype)
+    return loss, sums, target.new_empty(0) if count is None else count
 
 
 def _gradients_formula(
@@ -263,22 +258,28 @@ def _gradients_formula(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    logits_RV, wanted_RV, used_R1 = _wide_rows(logits, target, ignore_index)
+    logits_RV, place_R1, used_R1 = _wide_rows(logits, target, ignore_index)
     largest_R1, log_total_R1, dloss_R1 = sums[0, :, None], sums[1, :, None], dloss.reshape(-1, 1).to(logits_RV.dtype)
     dloss_R1 = dloss_R1 if count is None else dloss_R1 / count
     of_probability_R1 = (1 + 2 * z_loss * (largest_R1 + log_total_R1)) * (-log_total_R1).exp()
-    probabilities_RV = (logits_RV - largest_R1).exp() * of_probability_R1
-    wanted = wanted_RV.to(logits_RV.dtype) * (1 - label_smoothing) + label_smoothing / logits.shape[-1]
-    dlogits_RV = torch.where(used_R1, dloss_R1 * (probabilities_RV - wanted), 0.0)
-    return dlogits_RV.to(logits.dtype).view(logits.shape)
+
+    def gradients(logits: Tensor, wanted: float) -> Tensor:
+        dlogits = dloss_R1 * ((logits - largest_R1).exp() * of_probability_R1 - wanted)
+        return torch.where(used_R1, dlogits, 0.0)
+
+    # As if no class were the target, then the one that is: to compare each class with it would take half as long again.
+    of_all = label_smoothing / logits.shape[-1]
+    dtarget_R1 = gradients(logits_RV.gather(-1, place_R1), of_all + (1 - label_smoothing))
+    dlogits_RV = gradients(logits_RV, of_all).to(logits.dtype)
+    return dlogits_RV.scatter(-1, place_R1, dtarget_R1.to(logits.dtype)).view(logits.shape)
 
 
 def _wide_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits as rows, in float32 at least; where in them the targets lie; and which rows count."""
+    """The logits as rows, in float32 at least; where in each the target lies; and which rows count."""
     logits_RV, target_R1 = logits.reshape(-1, logits.shape[-1]), target.reshape(-1, 1)
-    classes_V = torch.arange(logits.shape[-1], device=logits.device)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return logits_RV.to(wide), classes_V == target_R1, target_R1 != ignore_index
+    # Of a row that does not count, any place will do.
+    return logits_RV.to(wide), target_R1.clamp(0, logits.shape[-1] - 1), target_R1 != ignore_index
 
 
 def _launch_losses(
@@ -287,33 +288,46 @@ def _launch_losses(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    reduction: str,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    losses, sums = _like_losses(logits, target, dtype)
-    if not target.numel():
-        return losses, sums
-    logits_RV, target_R = as_rows(logits), target.reshape(-1)
-    num_rows, width = logits_RV.shape
-    vector = vector_of(logits_RV)
-    block_columns = min(next_power_of_2(max(width, 8)), _PIECE)
-    block_rows = max(1, min(_TILE // block_columns, next_power_of_2(num_rows)))
-    launch(
-        _losses_kernel,
-        (cdiv(num_rows, block_rows),),
-        (
-            *(logits_RV, target_R, losses, sums[0], sums[1], num_rows, width // vector),
-            *(logits_RV.stride(0) // vector, target_R.stride(0), ignore_index, label_smoothing, z_loss),
-        ),
-        (label_smoothing > 0, vector, block_rows, block_columns),
-        num_warps=max(4, block_rows * block_columns // _ELEMENTS_OF_A_WARP),
-    )
-    return losses, sums
-
-
-def _like_losses(logits: Tensor, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    losses = torch.empty(target.shape, dtype=rest[-1], device=logits.device)
+) -> tuple[Tensor, Tensor, Tensor]:
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return losses, torch.empty(2, target.numel(), dtype=wide, device=logits.device)
+    losses = torch.empty(target.shape, dtype=dtype if reduction == "none" else wide, device=logits.device)
+    sums = torch.empty(2, target.numel(), dtype=wide, device=logits.device)
+    if target.numel():
+        logits_RV, target_R = as_rows(logits), target.reshape(-1)
+        num_rows, width = logits_RV.shape
+        vector = vector_of(logits_RV)
+        block_columns = min(next_power_of_2(max(width, 8)), _PIECE)
+        block_rows = max(1, min(_TILE // block_columns, next_power_of_2(num_rows)))
+        launch(
+            _losses_kernel,
+            (cdiv(num_rows, block_rows),),
+            (
+                *(logits_RV, target_R, losses, sums[0], sums[1], num_rows, width // vector),
+                *(logits_RV.stride(0) // vector, target_R.stride(0), ignore_index, label_smoothing, z_loss),
+            ),
+            (label_smoothing > 0, vector, block_rows, block_columns),
+            num_warps=max(4, block_rows * block_columns // _ELEMENTS_OF_A_WARP),
+        )
+    return _reduced_with_count(losses, sums, target, ignore_index, reduction, dtype)
+
+
+def _like_losses(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: str,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return (
+        logits.new_empty(target.shape if reduction == "none" else (), dtype=dtype),
+        logits.new_empty(2, target.numel(), dtype=wide),
+        target.new_empty(() if reduction == "mean" else 0),
+    )
 
 
 def _launch_gradients(
@@ -459,8 +473,8 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
 
 
 losses_in_one_piece = define(
-    "cross_entropy_rows(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
-    "ScalarType dtype) -> (Tensor, Tensor)",
+    "cross_entropy_forward(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
+    "str reduction, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
     _launch_losses,
     _like_losses,
     formula=_losses_formula,

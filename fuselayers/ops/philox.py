@@ -313,10 +313,12 @@ def _keep_on_cpu(
     *,
     again: bool = False,
 ) -> Tensor:
-    # As tensors, since numbers would be compiled for themselves.
+    # As tensors, since numbers would be compiled for themselves. The threshold is there for each group: Inductor makes
+    # one loop of steps that read alike. The last ones would read single numbers only, and run in a loop of their own,
+    # with four words for each group written to memory and read again between the two.
     row_R = torch.arange(num_rows) if row_R is None else row_R
     group_G = torch.arange(first_group, first_group + groups)
-    arguments = seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)
+    arguments = seed, row_R, group_G, torch.full((groups,), threshold), torch.full_like(seed, offset)
     global _seconds_op_by_op, _stays_op_by_op
     packed = None
     if not _stays_op_by_op and (num_rows * groups >= _WORTH_COMPILING or _seconds_op_by_op >= _PATIENCE):

@@ -330,10 +330,11 @@ def test_gradcheck_of_reference_and_formula(reduction: str) -> None:
 def test_opcheck() -> None:
     logits = torch.randn(3, 5, device=DEVICE)
     target = torch.tensor([1, -100, 4], device=DEVICE)
-    losses_op, gradients_op = torch.ops.fuselayers.cross_entropy_rows, torch.ops.fuselayers.cross_entropy_backward
-    torch.library.opcheck(losses_op.default, (logits, target, -100, 0.1, 0.01, torch.float32))
-    _, sums = losses_op(logits, target, -100, 0.1, 0.01, torch.bfloat16)
-    count = torch.tensor(2, device=DEVICE)
+    losses_op, gradients_op = torch.ops.fuselayers.cross_entropy_forward, torch.ops.fuselayers.cross_entropy_backward
+    for reduction in ("mean", "sum", "none"):
+        torch.library.opcheck(losses_op.default, (logits, target, -100, 0.1, 0.01, reduction, torch.float32))
+    _, sums, count = losses_op(logits, target, -100, 0.1, 0.01, "mean", torch.bfloat16)
+    assert count == 2
     for dloss, number in ((torch.ones(3, device=DEVICE), None), (torch.ones((), device=DEVICE), count)):
         torch.library.opcheck(gradients_op.default, (dloss, number, logits, target, sums, -100, 0.1, 0.01))
 

@@ -38,7 +38,7 @@ _log = logging.getLogger("fuselayers")
 # Below this many elements what a compiled call costs by itself, some 50 us, is more than it could gain.
 _SMALLEST: Final = 1 << 16
 # What a measurement cannot tell apart counts for the formula.
-_CLEARLY: Final = 0.85
+_CLEARLY: Final = 0.9
 _MOST_SETTLED: Final = 4096
 
 _Key = tuple[Any, ...]

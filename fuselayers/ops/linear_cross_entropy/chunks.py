@@ -125,7 +125,7 @@ def in_one_chunk(
     losses_C = None
     if by_kernel:
         if sums_2C is None:
-            losses_C, sums_2C = _losses((logits_CV, target_C), (*options, torch.float32))
+            losses_C, sums_2C = _losses((logits_CV, target_C), tuple(options))
         if scale_C is None:
             return losses_C, sums_2C, None
         return losses_C, sums_2C, _gradients((logits_CV, scale_C, target_C, sums_2C), tuple(options))
@@ -141,7 +141,12 @@ def in_one_chunk(
     return losses_C, sums_2C, cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_2C, *options), dtype)
 
 
-_losses = Replays(losses_in_one_piece)
+def _losses_of_a_chunk(logits_CV: Tensor, target_C: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    losses_C, sums_2C, _ = losses_in_one_piece(logits_CV, target_C, *options, "none", torch.float32)
+    return losses_C, sums_2C
+
+
+_losses = Replays(_losses_of_a_chunk)
 
 
 def _gradients_of_a_chunk(

@@ -110,7 +110,7 @@ def summed_and_normalised(
     s = x.to(wide) if bias is None else x.to(wide) + bias
     s = s if seed is None else dropout_from(s, seed, row_R, 0, p)
     s = s if residual is None or pre else s + residual
-    centred, _, rstd = _centred(s, eps=eps, rms=rms)
+    centred, mean, rstd = _centred(s, eps=eps, rms=rms)
     y = centred * rstd * weight.to(dtype)
     y = y if norm_bias is None else y + norm_bias.to(dtype)
     y_dtype = dtype
@@ -118,15 +118,27 @@ def summed_and_normalised(
         y, y_dtype = y + residual, torch.promote_types(dtype, residual.dtype)
     # Backward reads s as it is rounded, and needs the statistics of that; see [two statistics].
     rounded = s.to(dtype)
-    _, mean, rstd = _centred(rounded.to(wide), eps=eps, rms=rms)
+    if dtype != wide:
+        _, mean, rstd = _centred(rounded.to(wide), eps=eps, rms=rms)
     kept = rounded.new_empty(0) if is_its_input(residual, bias, seed, pre) else rounded
-    return y.to(y_dtype), kept, mean.flatten(), rstd.flatten()
+    mean = mean.new_empty(0) if rms else _for_each_row(mean, s)
+    return y.to(y_dtype), kept, mean, _for_each_row(rstd, s)
 
 
 def _centred(s: Tensor, *, eps: float, rms: bool) -> tuple[Tensor, Tensor, Tensor]:
     mean = s.new_empty(0) if rms else s.mean(-1, keepdim=True)
     centred = s if rms else s - mean
     return centred, mean, (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def _for_each_row(number: Tensor, s: Tensor) -> Tensor:
+    """The numbers, [..., 1], one for each row of s, as [R].
+
+    Note: [a row at a time] Inductor goes through all steps of a row, which stays in cache, before it comes to the next
+    one, if each step is about whole rows; a step about one number of each row has it go through all rows once for each
+    step. So a number is the largest of a row of it.
+    """
+    return number.expand_as(s).amax(-1).flatten()
 
 
 def gradients_formula(
