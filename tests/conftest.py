@@ -19,10 +19,13 @@ def _fixed_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
+    from fuselayers.ops import philox
     from fuselayers.partition import patience
 
     with pytest.MonkeyPatch.context() as patch, patience(math.inf):
         patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # Or masks would be compiled in whichever test they have taken a second by, one size after the other.
+        patch.setattr(philox, "_PATIENCE", math.inf)
         yield
 
 

@@ -1,6 +1,6 @@
 """What the pages show is true: python blocks run, and the commands in shell blocks exist.
 
-The python blocks of a page are one program, in order, run in a fresh process and an empty folder, as a reader would.
+The python blocks of a page are one program, in order, run in a process and an empty folder of its own, as by a reader.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from fuselayers import ops
 from fuselayers.cli.main import main
 from fuselayers.configs import compose
+from tests.processes import run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -68,21 +68,12 @@ def _program(blocks: list[Block]) -> str:
 
 def _failure(page: Path, folder: Path) -> str | None:
     """Run a page; None if all is well, else file, line, error and traceback."""
-    program = _program(_blocks(page.read_text(encoding="utf-8")))
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; exec(compile(sys.stdin.read(), sys.argv[1], 'exec'))", str(page)],
-        input=program,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
+    done = run(_program(_blocks(page.read_text(encoding="utf-8"))), name=str(page), folder=folder)
+    if done.code == 0:
         return None
-    errors = done.stderr.strip()
+    errors = done.errors.strip()
     lines = re.findall(rf'File "{re.escape(str(page))}", line (\d+)', errors)
-    return f"{page}:{lines[-1] if lines else '?'}: {errors.splitlines()[-1] if errors else done.returncode}\n\n{errors}"
+    return f"{page}:{lines[-1] if lines else '?'}: {errors.splitlines()[-1] if errors else done.code}\n\n{errors}"
 
 
 def _has(page: Path, *languages: str) -> bool:

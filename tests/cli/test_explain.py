@@ -1,12 +1,21 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from fuselayers.cli.main import main
+from fuselayers.partition import Receipt, explain
 from tests.cli.conftest import TINY_MODEL
 
 MODEL = ("model=gpt_nano", *TINY_MODEL)
+
+
+def explain_a_sine(*_: object, **options: Any) -> Receipt:
+    """In the place of a model, which takes seconds to trace."""
+    return explain(torch.sin, torch.ones(8, requires_grad=True), **options)
 
 
 def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,14 +33,16 @@ def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.Capt
     assert f"written: {files['json']}, {files['svg']}, {files['png']}" in out.replace("\n", "")
 
 
-def test_a_budget_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "limit"), [("budget:0.3", 0.3), pytest.param("budget:20000", 20_000, marks=pytest.mark.slow)]
+)
+def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     file = tmp_path / "receipt.json"
-    for text, limit in (("budget:0.3", 0.3), ("budget:20000", 20_000)):
-        assert main(["explain", *MODEL, "--batch", "2x16", "--partition", text, "--json", str(file)]) == 0
-        totals = json.loads(file.read_text())["totals"]
-        most = limit * totals["default"]["saved_bytes"] if limit < 1 else limit
-        assert totals["this"]["saved_bytes"] <= most
-        assert totals["this"]["recomputed_flops"] > 0
+    assert main(["explain", *MODEL, "--batch", "2x16", "--partition", text, "--json", str(file)]) == 0
+    totals = json.loads(file.read_text())["totals"]
+    most = limit * totals["default"]["saved_bytes"] if limit < 1 else limit
+    assert totals["this"]["saved_bytes"] <= most
+    assert totals["this"]["recomputed_flops"] > 0
 
 
 def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> None:
@@ -42,6 +53,27 @@ def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> 
     assert content["totals"]["this"]["saved_bytes"] == content["totals"]["default"]["saved_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "shapes"),
+    [
+        ("t5_tiny", "3x5", [(3, 5), (3, 5)]),
+        ("vit_tiny", "3", [(3, 3, 12, 12), (3,)]),
+        ("vit_tiny", None, [(1, 3, 12, 12), (1,)]),
+    ],
+)
+def test_what_a_model_is_explained_with(
+    model: str, batch: str | None, shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(model: Any, *inputs: Tensor, **options: Any) -> Receipt:
+        assert [tuple(one.shape) for one in inputs] == shapes
+        assert {one.device.type for one in (*inputs, model(*inputs))} == {"meta"}
+        return explain_a_sine(**options)
+
+    monkeypatch.setattr("fuselayers.cli.explain.explain", look)
+    assert main(["explain", f"model={model}", *([] if batch is None else ["--batch", batch])]) == 0
+
+
+@pytest.mark.slow
 def test_a_model_of_images(tmp_path: Path) -> None:
     saved, file = [], tmp_path / "receipt.json"
     for batch in ([], ["--batch", "3"]):
@@ -50,6 +82,7 @@ def test_a_model_of_images(tmp_path: Path) -> None:
     assert saved[1] > 2.5 * saved[0]
 
 
+@pytest.mark.slow
 def test_a_model_with_a_source_is_given_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "model=t5_tiny", "model.num_layers=1", "--batch", "3x5"]) == 0
     out = capsys.readouterr().out
@@ -70,7 +103,10 @@ def test_a_model_with_a_source_is_given_one(capsys: pytest.CaptureFixture[str]) 
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )
-def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_in_one_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuselayers.cli.explain.explain", explain_a_sine)
     assert main(["explain", *MODEL, *arguments]) == 2
     assert f"fuselayers: {text}" in capsys.readouterr().err
 

@@ -1,7 +1,5 @@
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import BinaryIO
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 
 from fuselayers.cli.files import write_whole
+from tests.processes import run
 
 _NO_SPACE = OSError(28, "No space left on device")
 
@@ -72,8 +71,7 @@ def test_a_kill_leaves_the_file_before_it(tmp_path: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "write_whole(Path(sys.argv[1]), write)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run(script, str(path)).code == -signal.SIGKILL
     assert path.read_bytes() == b"whole"
     write_whole(path, lambda file: file.write(b"next"))
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("a", b"next")]

@@ -2,7 +2,6 @@
 
 import io
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from fuselayers.cli.main import main
 from fuselayers.cli.train import train
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.components import registry
+from tests.processes import run
 
 MODULE = '''
 from torch import nn
@@ -73,12 +73,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_registered_class_is_selectable_at_once(folder: Path) -> None:
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "feedforward.times must be above 0, got 0.0\n"
+    done = run(PROGRAM, folder=folder)
+    assert done.code == 0, done.errors
+    assert done.printed == "feedforward.times must be above 0, got 0.0\n"
 
 
 @pytest.fixture

@@ -1,7 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -12,6 +8,7 @@ from fuselayers import cli
 from fuselayers._version import __version__
 from fuselayers.cli.main import main
 from fuselayers.partition import BackendUnavailableError, FallbackWarning
+from tests.processes import Program, run
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,22 +112,32 @@ def test_python_m_trains_and_ctrl_c_saves(tiny: list[str], tmp_path: Path) -> No
     """A real process and a real signal."""
     folder = tmp_path / "run"
     overrides = [text for text in tiny if not text.startswith("train.steps")]
-    command = [sys.executable, "-m", "fuselayers", "train", *overrides, "train.steps=100000", f"train.output={folder}"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "")
-    assert out.splitlines()[-1].startswith("stopped after step ")
-    assert out.splitlines()[-1].endswith(f"; to continue: fuselayers train train.resume={folder}")
+    program = """
+import runpy, torch
+torch.set_num_threads(1)
+runpy.run_module("fuselayers", run_name="__main__", alter_sys=True)
+"""
+    process = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.interrupt()
+    done = process.wait()
+    assert (done.code, done.errors) == (130, "")
+    assert done.printed.splitlines()[-1].startswith("stopped after step ")
+    assert done.printed.splitlines()[-1].endswith(f"; to continue: fuselayers train train.resume={folder}")
 
 
 def test_a_reader_that_has_enough_gets_no_traceback() -> None:
-    command = f"{sys.executable} -m fuselayers list | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == 1
+    program = """
+import os, sys
+from fuselayers.cli.main import main
+reads, writes = os.pipe()
+os.close(reads)
+os.dup2(writes, sys.stdout.fileno())
+code = main(["list"])
+sys.stdout.flush()
+sys.exit(code)
+"""
+    done = run(program)
+    assert (done.code, done.errors) == (1, "")

@@ -159,6 +159,10 @@ def test_more_layers_than_a_config_may_hold() -> None:
         compose({"model": {"layers": [entry] * 201}})
     with pytest.raises(ValueError, match=r"^the config is larger than 10,000 values; no config is$"):
         compose({"model": {"layers": [entry] * 10_000}})
+
+
+@pytest.mark.slow
+def test_as_many_layers_as_a_config_may_hold() -> None:
     every = {"at": ":", **{part: {} for part in ("attention", "feedforward", "norm", "residual", "block")}}
     config = compose({"model": {"layers": [every] * 200}})
     assert compose(plain_sections(config)) == config

@@ -120,7 +120,7 @@ def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, 
     check_same_step(rebuilt, built)
 
 
-@pytest.mark.parametrize("scope", ["layer", "block", "model"])
+@pytest.mark.parametrize("scope", ["layer", pytest.param("block", marks=pytest.mark.slow), "model"])
 def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None:
     plain = tiny("model.num_layers=1")
     fused = rebuild(plain, ["fusion=eager", f"fusion.scope={scope}"], strict=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -242,3 +243,30 @@ CASES: dict[str, Case] = {
     "softmax, causal": _softmax_case(causal=True, scale=0.75),
     "softmax, masked and causal": _softmax_case(masked=True, causal=True),
 }
+
+# One of each op, the one that does most; and one that drops nothing, whose gradient is what came in.
+EVERY_DAY = (
+    "dropout",
+    "bias_activation_dropout, gelu",
+    "bias",
+    "bias_dropout_residual",
+    "gated_activation, packed",
+    "layer_norm",
+    "rms_norm",
+    "residual_layer_norm",
+    "residual_rms_norm",
+    "bias_dropout_residual_layer_norm, prenorm",
+    "bias_dropout_residual_rms_norm, pre",
+    "softmax, masked and causal",
+)
+
+
+def marks_of(name: str) -> Any:
+    """Of a case in a test that takes long for each: slow, but for one of each op."""
+    return () if name in EVERY_DAY else pytest.mark.slow
+
+
+all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+one_of_each_every_day = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=marks_of(name)) for name, case in CASES.items()]
+)

@@ -49,7 +49,7 @@ def test_dynamic_shapes() -> None:
     )
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     inputs = tensors((6, 20), (20,))
     check_fused(
@@ -93,14 +93,21 @@ def test_backward_keeps_a_seed_and_what_the_activation_keeps(activation: str | N
     assert saved_bytes(call, x, bias, parameters=(bias,)) == kept * x.numel() * 4 + 8
 
 
-@pytest.mark.parametrize("activation", ["gelu", "smelu", None])
-def test_fused_backward_keeps_one_tensor_at_most(activation: str | None) -> None:
+@pytest.mark.parametrize(
+    ("activation", "backend"),
+    [
+        ("gelu", "eager"),
+        (None, "eager"),
+        *(pytest.param(activation, "inductor", marks=pytest.mark.slow) for activation in ("gelu", "smelu", None)),
+    ],
+)
+def test_fused_backward_keeps_one_tensor_at_most(activation: str | None, backend: str) -> None:
     x, bias = torch.randn(64, 128, requires_grad=True), torch.randn(128, requires_grad=True)
 
     def call(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return bias_activation_dropout(x, bias, activation=activation, p=0.1)
 
-    fused = fuse(call, backend="inductor", fallback=())
+    fused = fuse(call, backend=backend, fallback=())
     assert saved_bytes(fused, x, bias, parameters=(bias,)) == (activation is not None) * x.numel() * 4 + 8
 
 

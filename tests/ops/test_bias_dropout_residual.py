@@ -35,7 +35,7 @@ def test_dynamic_shapes() -> None:
     check_dynamic(op, reference, lambda shape: tensors(shape, shape, shape[1:]), p=0.3, seed=seed_of())
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     check_fused(op, reference, tensors((6, 20), (6, 20), (20,)), backend=backend, p=0.3, seed=seed_of())
 

@@ -123,7 +123,7 @@ def test_dynamic_shapes(backend: str) -> None:
 
 
 @forms
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(compiler: str, backend: str) -> None:
     check_fused(partial(op, backend=backend), reference, tensors((6, 20)), backend=compiler, **FULL)
 
@@ -276,7 +276,7 @@ def test_formula_keeps_one_tensor_of_the_logits_size() -> None:
     assert logits.nbytes <= saved_bytes(cross_entropy, logits, target) <= logits.nbytes + 64 * 20
 
 
-@pytest.mark.parametrize("options", [{}, FULL], ids=str)
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), FULL], ids=str)
 def test_fused_backward_keeps_the_logits_and_numbers_per_row(options: dict[str, float]) -> None:
     logits = torch.randn(64, 400, requires_grad=True)
     fused = fuse(partial(cross_entropy, **options), backend="inductor", fallback=(), fullgraph=True)

@@ -196,7 +196,9 @@ def test_nested_vmap_obeys_each_randomness() -> None:
     assert not torch.equal(got[0, 0], got[0, 1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [*DTYPES[:2], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[2:])], ids=str
+)
 @pytest.mark.parametrize("compile_", [torch.compile, fuse], ids=["torch.compile", "fuse"])
 def test_compiled_gradient_reaches_what_came_before(compile_: Callable[..., Any], dtype: torch.dtype) -> None:
     def chain(form: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -211,7 +213,7 @@ def test_compiled_gradient_reaches_what_came_before(compile_: Callable[..., Any]
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_plain_torch_compile_keeps_no_mask_for_backward(backend: str) -> None:
     x = torch.randn(64, 128, requires_grad=True)
     assert saved_bytes(torch.compile(lambda value: dropout(value, 0.1), backend=backend), x) == 8

@@ -26,7 +26,7 @@ def test_dynamic_shapes() -> None:
     check_dynamic(gated_activation, gated_activation_reference, lambda shape: tensors(shape, shape), activation="silu")
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     inputs = tensors((6, 20), (6, 20))
     check_fused(gated_activation, gated_activation_reference, inputs, backend=backend, activation="silu")
@@ -46,7 +46,7 @@ def test_backward_keeps_gate_and_up_and_what_the_activation_makes(activation: st
     assert saved_bytes(lambda gate, up: gated_activation(gate, up, activation=activation), gate, up) == kept * 32768
 
 
-@pytest.mark.parametrize("activation", ["silu", "smelu"])
+@pytest.mark.parametrize("activation", [pytest.param("silu", marks=pytest.mark.slow), "smelu"])
 def test_fused_backward_keeps_gate_and_up(activation: str) -> None:
     gate, up = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
     fused = fuse(lambda gate, up: gated_activation(gate, up, activation=activation), backend="inductor", fallback=())

@@ -101,8 +101,16 @@ def test_contract(check: Callable[..., None]) -> None:
 
 
 @on_kernels
-@pytest.mark.parametrize("activation", ["gelu", "relu", None])
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    ("check", "activation"),
+    [
+        pytest.param(
+            check, activation, marks=pytest.mark.slow if check is check_layouts and activation != "gelu" else ()
+        )
+        for activation in ("gelu", "relu", None)
+        for check in CHECKS
+    ],
+)
 def test_contract_of_the_kernel(check: Callable[..., None], activation: str | None) -> None:
     check(kernels, linear_activation_reference, inputs_of((6, 16), 24), activation=activation)
     check(kernels, linear_activation_reference, inputs_of((6, 9), 7), activation=activation)
@@ -134,7 +142,7 @@ def test_a_transposed_weight_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> N
     assert launched[0][1].data_ptr() == weight.data_ptr()
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     inputs = inputs_of((6, 20), 12)
     check_fused(linear_activation, linear_activation_reference, inputs, backend=backend, activation="gelu")

@@ -39,7 +39,7 @@ def test_dynamic_shapes() -> None:
     check_dynamic(op, reference, inputs_of, eps=1e-2)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     check_fused(op, reference, inputs_of((6, 20)), backend=backend, eps=1e-5)
 
@@ -54,7 +54,16 @@ def test_is_its_formula() -> None:
     torch.testing.assert_close(op(x, residual, weight, bias), (expected, x + residual))
 
 
-@pytest.mark.parametrize("form", [op, reference, torch.compile(op), fuse(op, backend="eager")])
+@pytest.mark.parametrize(
+    "form",
+    [
+        op,
+        reference,
+        pytest.param(torch.compile(op), id="inductor", marks=pytest.mark.slow),
+        pytest.param(torch.compile(op, backend="aot_eager"), id="aot_eager"),
+        pytest.param(fuse(op, backend="eager"), id="fuse"),
+    ],
+)
 @pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
 def test_results_have_the_dtype_of_the_sum(form: Any, stream: torch.dtype, parameters: torch.dtype) -> None:

@@ -37,7 +37,7 @@ def test_dynamic_shapes() -> None:
     check_dynamic(op, reference, inputs_of, eps=1e-2)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(backend: str) -> None:
     check_fused(op, reference, inputs_of((6, 20)), backend=backend, eps=1e-5)
 

@@ -1,6 +1,7 @@
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -42,6 +43,9 @@ compiled = pytest.param(
 )
 every_form = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
+# Of what takes seconds for each pairing.
+halves_every_day = pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.slow)])
+neighbours_every_day = pytest.mark.parametrize("interleaved", [pytest.param(False, marks=pytest.mark.slow), True])
 
 # Heads of a multiple of eight pairs, of four, of an odd number; a part of the channels turned; a table per sequence.
 SIZES: dict[str, dict[str, Any]] = {
@@ -126,8 +130,14 @@ def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], i
 
 
 @both_forms
-@both_pairings
-@pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_autocast, check_poisoned])
+@pytest.mark.parametrize(
+    ("check", "interleaved"),
+    [
+        pytest.param(check_layouts, False, marks=pytest.mark.slow),
+        (check_layouts, True),
+        *product((check_single_gradients, check_autocast, check_poisoned), (False, True)),
+    ],
+)
 def test_contract(check: Callable[..., None], interleaved: bool, backend: str) -> None:
     check(form(backend), rotary_reference, inputs_of(6, 16, pairs=6), interleaved=interleaved)
 
@@ -149,14 +159,14 @@ def test_contract_of_the_compiled_form(check: Callable[..., None], backend: str)
 
 
 @both_forms
-@both_pairings
+@halves_every_day
 def test_mixed_dtypes(interleaved: bool, backend: str) -> None:
     inputs = inputs_of(6, 10)[:3]  # cos and sin must have one dtype
     check_mixed_dtypes(partial(one_table, backend=backend), one_table_reference, inputs, interleaved=interleaved)
 
 
 @both_forms
-@both_pairings
+@neighbours_every_day
 def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
     def of_shape(shape: tuple[int, int]) -> list[Tensor]:
         return inputs_of(shape[0], 2 * shape[1])
@@ -166,7 +176,7 @@ def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
 
 @both_forms
 @both_pairings
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(compiler: str, interleaved: bool, backend: str) -> None:
     inputs = inputs_of(5, 12, pairs=4)
     check_fused(form(backend), rotary_reference, inputs, backend=compiler, interleaved=interleaved)

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from fuselayers.partition import auto, patience
-from tests.partition.measured import Measured
+from tests.partition.measured import Measured, eager_for_inductor
 
-__all__ = ["measured", "own_memory"]
+__all__ = ["inductor_or_its_place", "measured", "own_memory"]
+
+
+@pytest.fixture(params=["as_eager", pytest.param("compiled", marks=pytest.mark.slow)])
+def inductor_or_its_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of who serves, and when: what Inductor makes of a graph is looked at in `make test-all`."""
+    if request.param == "as_eager":
+        eager_for_inductor(monkeypatch)
 
 
 @pytest.fixture

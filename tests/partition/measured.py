@@ -1,15 +1,24 @@
 """A clock that says what a test wants, and functions to fuse, for the tests of what "auto" chooses."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from fuselayers.partition import FusedFunction, GraphReport
+from fuselayers.partition.compilers import compile_eager
 from fuselayers.partition.measure import copies_of
 
-__all__ = ["Measured", "check", "inputs", "only", "wave"]
+__all__ = ["Measured", "check", "eager_for_inductor", "inputs", "only", "wave"]
+
+
+def eager_for_inductor(patch: pytest.MonkeyPatch) -> None:
+    """Let the eager backend do what Inductor is asked for, which takes it seconds: it is the name that is chosen."""
+    module: Any = sys.modules["fuselayers.partition.backends"]  # by attributes it is the function
+    patch.setattr(module, "_COMPILERS", {**module._COMPILERS, "inductor": compile_eager})
 
 
 class Measured:

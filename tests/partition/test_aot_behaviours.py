@@ -81,7 +81,7 @@ class TestInputMutation:
         [
             ("eager", "min_cut", "mul_"),
             ("eager", "default", "mul_"),
-            ("inductor", "min_cut", "add_"),
+            pytest.param("inductor", "min_cut", "add_", marks=pytest.mark.slow),
             ("inductor", "min_cut", "mul_"),
         ],
     )
@@ -570,6 +570,7 @@ class TestFreezing:
             layer.load_state_dict({"weight": torch.ones(6, 8)})
             torch.testing.assert_close(fused(2 * x), 2 * expected)
 
+    @pytest.mark.slow
     def test_a_whole_layer(self, fully_fused: Made) -> None:
         layer = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).eval()
         fused = fully_fused(layer, "inductor")
@@ -577,6 +578,7 @@ class TestFreezing:
         with torch._inductor.config.patch(freezing=True), torch.no_grad():
             torch.testing.assert_close(fused(x), layer(x))
 
+    @pytest.mark.slow
     def test_without_it_new_weights_are_seen(self, fully_fused: Made) -> None:
         layer = WithFoldableWeight().eval()
         x = torch.randn(3, 8)
@@ -810,7 +812,7 @@ class TestBackwardTwice:
         [
             ("eager", None),
             ("eager", True),
-            ("inductor", None),
+            pytest.param("inductor", None, marks=pytest.mark.slow),
         ],
     )
     @functorch_config.patch(donated_buffer=False)  # Inductor's backward reuses what it read, unless it is told not to

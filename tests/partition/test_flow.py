@@ -97,7 +97,7 @@ def real_joint(name: str) -> JointGraph:
     make: dict[str, Callable[[], JointGraph]] = {
         "mlp": lambda: joint_graph_of(mlp, leaf(8, 32), leaf(32, 32)),
         "attention": lambda: joint_graph_of(attention, leaf(1, 16, 32), leaf(32, 96)),
-        "gpt": lambda: GPT.decomposed(layers=4).joint(),
+        "gpt": lambda: GPT.decomposed(layers=2).joint(),
     }
     return make[name]()
 

@@ -28,6 +28,9 @@ from fuselayers.partition import (
 )
 from fuselayers.partition import fuse as fuse_function
 
+# Compiling takes seconds, and what `fuse` does around a backend is the same for each.
+either_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+
 
 def tutorial(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return (a + b + c + d).cos().cos()
@@ -43,8 +46,15 @@ def gradients(fn: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
     return (out.detach(), *torch.autograd.grad(out.square().sum(), leaves))
 
 
-@pytest.mark.parametrize("partition", ["default", "min_cut"])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "partition"),
+    [
+        ("eager", "default"),
+        ("eager", "min_cut"),
+        pytest.param("inductor", "default", marks=pytest.mark.slow),
+        ("inductor", "min_cut"),
+    ],
+)
 def test_values_and_gradients(backend: str, partition: str) -> None:
     inputs = [torch.randn(16, 32) for _ in range(4)]
     fused = fuse(tutorial, backend=backend, partition=partition, fallback=())
@@ -114,13 +124,14 @@ class TestGuards:
             torch.testing.assert_close(fused(x, exponent), with_exponent(x, exponent))
         assert len(fused._compiled) == 18
 
-    def test_a_number_that_changes(self) -> None:
+    @pytest.mark.parametrize("requires_grad", [False, pytest.param(True, marks=pytest.mark.slow)])
+    def test_a_number_that_changes(self, requires_grad: bool) -> None:
         """Also in a process, and a cache on disk, that knows code of another one."""
         for start in (0.0, 0.05):
             torch.compiler.reset()
             fused = fuse(lambda x, a: x.clamp(-a, a) * 2, backend="inductor", fallback=())
             for number in (start + 0.1, start + 0.2, start + 0.3, start + 0.4):
-                x = torch.full((2,), 5.0, requires_grad=True)
+                x = torch.full((2,), 5.0, requires_grad=requires_grad)
                 torch.testing.assert_close(fused(x, number), torch.full((2,), 2 * number))
 
     @pytest.mark.slow
@@ -142,7 +153,7 @@ class TestGuards:
             warnings.simplefilter("ignore", FallbackWarning)
             assert torch.equal(fused(x), torch.tensor([-3.0, 9.0]))
 
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @either_backend
     @pytest.mark.parametrize("requires_grad", [False, True])
     def test_tangents(self, backend: str, requires_grad: bool) -> None:
         fused = fuse(tutorial, backend=backend, fallback=())
@@ -176,7 +187,7 @@ class Setting:
 
 
 class TestStaticArguments:
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @either_backend
     def test_a_second_value_is_as_much_a_constant_as_the_first(self, backend: str) -> None:
         """As a symbol it could not be a power: torch takes no gradient of that."""
         x = torch.rand(8, requires_grad=True)
@@ -324,7 +335,7 @@ class TestModules:
         assert torch.equal(parent[0].up.weight, plain[0].up.weight)
         assert dict(parent.named_parameters()).keys() == dict(plain.named_parameters()).keys()
 
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @either_backend
     def test_trains_like_the_module(self, backend: str) -> None:
         block = Block()
         fused = fuse(copy.deepcopy(block), backend=backend, fallback=())

@@ -50,6 +50,7 @@ def test_ts_compile_without_a_compiler() -> None:
     torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, a).sum(), a))
 
 
+@pytest.mark.slow
 def test_ts_compile_draws_eagers_numbers_and_takes_transposed_inputs() -> None:
     def drops(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x.mT @ x, 0.5) * 2
@@ -64,6 +65,7 @@ def test_ts_compile_draws_eagers_numbers_and_takes_transposed_inputs() -> None:
     torch.testing.assert_close(torch.autograd.grad(compiled.sum(), x), torch.autograd.grad(plain.sum(), x))
 
 
+@pytest.mark.slow
 def test_ts_compile_of_a_real_tensors_graph() -> None:
     """AOTAutograd gives fake inputs; who calls the compiler by himself may give real ones."""
     graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x.sin().exp(),))(torch.ones(4))

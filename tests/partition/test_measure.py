@@ -1,8 +1,5 @@
 import functools
-import os
 import platform
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +10,7 @@ from torch import Tensor
 
 from fuselayers.partition import measure
 from fuselayers.partition.measure import behind_guards, copies_of, seconds_of
+from tests.processes import run
 
 
 def test_the_slower_takes_longer_backward_included() -> None:
@@ -112,9 +110,9 @@ print((in_use() - before) / x.nbytes)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in their own way")
 def test_candidates_find_memory_at_hand_which_is_given_back() -> None:
     # In a process of its own: what a test did before decides what glibc has.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True, env=environment)
-    at_hand, left = map(float, done.stdout.split())
+    done = run(_MEMORY)
+    assert done.errors == ""
+    at_hand, left = map(float, done.printed.split())
     assert at_hand > 3.5
     assert left < 0.5
 

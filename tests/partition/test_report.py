@@ -1,11 +1,10 @@
 import re
-import subprocess
-import sys
 
 import torch
 from torch import Tensor, nn
 
 from fuselayers.partition import FusionReport, GraphReport, fuse
+from tests.processes import run
 
 
 def wave(a: Tensor, b: Tensor) -> Tensor:
@@ -54,8 +53,9 @@ def test_a_module_has_it_too_and_many_inputs_are_counted() -> None:
 def test_another_process_gives_a_graph_the_same_identity() -> None:
     fused = fuse(wave, backend="eager", dynamic=False)
     fused(torch.ones(3, 4, requires_grad=True), torch.ones(4))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == fused.report().graphs[0].identity
+    done = run(SCRIPT)
+    assert done.errors == ""
+    assert done.printed.strip() == fused.report().graphs[0].identity
 
 
 def test_what_is_not_the_same_graph_has_another_identity() -> None:

@@ -33,7 +33,10 @@ def bytes_of(rule: SavingRule, joint: JointGraph) -> int:
 
 
 class TestOnAModel:
-    @pytest.mark.parametrize("share", SHARES)
+    @pytest.mark.parametrize(
+        "share",
+        [share if share in (0.1, 0.3, 0.6) else pytest.param(share, marks=pytest.mark.slow) for share in SHARES],
+    )
     def test_no_more_flops_again_than_torch_at_as_many_bytes(self, share: float) -> None:
         graph, joint = gpt()
         theirs, saved = torchs_choice(graph, share)
@@ -54,8 +57,8 @@ class TestOnAModel:
         low, high = least_of(joint), bytes_of(min_cut, joint)
         assert low < 0.1 * high
         flops = []
-        for step in range(25):
-            limit = low + (high - low) * step // 24
+        for step in range(13):
+            limit = low + (high - low) * step // 12
             saved = budget(limit).saved_values(joint, fused=True)
             assert joint.saved_bytes(saved) <= limit
             flops.append(recomputed_flops(joint, saved))
@@ -89,7 +92,7 @@ class TestOnAModel:
     def test_no_mask_is_saved(self) -> None:
         _, joint = gpt()
         assert joint.made_from_scalars
-        for share in SHARES:
+        for share in (0.05, 0.2, 0.5, 0.8):
             assert joint.made_from_scalars.isdisjoint(budget(share).saved_values(joint, fused=True))
 
     def test_too_small_says_how_little_will_do(self) -> None:

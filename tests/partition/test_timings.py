@@ -1,8 +1,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.partition import auto_file, patience, timings
 from fuselayers.partition.timings import has_choice, may_measure, measured_anew, remember, remembered
+from tests.processes import Program
 
 
 @pytest.fixture(autouse=True)
@@ -98,16 +97,21 @@ def test_a_candidate_that_does_not_work_is_remembered_as_such() -> None:
 
 
 WRITER = """
-import sys
+import os, sys
 from fuselayers.partition.timings import remember
+me, other = sys.argv[1:]
+open(me, "w").close()
+while not os.path.exists(other):
+    pass
 for number in range(40):
-    remember(f"{sys.argv[1]} {number}", {"eager": 1.0})
+    remember(f"{me} {number}", {"eager": 1.0})
 """
 
 
-def test_processes_that_write_at_once_lose_nothing() -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, name]) for name in ("one", "other")]
-    assert [writer.wait(120) for writer in writers] == [0, 0]
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    writers = [Program(WRITER, *names, folder=tmp_path) for names in (("one", "other"), ("other", "one"))]
+    for writer in writers:
+        assert writer.wait().errors == ""
     (known,) = json.loads(auto_file().read_text()).values()
     assert len(known) == 80
 

@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from fuselayers.partition.torch_private import FakeTensorMode
 from fuselayers.partition.vector_math import VECTOR_FUNCTIONS, call_vector_functions
+from tests.processes import run
 
 HAS_MKL = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 
@@ -53,12 +52,13 @@ def test_without_mkl_there_is_nothing_to_call(
 
 @pytest.mark.skipif(not HAS_MKL, reason="torch was built without MKL")
 def test_importing_the_package_calls_them() -> None:
+    # In a process that has imported nothing but the package, which therefore has to have imported the module.
     program = """
-import torch
+import importlib, sys, torch
 plain, called = torch.erfinv, []
 torch.erfinv = lambda x: called.append(x.dtype) or plain(x)
-import fuselayers
+importlib.reload(sys.modules["fuselayers.partition.vector_math"])
 print(called)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[torch.float32, torch.float64]\n"
+    done = run(program)
+    assert (done.printed, done.errors) == ("[torch.float32, torch.float64]\n", "")

@@ -161,8 +161,9 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
     @classmethod
+    @functools.cache
     def decomposed(cls, *, layers: int, batch: int = 2, tokens: int = 32, **options: Any) -> Traced:
-        """Its joint graph from Inductor, on fake tensors."""
+        """Its joint graph from Inductor, on fake tensors; traced once for all tests, which take copies of it."""
         with FakeTensorMode(allow_non_fake_inputs=True):
             return decomposed(cls(layers=layers, **options), torch.zeros(batch, tokens, dtype=torch.long))
 

@@ -26,11 +26,12 @@ def test_an_op_of_ours() -> None:
     def reference(x: Tensor, residual: Tensor, weight: Tensor, **options: float) -> tuple[Tensor, Tensor]:
         return residual_rms_norm_reference(x, residual, weight=weight, **options)
 
-    report = check(op, reference, [(6, 9), (6, 9), (9,)], options={"eps": 1e-2}, **EAGER)
+    float64: dict[str, Any] = {"dtypes": [torch.float64], **EAGER}
+    report = check(op, reference, [(6, 9), (6, 9), (9,)], options={"eps": 1e-2}, **float64)
     report.raise_on_failure()
     assert {cell.check for cell in report.cells} == {*CHECKS, "fused, eager"}
-    assert len(report.cells) == 4 * (len(CHECKS) + 1)
-    assert {cell.check for cell in report.cells if cell.outcome == "n/a" and cell.dtype == "float64"} <= {
+    assert len(report.cells) == len(CHECKS) + 1
+    assert {cell.check for cell in report.cells if cell.outcome == "n/a"} <= {
         "opcheck",
         "CUDA graph",
         "kernels",
@@ -155,7 +156,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def test_a_layer_of_torch() -> None:
     module = nn.LayerNorm(9)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    report = check_module(module, layer_norm, [(6, 9)], **EAGER)
+    report = check_module(module, layer_norm, [(6, 9)], dtypes=[torch.bfloat16], **EAGER)
     # torch's own refuses float32 beside bfloat16 one way round, and gives x's dtype back the other.
     assert {name for name, _ in failed(report)} == {"mixed dtypes"}
     assert str(report).startswith("LayerNorm: ")

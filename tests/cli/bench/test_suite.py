@@ -18,6 +18,13 @@ from tests.ops.cases import CASES
 CPU = torch.device("cpu")
 
 
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate runs op by op; that compiled ones can be measured is tested with the command."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(module, "patience", lambda seconds: patience(math.inf))
+
+
 def measure(variant: Variant, *, minutes: float = 5.0, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Suite:
     said: list[str] = []
     kept: list[int] = []
@@ -35,6 +42,7 @@ def measure(variant: Variant, *, minutes: float = 5.0, dtypes: tuple[torch.dtype
     return suite
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_row_for_every_candidate_and_shape() -> None:
     suite = measure(Variant("dropout", "", {"dropout": 0.1}))
     assert suite.failed == {}
@@ -81,6 +89,7 @@ def test_torch_compile_is_compiled_for_the_tenth_variant_too() -> None:
     assert min(graphs[1:]) >= 1
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_an_error_of_one_candidate_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(x: Tensor, **options: Any) -> Tensor:
         if x.shape == (2, 3, 64):
@@ -94,6 +103,7 @@ def test_an_error_of_one_candidate_stops_no_other(monkeypatch: pytest.MonkeyPatc
     assert [row.candidate for row in suite.rows] == [EAGER, "torch.compile", OURS, EAGER, "torch.compile"]
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_every_width_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel for long rows may be wrong where the one for short rows is right."""
 
@@ -116,7 +126,8 @@ def test_every_width_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         assert why.startswith("output 0 is off by")
 
 
-@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_wrong_numbers_are_not_timed(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout it is held against plain torch, with it against the library's formula."""
     right = ops.bias_dropout_residual

@@ -1,8 +1,6 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +19,7 @@ from fuselayers.cli.train.checkpoint import (
     restore_random_state,
     write_checkpoint,
 )
+from tests.processes import run
 
 
 def _checkpoint(step: int = 5, *, width: int = 3) -> Checkpoint:
@@ -103,8 +102,7 @@ def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path: Path, mo
         "path = Path(sys.argv[1])\n"
         "write_checkpoint(path, replace(read_checkpoint(path), step=6))\n"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(path)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert run(script, str(path)).code == -signal.SIGKILL
     _assert_equal(read_checkpoint(path), wanted)
     write_checkpoint(path, replace(wanted, step=6))
     assert read_checkpoint(path).step == 6

@@ -93,7 +93,10 @@ def test_torchs_settings_are_as_before_afterwards(before: bool) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(tiny: list[str], text_file: Path) -> None:
+@pytest.mark.parametrize("validates", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
+    validates: bool, tiny: list[str], text_file: Path
+) -> None:
     """The compiled path of training, on two threads: a gradient that both sum in either order would show."""
     torch.set_num_threads(2)
     try:
@@ -102,7 +105,7 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(tiny: list[str]
             compiled, eager = _trainer(overrides, text_file), _trainer(_only(overrides, "fusion=off"), text_file)
             torch.manual_seed(7)
             losses = [compiled.step(step).loss for step in range(1, 5)]
-            validation_loss = compiled.validation_loss()
+            validation_loss = compiled.validation_loss() if validates else 0.0
             checkpoint = copy.deepcopy(compiled.checkpoint(4, config_yaml=""))
             losses += [compiled.step(step).loss for step in range(5, 9)]
             weights = copy.deepcopy(compiled.model.state_dict())
@@ -114,6 +117,7 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(tiny: list[str]
         torch.manual_seed(7)
         for step, loss in enumerate(losses[:4], start=1):
             assert eager.step(step).loss == pytest.approx(loss, abs=1e-5)
-        assert eager.validation_loss() == pytest.approx(validation_loss, abs=1e-5)
+        if validates:
+            assert eager.validation_loss() == pytest.approx(validation_loss, abs=1e-5)
     finally:
         torch.set_num_threads(1)

@@ -17,8 +17,12 @@ from fuselayers.cli.tune.turns import Ratio
 from fuselayers.ops.forms import choice
 from fuselayers.partition import auto, auto_file, fuse, patience
 from fuselayers.partition.backends import why_unavailable
+from tests.partition.measured import eager_for_inductor
 
-TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
+TINY = [
+    *("model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"),
+    *("feedforward=mlp", "model.dropout=0"),
+]
 CPU = torch.device("cpu")
 
 
@@ -46,7 +50,9 @@ def test_a_model_is_tuned_in_both_uses_and_its_choice_is_kept() -> None:
     assert kept == {row.identity: row.seconds for row in rows if row.identity}
 
 
-def test_the_frozen_choice_serves_the_same_graphs() -> None:
+def test_the_frozen_choice_serves_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager_for_inductor(monkeypatch)
+    monkeypatch.setattr(auto, "seconds_of", lambda *_, **__: {"inductor": 2.0, "eager": 2.0, "unfused": 1.0})
     rows = tune_model(TINY, batch_size=2, device=CPU, keep=False, say=print)
     assert not auto_file().exists()
     torch.compiler.reset()
@@ -91,6 +97,7 @@ class AsCalled:
             self.served.append(tuple(name for one in self._fused for name in one.served_by))
             return Ratio(ratios[self.served[-1]], 0.25, 2.0)
 
+        eager_for_inductor(monkeypatch)
         waiting = iter(seconds.values())
         monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: next(waiting))
         monkeypatch.setattr(choices, "in_turns", in_turns)
@@ -321,6 +328,7 @@ def test_every_op_has_a_row_in_both_uses(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_op_has_the_choice_that_was_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager_for_inductor(monkeypatch)
     monkeypatch.setattr(choices, "OPS", {"activate": choices.OPS["activate"]})
     monkeypatch.setattr(auto, "seconds_of", lambda candidates, inputs, **_: {"eager": 0.5, "unfused": 0.9})
     # What was chosen, twice, the function as it is, and that again; in forward alone nothing is chosen again.

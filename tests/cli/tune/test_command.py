@@ -11,10 +11,14 @@ from fuselayers.cli.tune.choices import Row
 from fuselayers.cli.tune.turns import Ratio
 from fuselayers.partition import auto, auto_file
 from fuselayers.partition import backends as backends_function
+from tests.partition.measured import eager_for_inductor
 
 backends: Any = __import__("sys").modules[backends_function.__module__]
 
-TINY = ["model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"]
+TINY = [
+    *("model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"),
+    *("feedforward=mlp", "model.dropout=0"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +42,7 @@ def test_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
 
 
 def test_ops(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    eager_for_inductor(monkeypatch)
     monkeypatch.setattr(choices, "OPS", {"rms_norm": choices.OPS["rms_norm"]})
     assert main(["tune", "ops", "--shape", "2x3x16", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out

@@ -165,7 +165,11 @@ def test_sinks_start_at_zero_also_after_the_meta_device() -> None:
 EVERYTHING: dict[str, Any] = {"num_kv_heads": 2, "window": 3, "qk_norm": "rms_norm", "sinks": True, "scale": 0.4}
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, {**EVERYTHING, "soft_cap": 0.7, "dropout": 0.3}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(EVERYTHING, marks=pytest.mark.slow), {**EVERYTHING, "soft_cap": 0.7, "dropout": 0.3}],
+    ids=["everything", "and soft_cap and dropout"],
+)
 def test_one_graph_for_a_compiler(options: dict[str, Any]) -> None:
     layer = made(**options)
     inputs = inputs_of(INPUTS)

@@ -90,7 +90,7 @@ def built(scope: str, **options: object) -> nn.Module:
     ("scope", "options"),
     [
         ("block", {}),
-        ("model", {"capacity_factor": 0.8}),
+        pytest.param("model", {"capacity_factor": 0.8}, marks=pytest.mark.slow),
         pytest.param("block", {"capacity_factor": 0.8}, marks=pytest.mark.slow),
         pytest.param("model", {}, marks=pytest.mark.slow),
     ],

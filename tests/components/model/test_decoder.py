@@ -150,7 +150,9 @@ def test_a_fused_feedforward_changes_nothing(p: float, backend: str | None) -> N
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow, id="gpt"), pytest.param(LLAMA, id="llama")]
+)
 def test_the_whole_model_fused_has_the_same_losses_and_gradients(options: dict[str, object]) -> None:
     plain = made(dropout=0.2, num_layers=1, **options)
     fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)

@@ -116,7 +116,7 @@ def test_rotary_positions_reach_the_blocks() -> None:
 
 def test_fused_is_plain() -> None:
     heads = Choice("multi_head", {"num_heads": 2, "dropout": 0.2})
-    plain = made(attention=heads, feedforward="fused_mlp", dropout=0.2)
+    plain = made(num_layers=1, attention=heads, feedforward="fused_mlp", dropout=0.2)
     fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)
     arguments = {
         "targets_BT": tokens(3, 6),

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -18,3 +19,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with torch.library._scoped_library("fuselayers", "FRAGMENT") as library:
         monkeypatch.setattr(dispatch_module, "_library", library)
         yield
+
+
+@pytest.fixture
+def what_a_test_makes() -> Iterator[None]:
+    """Is all that the garbage collector looks at: in a process of many tests it takes seconds to look at everything."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -33,7 +33,8 @@ FEW = (
 )
 WITH_ONE = tuple(name for name in CASES if any(name.startswith(few.split(",")[0]) for few in FEW) or "norm" in name)
 # Each op and dtype is compiled, forward and backward, which takes seconds.
-EVERY_DAY = {(name, torch.float32) for name in FEW} | {("bias_dropout_residual_layer_norm, prenorm", torch.bfloat16)}
+IN_BFLOAT16 = ("layer_norm", "bias_dropout_residual_rms_norm, pre")
+EVERY_DAY = {(name, torch.bfloat16 if name in IN_BFLOAT16 else torch.float32) for name in FEW}
 
 
 def compiled_once(*dtypes: torch.dtype) -> Any:
@@ -67,7 +68,7 @@ def test_the_compiled_form_matches_the_reference(name: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients])
 def test_contract(check: Any, name: str) -> None:
     case = CASES[name]
-    check(compiled_form(name), case.reference, tensors(*case.shapes((6, 9))), **case.options)
+    check(compiled_form(name), case.reference, tensors(*case.shapes((2, 3, 129))), **case.options)
 
 
 @compiled_once(torch.float32)
@@ -80,7 +81,9 @@ def test_it_keeps_what_the_kernels_keep(name: str, dtype: torch.dtype) -> None:
     assert case.kept * inputs[0].nbytes <= kept <= case.kept * inputs[0].nbytes + rows + 8
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in IN_BFLOAT16 else ()) for name in FEW]
+)
 def test_it_may_be_differentiated_twice(name: str) -> None:
     case = CASES[name]
 
@@ -101,7 +104,7 @@ def test_it_may_be_differentiated_twice(name: str) -> None:
     [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float64))],
     ids=str,
 )
-@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("interleaved", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_rotary(interleaved: bool, dtype: torch.dtype) -> None:
     angles = torch.linspace(0, 6, 7 * 4).view(7, 4)
     table_dtype = torch.promote_types(dtype, torch.float32)
@@ -121,7 +124,7 @@ def test_rotary(interleaved: bool, dtype: torch.dtype) -> None:
     assert k.is_contiguous()
 
 
-@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("by_token", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rotary_takes_a_gradient_that_lies_otherwise_than_its_result(by_token: bool) -> None:
     angles = torch.linspace(0, 6, 7 * 4).view(7, 4)
 
@@ -130,7 +133,7 @@ def test_rotary_takes_a_gradient_that_lies_otherwise_than_its_result(by_token: b
         x = (x if by_token else x.transpose(1, 2).contiguous().transpose(1, 2)).requires_grad_()
         dy = dy if by_token else dy.transpose(1, 2).contiguous().transpose(1, 2)
         heads = x.transpose(1, 2)
-        y, _ = ops.rotary(heads, heads.detach(), angles.cos(), angles.sin(), backend=backend)
+        y, _ = ops.rotary(heads, heads.detach(), angles.cos(), angles.sin(), interleaved=True, backend=backend)
         return [y, *torch.autograd.grad(y, [heads], dy)]
 
     for got, expected in zip(gradients("inductor"), gradients("eager"), strict=True):
@@ -176,7 +179,7 @@ def test_it_takes_nothing_from_the_generator() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     seed = torch.tensor(4)
-    ops.bias_activation_dropout(x, activation="silu", p=0.5, seed=seed, backend="inductor").sum().backward()
+    ops.dropout(x, 0.5, seed=seed, backend="inductor").sum().backward()
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -249,7 +252,7 @@ def test_calls_are_forgotten_and_found_again(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_layouts_share_code() -> None:
     formula = Traced()
-    of_sine = compiled(formula)
+    of_sine = compiled(formula, any_size=True)
     x = torch.randn(6, 6)
     minus = torch._neg_view(x)  # contiguous, and its memory has the other sign
     assert minus.is_neg()
@@ -258,6 +261,7 @@ def test_layouts_share_code() -> None:
     assert len(formula.shapes) == 1
 
 
+@pytest.mark.slow  # three codes; rotary is given lists too
 def test_lists_of_tensors() -> None:
     def doubled(tensors: list[torch.Tensor], signs: list[bool]) -> list[torch.Tensor]:
         return [2 * one if sign else -2 * one for one, sign in zip(tensors, signs, strict=True)]
@@ -350,7 +354,7 @@ def sum_of(number: int) -> Any:
 
 def test_other_formulas_and_compilers_in_other_threads() -> None:
     x = torch.randn(20, 30)
-    calls = [compiled(sum_of(number)) for number in (3, 4, 5)] + [torch.compile(sum_of(number)) for number in (6, 7)]
+    calls = [*(compiled(sum_of(number)) for number in (3, 4)), torch.compile(sum_of(5))]
     together = threading.Barrier(len(calls), timeout=60)
 
     def first(call: Any) -> torch.Tensor:
@@ -359,10 +363,11 @@ def test_other_formulas_and_compilers_in_other_threads() -> None:
         return result
 
     with ThreadPoolExecutor(len(calls)) as threads:
-        for number, result in zip((3, 4, 5, 6, 7), threads.map(first, calls), strict=True):
+        for number, result in zip((3, 4, 5), threads.map(first, calls), strict=True):
             torch.testing.assert_close(result, sum_of(number)(x))
 
 
+@pytest.mark.slow
 def test_what_is_compiled_already_runs_on_in_another_thread() -> None:
     x = torch.randn(20, 30)
     warm = torch.compile(sum_of(2))

@@ -14,7 +14,7 @@ from fuselayers.ops.forms.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.ops.forms.meter import KernelFault, Launch
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing import check_transforms
-from tests.ops.cases import CASES, Case
+from tests.ops.cases import CASES, Case, all_cases, marks_of, one_of_each_every_day
 from tests.ops.contract import (
     CHECKS,
     DEVICE,
@@ -22,6 +22,8 @@ from tests.ops.contract import (
     assert_as_good_as,
     check_dynamic,
     check_fused,
+    check_layouts,
+    check_mixed_dtypes,
     seed_of,
     tensors,
 )
@@ -36,7 +38,6 @@ FAR_APART = (
     "bias_dropout_residual_layer_norm, prenorm",
     "softmax",
 )
-all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def triton_form(case: Case) -> Any:
@@ -108,8 +109,19 @@ def test_rows_of_any_length(name: str, width: int) -> None:
 
 
 @on_kernels
-@all_cases
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        # Two of the checks launch a hundred kernels each.
+        pytest.param(
+            *(check, case),
+            id=f"{check.__name__}-{name}",
+            marks=marks_of(name) if check in (check_layouts, check_mixed_dtypes) else (),
+        )
+        for name, case in CASES.items()
+        for check in CHECKS
+    ],
+)
 def test_contract(check: Any, case: Case) -> None:
     said = check(triton_form(case), case.reference, tensors(*case.shapes((6, 9))), **case.options)
     if said is not None:
@@ -118,7 +130,7 @@ def test_contract(check: Any, case: Case) -> None:
 
 
 @on_kernels
-@all_cases
+@one_of_each_every_day
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_kernels_inside_a_compiled_function(backend: str, case: Case) -> None:
     inputs = tensors(*case.shapes((6, 20)))
@@ -126,7 +138,7 @@ def test_kernels_inside_a_compiled_function(backend: str, case: Case) -> None:
 
 
 @on_kernels
-@all_cases
+@one_of_each_every_day
 def test_dynamic_shapes(case: Case) -> None:
     check_dynamic(triton_form(case), case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
 
@@ -138,7 +150,7 @@ class TestBytes:
     def test_kernels_move_what_their_docstrings_say(self, case: Case, launches: list[Launch]) -> None:
         if case.floor is None:
             pytest.skip("a test of the op says what it moves")
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((300, 128)), dtype=torch.bfloat16)]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((100, 128)), dtype=torch.bfloat16)]
         vectors = [value for value in inputs if value.dim() == 1]
         rows, size = inputs[0].shape[0], inputs[0].nbytes
         for floor, moved in zip(case.floor, self.launched(case, inputs, launches), strict=True):
@@ -160,7 +172,7 @@ class TestBytes:
         self, name: str, forward: int, backward: int, launches: list[Launch]
     ) -> None:
         case = CASES[name]
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((16, 9000)), dtype=torch.bfloat16)]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((5, 9000)), dtype=torch.bfloat16)]
         for floor, moved in zip((forward, backward), self.launched(case, inputs, launches), strict=True):
             got = sum(launch.loaded + launch.stored for launch in moved)
             sums = sum(launch.traffic["partial_ptr"].stored for launch in moved if "partial_ptr" in launch.traffic)

@@ -177,7 +177,7 @@ class TestWhatComesAgain:
         assert toy.forwards == 20
         assert len(toy.written) == replay_module._MOST_ALIKE
 
-    def test_it_keeps_no_tensor(self, toy: Toy) -> None:
+    def test_it_keeps_no_tensor(self, toy: Toy, what_a_test_makes: None) -> None:
         x = torch.ones(8)
         for _ in range(2):
             result = weakref.ref(toy.call(x, 0.5).untyped_storage())

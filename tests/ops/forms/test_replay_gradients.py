@@ -258,7 +258,9 @@ class TestGradients:
             torch.testing.assert_close(dx, 8 * x.detach())
         assert learning.forwards == 4
 
-    def test_what_comes_back_is_freed_with_what_it_belongs_to(self, learning: Learning) -> None:
+    def test_what_comes_back_is_freed_with_what_it_belongs_to(
+        self, learning: Learning, what_a_test_makes: None
+    ) -> None:
         gc.collect()
         gc.disable()
         try:

@@ -13,7 +13,7 @@ from fuselayers import ops
 from fuselayers.ops.forms import replay as replay_module
 from fuselayers.ops.forms import writer as writer_module
 from fuselayers.ops.forms.replay import Replays, replayed
-from tests.ops.cases import CASES, Case
+from tests.ops.cases import CASES, Case, all_cases, marks_of, one_of_each_every_day
 from tests.ops.contract import DEVICE, seed_of, tensors
 from tests.ops.forms.replay_toys import Watching
 
@@ -50,10 +50,16 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(one, "_came", {})
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("layout", ["whole", "rows apart", "transposed", "expanded gradients"])
+@pytest.mark.parametrize(
+    ("layout", "case"),
+    [
+        pytest.param(layout, case, id=f"{layout}-{name}", marks=() if layout == "whole" else marks_of(name))
+        for layout in ("whole", "rows apart", "transposed", "expanded gradients")
+        for name, case in CASES.items()
+    ],
+)
 def test_every_op_gives_the_same_bits_again(
-    case: Case, layout: str, forgotten: None, monkeypatch: pytest.MonkeyPatch
+    layout: str, case: Case, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What it makes is full of NaN, so that a line that is left out shows.
     monkeypatch.setattr(
@@ -61,7 +67,7 @@ def test_every_op_gives_the_same_bits_again(
         "empty_strided_on",
         lambda kind: lambda *given: torch.empty_strided(*given[:2], dtype=given[2], device=DEVICE).fill_(torch.nan),
     )
-    drawn = [tensors(*case.shapes((6, 40)), dtype=torch.bfloat16) for _ in range(5)]
+    drawn = [tensors(*case.shapes((6, 40)), dtype=torch.bfloat16) for _ in range(4)]
     again = [_results(case, [_laid_out(one, layout) for one in inputs], layout) for inputs in drawn]
     with replayed() as collected:
         _results(case, [_laid_out(one, layout) for one in drawn[-1]], layout)
@@ -101,7 +107,7 @@ def _number_of_calls(function: Callable[[], Any]) -> tuple[int, Any]:
     return calls, result
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@one_of_each_every_day
 def test_little_stands_before_what_is_replayed(case: Case) -> None:
     """Time would depend on the machine. What is replayed is replaced by its results."""
     inputs = [_laid_out(one, "") for one in tensors(*case.shapes((6, 40)), dtype=torch.bfloat16)]
@@ -138,8 +144,8 @@ def test_little_stands_before_what_is_replayed(case: Case) -> None:
     assert backward_calls - bare_backward_calls <= 24
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_no_op_keeps_what_it_wrote_down(case: Case, forgotten: None) -> None:
+@all_cases
+def test_no_op_keeps_what_it_wrote_down(case: Case, forgotten: None, what_a_test_makes: None) -> None:
     storages = []
     for _ in range(4):
         inputs = [_laid_out(one, "") for one in tensors(*case.shapes((6, 40)), dtype=torch.bfloat16)]

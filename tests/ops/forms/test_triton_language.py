@@ -19,15 +19,18 @@ import sys
 sys.modules["triton"] = None
 import torch
 from fuselayers import ops
+from fuselayers.ops.forms.meter import metered
 x = torch.tensor([[-1.0, 2.0]])
 assert ops.bias_activation_dropout(x, activation="relu").tolist() == [[0.0, 2.0]]
-try:
-    ops.bias_activation_dropout(x, activation="relu", backend="triton")
-except Exception as error:
-    print(type(error).__name__, error)
+for call in lambda: ops.bias_activation_dropout(x, activation="relu", backend="triton"), metered().__enter__:
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout == (
         "BackendUnavailableError backend 'triton' cannot run here: Triton is not installed; on Linux: pip install "
         "triton; or leave it to backend='auto'\n"
+        "RuntimeError the meter needs Triton's interpreter, and Triton is not installed; pip install triton\n"
     )

@@ -204,7 +204,7 @@ class TestPolicies:
         assert "aten.mm.default" in saved[CheckpointPolicy.PREFER_SAVE]
         assert len(saved[CheckpointPolicy.PREFER_SAVE]) > len(saved[CheckpointPolicy.PREFER_RECOMPUTE])
 
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
     def test_selective_through_fuse(self, backend: str) -> None:
         contexts = with_policy(CheckpointPolicy.MUST_SAVE, torch.ops.aten.mm.default)
 

@@ -83,8 +83,8 @@ def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> 
 
 
 def test_a_model_within_a_budget() -> None:
-    joint = GPT.decomposed(layers=4, batch=4).joint()
-    saved = budget(0.2).saved_values(joint, fused=True)
+    joint = GPT.decomposed(layers=4).joint()
+    saved = budget(0.1).saved_values(joint, fused=True)
     backward = backward_of(joint, saved)
     before = peak_bytes(backward)
     assert peak_bytes(late_recompute_pass(backward)) < 0.8 * before
@@ -171,7 +171,7 @@ def test_without_a_gradient_nothing_moves() -> None:
     assert ops_of(module) == ["sin", "cos"]
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5])
+@pytest.mark.parametrize("share", [0.2, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_only_what_nothing_reads_goes(share: float) -> None:
     """fx takes an attention kernel for alive, which could draw random numbers; it would run again for nothing."""
     joint = GPT.decomposed(layers=2).joint()

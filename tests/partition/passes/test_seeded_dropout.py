@@ -228,8 +228,15 @@ class TestThroughFuse:
         torch.manual_seed(2)
         assert torch.equal(fused(x), first)
 
-    @pytest.mark.parametrize("torch_random", [False, True])
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    @pytest.mark.parametrize(
+        ("backend", "torch_random"),
+        [
+            ("eager", False),
+            ("eager", True),
+            ("inductor", False),
+            pytest.param("inductor", True, marks=pytest.mark.slow),
+        ],
+    )
     def test_without_gradients_the_masks_are_the_same(self, backend: str, torch_random: bool) -> None:
         fused = fuse(drops, backend=backend, torch_random=torch_random, fallback=())
         x = torch.ones(ROWS, COLUMNS, requires_grad=True)

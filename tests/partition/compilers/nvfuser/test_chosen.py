@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, patience
 from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.measured import eager_for_inductor
 
 CHAIN = ("triton", "inductor", "eager")
 ON_A_CPU = "nvFuser compiles for CUDA only, and this runs on a CPU"
@@ -28,6 +29,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 def test_the_chain_is_gone_through_in_order_and_each_step_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback_warning, "_said", set())
+    eager_for_inductor(monkeypatch)
     fused = fuse(wave, backend="nvfuser", fallback=CHAIN)
     a, b = inputs()
     with pytest.warns(FallbackWarning) as said:

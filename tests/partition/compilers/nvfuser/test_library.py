@@ -18,7 +18,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _DROPPING = [name for name, case in CASES.items() if case.drops]
 _ONCE = {name: DTYPES[place % 3] for place, name in enumerate(_DROPPING)}
 RUNS = [(name, dtype) for name in CASES for dtype in DTYPES if _ONCE.get(name, dtype) == dtype]
-DROPPING_RUNS = [(name, dtype) for name, dtype in RUNS if name in ON_FILE and CASES[name].drops]
+_EVERY_DAY = ("dropout", "bias_dropout_residual_layer_norm-prenorm")
+DROPPING_RUNS = [
+    pytest.param(name, dtype, marks=() if name in _EVERY_DAY else pytest.mark.slow)
+    for name, dtype in RUNS
+    if name in ON_FILE and CASES[name].drops
+]
 
 
 def assert_as_plain_torch(name: str, dtype: torch.dtype, stand_in: StandIn) -> None:
@@ -44,7 +49,7 @@ def test_an_op_whose_mask_is_a_formula_has_them_too(name: str, dtype: torch.dtyp
     assert all("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
 
 
-@pytest.mark.parametrize("columns", [1, 20, 32])
+@pytest.mark.parametrize("columns", [20, *(pytest.param(one, marks=pytest.mark.slow) for one in (1, 32))])
 def test_a_formula_has_a_mask_for_every_width(columns: int, as_on_the_gpu: StandIn) -> None:
     """What is left of a group at the end of a row is cut off."""
     x, seed = torch.ones(3, columns), torch.tensor(7)
