@@ -42,7 +42,7 @@ NVFUSER := 0.2.35.dev20260115
 
 test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed-$(NVFUSER)
 	rm -rf build/nvfuser
-	NVFUSER_DEFINITIONS=build/nvfuser $(COMPILED) -m "not slow" tests/partition/compilers/nvfuser
+	NVFUSER_DEFINITIONS=build/nvfuser $(COMPILED) tests/partition/compilers/nvfuser
 	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.compare_binding build/nvfuser
 	PYTHONPATH=. $(VENV)-nvfuser/bin/python -m tests.partition.compilers.nvfuser.replay_goldens $(ARGS)
 

@@ -321,15 +321,8 @@ def _launch_loss(
     return _reduced_with_count(losses, sums, target, ignore_index, reduction, dtype)
 
 
-def _like_loss(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: str,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _like_loss(logits: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, reduction, dtype = options
     wide = torch.promote_types(logits.dtype, torch.float32)
     return (
         logits.new_empty(target.shape if reduction == "none" else (), dtype=dtype),

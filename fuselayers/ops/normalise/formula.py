@@ -126,9 +126,9 @@ def summed_and_normalised(
     rounded = s.to(dtype)
     if dtype != wide:
         _, mean, rstd = _centred(rounded.to(wide), eps=eps, rms=rms)
-    kept = rounded.new_empty(0) if is_its_input(residual, bias, seed, pre) else rounded
-    if dtype == wide and s.shape[-1]:  # see [a row at a time]
+    elif s.shape[-1]:  # see [a row at a time]
         mean, rstd = mean if rms else mean.expand_as(s).amax(-1), rstd.expand_as(s).amax(-1)
+    kept = rounded.new_empty(0) if is_its_input(residual, bias, seed, pre) else rounded
     return y.to(y_dtype), kept, mean.flatten(), rstd.flatten()
 
 
