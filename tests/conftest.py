@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+
+# pytest listens to each logger that does not propagate, and where somebody listens to this one, torch writes down
+# everything that it traces: a sixth of the time that it takes to compile.
+logging.getLogger("torch.__trace").propagate = True
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fuselayers.cli.main import main
-from fuselayers.partition import Receipt, explain
+from fuselayers.partition import Receipt, default, explain
 from tests.cli.conftest import TINY_MODEL
 
 MODEL = ("model=gpt_nano", *TINY_MODEL)
@@ -45,6 +45,7 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     assert totals["this"]["recomputed_flops"] > 0
 
 
+@pytest.mark.slow
 def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> None:
     file = tmp_path / "receipt.json"
     assert main(["explain", *MODEL, "--batch", "1x8", "--backend", "eager", "--json", str(file)]) == 0
@@ -66,11 +67,13 @@ def test_what_a_model_is_explained_with(
 ) -> None:
     def look(model: Any, *inputs: Tensor, **options: Any) -> Receipt:
         assert [tuple(one.shape) for one in inputs] == shapes
+        assert (options["backend"], options["partition"]) == ("eager", default)
         assert {one.device.type for one in (*inputs, model(*inputs))} == {"meta"}
         return explain_a_sine(**options)
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
-    assert main(["explain", f"model={model}", *([] if batch is None else ["--batch", batch])]) == 0
+    rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
+    assert main(["explain", f"model={model}", *rest]) == 0
 
 
 @pytest.mark.slow

@@ -172,7 +172,7 @@ def test_llama_tiny_runs_forward_and_backward(scope: str) -> None:
     check_same_step(model, reference)
 
 
-@pytest.mark.parametrize("scope", ["none", pytest.param("block", marks=pytest.mark.slow), "model"])
+@pytest.mark.parametrize("scope", ["none", *(pytest.param(one, marks=pytest.mark.slow) for one in ("block", "model"))])
 def test_a_small_bert_runs_forward_and_backward(scope: str) -> None:
     asked = ["fusion=eager", "model.vocab_size=256", "attention.dropout=0", *TINY]
     torch.manual_seed(0)

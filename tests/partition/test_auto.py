@@ -28,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_memory")
 
 
 class TestWhichServes:
+    @pytest.mark.usefixtures("inductor_or_its_place")
     @pytest.mark.parametrize("fastest", ["inductor", "eager", "unfused"])
     def test_the_fastest_serves_and_the_numbers_stay(self, measured: Any, fastest: str) -> None:
         clock, fused = measured(fastest), fuse(wave)
@@ -39,6 +40,7 @@ class TestWhichServes:
         assert report.seconds[fastest] == 1.0
         assert fused.served_by == (fastest,)
 
+    @pytest.mark.usefixtures("inductor_or_its_place")
     @pytest.mark.parametrize("fastest", ["inductor", "eager", "unfused"])
     def test_what_was_measured_before_serves_at_once(
         self, measured: Any, fastest: str, monkeypatch: pytest.MonkeyPatch
@@ -51,16 +53,18 @@ class TestWhichServes:
         check(again, *inputs())
         assert (only(again).served_by, only(again).reason) == (fastest, "measured before")
 
-    def test_the_real_clock(self) -> None:
-        few, many = inputs(8), inputs(1 << 22)
-        for args, served_by in ((few, "unfused"), (many, "inductor")):
-            fused = fuse(wave, dynamic=False)
-            check(fused, *args)
-            report = only(fused)
-            assert report.served_by == served_by == best_of(report.seconds)
-            assert set(report.seconds) == {"inductor", "eager", "unfused"}
-            assert report.seconds[served_by] <= 1.02 * report.seconds["unfused"]
+    @pytest.mark.parametrize(
+        ("size", "served_by"), [pytest.param(8, "unfused", marks=pytest.mark.slow), (1 << 22, "inductor")]
+    )
+    def test_the_real_clock(self, size: int, served_by: str) -> None:
+        fused = fuse(wave, dynamic=False)
+        check(fused, *inputs(size))
+        report = only(fused)
+        assert report.served_by == served_by == best_of(report.seconds)
+        assert set(report.seconds) == {"inductor", "eager", "unfused"}
+        assert report.seconds[served_by] <= 1.02 * report.seconds["unfused"]
 
+    @pytest.mark.usefixtures("inductor_or_its_place")
     def test_a_forward_alone_and_a_training_step_are_two_questions(self, measured: Any) -> None:
         clock, fused = measured("eager"), fuse(wave)
         check(fused, *inputs())

@@ -83,20 +83,11 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "views": lambda x: x.view(-1).sin().view(HIDDEN, ROWS).t().exp(),
     "attention": lambda x: F.scaled_dot_product_attention(*(x.view(1, 4, 8, HIDDEN),) * 3),
 }
-# Compiling takes seconds: of these, every day, and of all in `make test-all`.
-_COMPILED_EVERY_DAY = {"written"}
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        *((name, "eager") for name in FUNCTIONS),
-        *(
-            pytest.param(name, "inductor", marks=() if name in _COMPILED_EVERY_DAY else pytest.mark.slow)
-            for name in FUNCTIONS
-        ),
-    ],
-)
+# Compiling takes seconds; the receipt of `layer` is compared with what is compiled every day.
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_byte_is_in_the_receipt(name: str, backend: str) -> None:
     function = FUNCTIONS[name]
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)

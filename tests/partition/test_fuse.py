@@ -245,10 +245,10 @@ class TestStaticArguments:
 
         fused = fuse(power, backend="eager", **options)
         x = torch.rand(8)
-        for exponent in range(2, 5):
+        for exponent in (2, 3):
             torch.testing.assert_close(fused(x, exponent), x**exponent)
             torch.testing.assert_close(fused(x, exponent=exponent), x**exponent)
-        assert len(fused._compiled) == 6
+        assert len(fused._compiled) == 4
 
     def test_of_a_modules_forward(self) -> None:
         class Power(nn.Module):

@@ -45,6 +45,7 @@ class TestOnAModel:
         assert joint.saved_bytes(ours) <= limit
         assert recomputed_flops(joint, ours) <= recomputed_flops(theirs, saved)
 
+    @pytest.mark.slow
     def test_torchs_choice_is_a_choice(self) -> None:
         """What the test above compares with is not all or nothing."""
         graph, joint = gpt()

@@ -89,14 +89,14 @@ def test_nobody_waits_for_more_than_a_minute(clock: Clock) -> None:
 def test_steps_that_take_the_same_are_read_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """On average, and as often as the intervals say, though how long they are read hangs on what is read."""
     ratios = []
-    for seed in range(800):
+    for seed in range(400):
         clock = Clock(monkeypatch)
-        ratios.append(clock.ratio(spread(0.06, 0.02, seed), spread(0.06, 0.02, 800 + seed)))
+        ratios.append(clock.ratio(spread(0.06, 0.02, seed), spread(0.06, 0.02, 400 + seed)))
         assert 31 < len(clock.calls) // 2 < 510  # 200 or so
     errors = [math.log(ratio.median) for ratio in ratios]
     assert abs(statistics.mean(errors)) < 3 * statistics.stdev(errors) / math.sqrt(len(errors))
     assert statistics.median((ratio.high - ratio.low) / ratio.median for ratio in ratios) == pytest.approx(
         0.01, rel=0.1
     )
-    # 95 % are 760; three deviations of that are 19.
-    assert sum(ratio.low <= 1 <= ratio.high for ratio in ratios) > 760 - 19
+    # 95 % are 380; three deviations of that are 13.
+    assert sum(ratio.low <= 1 <= ratio.high for ratio in ratios) > 380 - 13

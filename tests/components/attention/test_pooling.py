@@ -41,9 +41,9 @@ def test_what_backward_keeps_does_not_grow_with_the_window() -> None:
     assert wide < 1.6 * narrow
 
 
-def test_forms() -> None:
-    for causal in (True, False):
-        contract.assert_forms(PoolingMix(HIDDEN_DIM, window=3, causal=causal), rotated=False)
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_forms(causal: bool) -> None:
+    contract.assert_forms(PoolingMix(HIDDEN_DIM, window=3, causal=causal), rotated=False)
 
 
 @pytest.mark.parametrize("model", [Encoder, Decoder])

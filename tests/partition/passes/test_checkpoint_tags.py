@@ -137,7 +137,8 @@ def results(fn: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
 
 class TestPolicies:
     @pytest.mark.parametrize(
-        ("backend", "partition"), [("eager", "default"), ("eager", "min_cut"), ("inductor", "min_cut")]
+        ("backend", "partition"),
+        [("eager", "default"), ("eager", "min_cut"), pytest.param("inductor", "min_cut", marks=pytest.mark.slow)],
     )
     def test_a_whole_region(self, backend: str, partition: str) -> None:
         def layer(x: Tensor, weight: Tensor) -> Tensor:

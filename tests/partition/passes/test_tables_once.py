@@ -78,7 +78,7 @@ def test_masks_are_not() -> None:
         assert marked(list(part.graph.nodes)) == set()
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_numbers_stay(backend: str) -> None:
     x = torch.randn(3, 4, 6, requires_grad=True)
     got, expected = fuse(rotated, backend=backend, fallback=())(x), rotated(x)
