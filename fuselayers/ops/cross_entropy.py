@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .forms import Replays, apply, define, needs_grad, run, second_order, settled_form
+from .forms import Replays, apply, define, needs_grad, run, second_order
 from .forms.launch import INTERPRETED, kernel, launch
 from .forms.triton_language import libdevice, tl
 from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
@@ -99,9 +99,6 @@ def _cross_entropy(
     backend: str,
 ) -> Tensor:
     options = ignore_index, label_smoothing, z_loss, reduction
-    form = settled_form(backend, _formula, (logits, target), options)
-    if form is not None:
-        return form(logits, target, *options)
     check_rows("logits", logits)
     if not logits.shape[-1]:
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .forms import Replays, apply, define, needs_grad, run, second_order, settled_form
+from .forms import Replays, apply, define, needs_grad, run, second_order
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
 from .rows import as_rows, cdiv, tile, vector_of
@@ -58,9 +58,6 @@ def gated_activation(
 
 
 def _gated_activation(gate: Tensor, up: Tensor | None, activation: str | None, backend: str) -> Tensor:
-    form = settled_form(backend, _formula, (gate, up), (activation,))
-    if form is not None:
-        return form(gate, up, activation)
     check_rows("gate", gate)
     check_activation(activation)
     if up is not None:

@@ -10,8 +10,8 @@ Layer norm: Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .forms import Replays, settled_form
-from .normalise import norm_reference, normalise, normalise_by_formula
+from .forms import Replays
+from .normalise import norm_reference, normalise
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
 __all__ = ["residual_layer_norm", "residual_layer_norm_reference"]
@@ -53,10 +53,6 @@ def residual_layer_norm(
 def _residual_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, backend: str
 ) -> tuple[Tensor, Tensor]:
-    tensors, options = (x, residual, None, weight, bias, None, None), (0.0, eps, False, False)
-    form = settled_form(backend, normalise_by_formula, tensors, options)
-    if form is not None:
-        return form(*tensors, *options)
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)

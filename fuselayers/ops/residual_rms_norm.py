@@ -8,8 +8,8 @@ Formula, gradients, dtypes, what is saved and the floor are those of normalise, 
 
 from torch import Tensor
 
-from .forms import Replays, settled_form
-from .normalise import norm_reference, normalise, normalise_by_formula
+from .forms import Replays
+from .normalise import norm_reference, normalise
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
 __all__ = ["residual_rms_norm", "residual_rms_norm_reference"]
@@ -42,10 +42,6 @@ def residual_rms_norm(
 
 
 def _residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, backend: str) -> tuple[Tensor, Tensor]:
-    tensors, options = (x, residual, None, weight, None, None, None), (0.0, eps, False, True)
-    form = settled_form(backend, normalise_by_formula, tensors, options)
-    if form is not None:
-        return form(*tensors, *options)
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)

@@ -36,7 +36,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import Replays, apply, define, needs_grad, run, settled_form
+from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import libdevice, tile_function, tl
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
@@ -80,9 +80,6 @@ def softmax(
 
 
 def _softmax(scores: Tensor, mask: Tensor | None, causal: bool, scale: float, backend: str) -> Tensor:
-    form = settled_form(backend, _formula, (scores, mask), (causal, scale))
-    if form is not None:
-        return form(scores, mask, causal, scale)
     check_rows("scores", scores)
     _check_mask(mask, scores)
     _check_scale(scale)

@@ -1,6 +1,5 @@
 """The forms of an op: which one a call takes, how compiled code and kernels are run, and what watches them."""
 
-from .choice import settled_form as settled_form
 from .dispatch import autocast_dtype as autocast_dtype
 from .dispatch import define as define
 from .dispatch import each_once as each_once

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ from ...partition.torch_private import (
     transforms_are_active,
 )
 from .compiled import why_not_compiled
+from .served import forget_served, serve_and_keep
 
-__all__ = ["call_faster", "faster_form", "forget_forms", "settled_form"]
+__all__ = ["call_faster", "faster_form", "forget_forms"]
 
 _log = logging.getLogger("fuselayers")
 
@@ -40,13 +41,10 @@ _SMALLEST: Final = 1 << 16
 # What a measurement may not tell apart counts for the formula: of one pair, cross_entropy of 2048x1024 on two cores of
 # a Xeon, it read 0.84 to 0.87.
 _CLEARLY: Final = 0.9
-_MOST_SETTLED: Final = 4096
 
 _Key = tuple[Any, ...]
-_Result = TypeVar("_Result")
 _spent: dict[_Key, float] = {}
 _decided: dict[_Key, bool] = {}
-_settled: dict[_Key, Callable[..., Any]] = {}
 _lock = threading.RLock()
 
 
@@ -63,30 +61,9 @@ def faster_form(seconds: Mapping[str, float | None]) -> str:
 def forget_forms() -> None:
     """Let every op choose again in this process, by what `timings` remembers. Used by `fuselayers tune`."""
     with _lock:
-        for known in (_spent, _decided, _settled):
-            known.clear()
-
-
-def settled_form(
-    backend: str, formula: Callable[..., _Result], tensors: Sequence[Tensor | None], options: tuple[Any, ...]
-) -> Callable[..., _Result] | None:
-    """Return the form that serves a call like this one best, if one went through before, else None.
-
-    Ops that may be one kernel of torch's ask before anything else: neither the checks nor the choice take time again.
-
-    Args:
-        backend: what the caller asked for.
-        formula: the op in plain torch.
-        tensors: of the call, one at least; nobody has checked them.
-        options: likewise.
-    """
-    if backend != "auto" or torch.compiler.is_dynamo_compiling():
-        return None
-    try:
-        form: Callable[..., _Result] | None = _settled.get(_glance(formula, tensors, options))
-    except (AttributeError, TypeError):  # no tensors, or options that are not hashable
-        return None
-    return form if form is formula or _may_be_compiled() else None
+        _spent.clear()
+        _decided.clear()
+        forget_served()
 
 
 def call_faster(
@@ -105,31 +82,22 @@ def call_faster(
     """
     first = tensors[0]
     assert first is not None
-    glance = _glance(formula, tensors, options)
-    form = formula if first.numel() < _SMALLEST else _settled.get(glance)
-    if form is formula:
-        _settle(glance, formula)
-        return formula(*tensors, *options)
-    if not _may_be_compiled():
-        return formula(*tensors, *options)
-    if form is not None:
-        return form(*tensors, *options)
+    if first.numel() < _SMALLEST:
+        return serve_and_keep(formula, tensors, options)
     key = _key(formula, tensors, options)
     compiled = _decided.get(key)
+    if compiled is not False and not _may_be_compiled():
+        return formula(*tensors, *options)
     if compiled is None and (key not in _spent or _spent[key] >= patience_in_seconds()):
         compiled = _decide(key, formula, fused, tensors, options)
     if compiled:
         try:
-            result = fused(*tensors, *options)
+            return serve_and_keep(fused, tensors, options, may=_may_be_compiled)
         except BackendUnavailableError as error:  # what an earlier process could compile, this one cannot
             _log.info("the formula serves, since it could not be compiled: %s", error)
             _decided[key] = compiled = False
-        else:
-            _settle(glance, fused)
-            return result
     if compiled is not None:
-        _settle(glance, formula)
-        return formula(*tensors, *options)
+        return serve_and_keep(formula, tensors, options)
     started = time.perf_counter()
     result = formula(*tensors, *options)
     _spent[key] = _spent.get(key, 0.0) + time.perf_counter() - started
@@ -141,20 +109,6 @@ def _may_be_compiled() -> bool:
     return has_choice() and not (
         saved_tensors_hooks_are_active() or dispatch_mode_is_active() or transforms_are_active()
     )
-
-
-def _glance(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:
-    """All that `_key` looks at, as it is, and what the checks of a call look at."""
-    seen = [
-        (one.shape, one.dtype, one.is_cpu, one.is_contiguous(), one.requires_grad) for one in tensors if one is not None
-    ]
-    return formula, options, torch.is_grad_enabled(), torch.get_num_threads(), *map(type, tensors), *seen
-
-
-def _settle(glance: _Key, form: Callable[..., Any]) -> None:
-    if len(_settled) >= _MOST_SETTLED and glance not in _settled:
-        _settled.clear()
-    _settled[glance] = form
 
 
 def _key(formula: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> _Key:

@@ -33,6 +33,7 @@ from ...partition.torch_private import (
     tensors_like,
 )
 from .interpreter import INTERPRETED
+from .served import OTHERWISE, Served
 from .writer import Saving, Writer, writing
 
 __all__ = ["ALIGNMENT", "ON_AMD", "Replayed", "Replays", "has_short_offsets", "replayed"]
@@ -59,6 +60,8 @@ class Replayed(NamedTuple):
 class Replays:
     """Calls a function of tensors and options that launches kernels; what came twice is replayed.
 
+    On a CPU, whose forms launch nothing, what served a call is called at once for the next one (see served).
+
     A call that something else has to see is worked out anew: a compiler, a mode, a transform, a profiler, a trace.
 
     The function may look at its tensors' layouts, at its options, at whether autograd records, at autocast and at the
@@ -73,6 +76,7 @@ class Replays:
         self._call = call
         self._known: dict[tuple[Any, ...], list[_Known]] = {}
         self._came: dict[tuple[Any, ...], int] = {}
+        self._served = Served()
         self._lock = threading.Lock()
 
     def __call__(self, tensors: Sequence[Tensor | None], options: tuple[Any, ...] = ()) -> Any:
@@ -80,15 +84,26 @@ class Replays:
         first: Any = tensors[0]
         if torch.compiler.is_dynamo_compiling():
             return self._call(*tensors, *options)
-        # Written out: on a CPU each call of a function takes a microsecond, after an op that went through its caches.
-        plain = first.__class__ is Tensor or first.__class__ is Parameter
-        if not (plain and (first.is_cuda or (INTERPRETED and first.is_cpu))) or is_watched():
+        # Written out: each call of a function of Python's takes time, on a CPU most of all (see served).
+        if not (first.__class__ is Tensor or first.__class__ is Parameter):
+            return self._call(*tensors, *options)
+        if first.is_cpu and not INTERPRETED:
+            try:
+                kept = self._served.known.get((first.shape, options), ())
+            except TypeError:  # options that are not hashable
+                return self._call(*tensors, *options)
+            for serve in kept:
+                results = serve(options, *tensors)
+                if results is not OTHERWISE:
+                    return results
+            return self._served.anew(self._call, tensors, options)
+        if not (first.is_cuda or first.is_cpu) or is_watched():
             return self._call(*tensors, *options)
         # 1, 1.0 and True are equal, and an op may take one of them alone.
         key = first.shape, options, tuple(map(type, options)), torch.is_grad_enabled(), torch.get_default_dtype()
         try:
             alike = self._known.get(key)
-        except TypeError:  # options that are not hashable
+        except TypeError:  # likewise
             return self._call(*tensors, *options)
         if alike is not None:
             for known in alike:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
 from fuselayers.ops.forms import choice
 from fuselayers.ops.forms.dispatch import run
+from fuselayers.ops.forms.served import forget_served
 from fuselayers.partition import BackendUnavailableError, patience, timings
 
 WORTH_IT = (256, 256)
@@ -23,11 +24,10 @@ WORTH_IT = (256, 256)
 @pytest.fixture(autouse=True)
 def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choice, "_decided", {})
-    monkeypatch.setattr(choice, "_spent", {})
-    monkeypatch.setattr(choice, "_settled", {})
+    choice.forget_forms()
     with patience(0):
         yield
+    choice.forget_forms()
 
 
 class Form:
@@ -167,37 +167,12 @@ def test_one_layouts_answer_is_not_anothers() -> None:
         for _ in range(2):
             run("auto", formula, fused, (given,))
         assert served[-1] == best
-        assert choice.settled_form("auto", formula, (given,), ()) is (formula if best == "formula" else fused)
-
-
-def test_a_settled_compiled_form_serves_only_where_it_may() -> None:
-    slow, fast = Form(0.02), Form(0.001)
-    assert settle(slow, fast) is fast
-    x = torch.ones(WORTH_IT)
-
-    def settled(x: Tensor = x) -> Any:
-        return choice.settled_form("auto", slow, (x,), ("double",))
-
-    assert settled() is fast
-    assert settled(torch.ones(256, 257)) is None
-    with patience(math.inf):
-        assert settled() is None
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        assert settled() is None
-    with FlopCounterMode(display=False):
-        assert settled() is None
-    forms = []
-    torch.func.vmap(lambda row: (forms.append(settled()), row)[1])(x)
-    assert forms == [None]
-    with patience(math.inf):
-        assert call(slow, fast) is slow
-    assert settled() is fast
 
 
 def test_a_form_that_can_no_longer_be_compiled() -> None:
     slow, fast = Form(0.02), Form(0.001)
     assert settle(slow, fast) is fast
-    choice._settled.clear()  # as in a later process
+    choice.forget_forms()  # as in a later process
     fast.fails = True
     for _ in range(2):
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
@@ -278,56 +253,10 @@ def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
     (decided,) = choice._decided
     for compiled in (True, False):
         choice._decided[decided] = compiled
-        choice._settled.clear()
+        forget_served()
         *again, node = step()
         assert ("_BiasActivationDropoutBackward" in str(node)) is compiled
         for got, expected in zip(again, formula, strict=True):
             torch.testing.assert_close(got, expected)
     for got, expected in zip(measured, formula, strict=True):
         torch.testing.assert_close(got, expected)
-
-
-def test_a_small_call_is_checked_once_and_like_ones_run_their_formula() -> None:
-    x, weight = torch.ones(2, 8), torch.ones(8)
-    checked = []
-
-    def call(x: Tensor) -> None:
-        if choice.settled_form("auto", torch.mul, (x, weight), ()) is None:
-            checked.append(x)
-            run("auto", torch.mul, torch.mul, (x, weight))
-
-    for _ in range(3):
-        call(x)
-    assert len(checked) == 1
-    call(torch.ones(3, 8))
-    call(x.double())
-    call(x.clone().requires_grad_())
-    call(nn.Parameter(x))
-    assert len(checked) == 5
-    call(x.mT.contiguous().mT)
-    assert len(checked) == 6
-
-
-def test_what_is_wrong_is_refused_after_what_was_right() -> None:
-    x, target = torch.ones(2, 8), torch.tensor([1, 2])
-    for _ in range(2):
-        ops.layer_norm(x, weight=torch.ones(8))
-        ops.softmax(x)
-        ops.cross_entropy(x, target)
-        ops.gated_activation(x, x)
-    wrong: list[tuple[Any, type[Exception], str]] = [
-        (lambda: ops.layer_norm(x, weight=torch.ones(7)), ValueError, "weight must be [8] to fit x"),
-        (lambda: ops.layer_norm(x, weight=torch.ones(8).long()), TypeError, "weight must be a floating-point tensor"),
-        (lambda: ops.layer_norm([1.0], weight=torch.ones(8)), TypeError, "x must be a floating-point tensor, got list"),  # type: ignore[arg-type]
-        (lambda: ops.layer_norm(x, weight=torch.ones(8), backend="none"), ValueError, "no backend 'none'"),
-        (lambda: ops.softmax(x, scale=[1.0]), TypeError, "scale must be a finite number, got list"),  # type: ignore[arg-type]
-        (lambda: ops.cross_entropy(x, target.int()), TypeError, "target must hold class indices in int64"),
-        (lambda: ops.cross_entropy(x, target, z_loss=[0]), TypeError, "z_loss must be a number, got list"),  # type: ignore[arg-type]
-        (lambda: ops.gated_activation(x, x.mT), ValueError, "up must have x's shape"),
-        (lambda: ops.gated_activation(x[:, :7]), ValueError, "a packed gate must have an even last dimension"),
-        (lambda: ops.gated_activation(x, x.to("meta")), ValueError, "up must be on x's device cpu, got meta"),
-    ]
-    for call, kind, text in wrong:
-        with pytest.raises(kind) as raised:
-            call()
-        assert str(raised.value).startswith(text)

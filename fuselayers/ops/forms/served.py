@@ -1,0 +1,192 @@
+"""served -- on a CPU: which form served a call, called at once for each call like it.
+
+A call of an op checks its arguments, and asks which form serves it (see choice). Both follow from the layouts of the
+tensors, from the options and from the number of threads. So where the answer is final, it is kept with the form, and
+for calls like this one nothing is left but to see that they are:
+
+    lambda options, a0, a1, a2: (
+        form(a0, None, None, a1, a2, None, None, 0.0, 1e-05, False, False)[0]
+        if options[0].__class__ is float and alike(a0, a1, a2) and is_grad_enabled() is True and get_num_threads() == 2
+        else OTHERWISE
+    )
+
+It matters where an op is one kernel of torch's, with nothing to gain but all of the call to lose: after ops that went
+through the caches each call of a Python function takes some 5 us (one core of a Xeon).
+"""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ...partition.torch_private import tensors_like
+
+__all__ = ["OTHERWISE", "Served", "forget_served", "serve_and_keep"]
+
+OTHERWISE: Final = object()
+"""What a kept form returns for a call that it does not serve."""
+
+# Of an op.
+_MOST_KEPT: Final = 512
+# Calls with equal options and a first tensor of one shape are told apart one by one.
+_MOST_ALIKE: Final = 8
+
+
+class _Came(NamedTuple):
+    """A form that was called, and will serve every call like this one, as long as `may` says yes."""
+
+    form: Callable[..., Any]
+    tensors: Sequence[Tensor | None]
+    options: tuple[Any, ...]
+    may: Callable[[], bool] | None
+    results: Any
+
+
+_here = threading.local()
+
+
+def serve_and_keep(
+    form: Callable[..., Any],
+    tensors: Sequence[Tensor | None],
+    options: tuple[Any, ...],
+    *,
+    may: Callable[[], bool] | None = None,
+) -> Any:
+    """Call a form that will serve every call like this one, and tell the call that leads here. Used by choice.
+
+    Args:
+        form: takes the tensors and the options.
+        tensors: of the form.
+        options: likewise.
+        may: says whether it may serve, here and now; None where it always may.
+    """
+    results = form(*tensors, *options)
+    came: list[_Came] | None = getattr(_here, "came", None)
+    if came is not None:
+        came.append(_Came(form, tensors, options, may, results))
+    return results
+
+
+class Served:
+    """The kept forms of one op.
+
+    Attributes:
+        known: by the shape of a call's first tensor and by its options, functions of the options and the tensors, each
+            of which serves the call or returns OTHERWISE.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], tuple[Callable[..., Any], ...]] = {}
+        with _lock:
+            _all.add(self)
+
+    def anew(self, call: Callable[..., Any], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> Any:
+        """Return what a call of the op makes of the tensors and the options; keep what served it, if that is final.
+
+        Args:
+            call: takes the tensors and the options, one after the other.
+            tensors: of the call, the first of which is there.
+            options: likewise; they are hashable.
+        """
+        before, came = getattr(_here, "came", None), list[_Came]()
+        _here.came = came
+        try:
+            results = call(*tensors, *options)
+        finally:
+            _here.came = before
+        serve = _kept(tensors, options, results, came[0]) if len(came) == 1 else None
+        if serve is not None and tensors[0] is not None:
+            key = tensors[0].shape, options
+            with _lock:
+                if len(self.known) >= _MOST_KEPT and key not in self.known:
+                    del self.known[next(iter(self.known))]
+                self.known[key] = (serve, *self.known.get(key, ()))[:_MOST_ALIKE]
+        return results
+
+
+_all: "weakref.WeakSet[Served]" = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def forget_served() -> None:
+    """Let every call of every op ask again which form serves it. Used by choice."""
+    with _lock:
+        for one in _all:
+            one.known.clear()
+
+
+def _kept(
+    tensors: Sequence[Tensor | None], options: tuple[Any, ...], results: Any, came: _Came
+) -> Callable[..., Any] | None:
+    """What serves calls like this one; None if more was done in it than to call the form with the call's tensors."""
+    places: list[int | None] = []
+    for one in came.tensors:
+        place = next((place for place, other in enumerate(tensors) if one is not None and one is other), None)
+        if one is not None and place is None:
+            return None
+        places.append(place)
+    item = None
+    if results is not came.results:
+        items = came.results if type(came.results) is tuple else ()
+        item = next((item for item, one in enumerate(items) if one is results), None)
+        if item is None:
+            return None
+    present = [one for one in tensors if one is not None]
+    if not all(one.__class__ is Tensor or one.__class__ is Parameter for one in present):
+        return None
+    alike = tensors_like(*present)
+    if not alike(*present):  # as where one tensor is in two places
+        return None
+    server = _server(
+        tuple(one is not None for one in tensors),
+        tuple((place, type(one)) for place, one in enumerate(options) if isinstance(one, (int, float))),
+        tuple(places),
+        item,
+        came.may is not None,
+    )
+    now = torch.is_grad_enabled(), torch.get_num_threads()
+    serve: Callable[..., Any] = server(alike, *now, came.form, came.options, came.may)
+    return serve
+
+
+@functools.cache
+def _server(
+    present: tuple[bool, ...],
+    numbers: tuple[tuple[int, type], ...],
+    places: tuple[int | None, ...],
+    item: int | None,
+    sometimes: bool,
+) -> Callable[..., Callable[..., Any]]:
+    """What makes such a function.
+
+    Args:
+        present: whether each of the call's tensors is there.
+        numbers: which of its options are numbers, and of which class.
+        places: where each of the form's tensors is among the call's; None for one that is absent.
+        item: which of the form's results the call returns; None for all of them.
+        sometimes: whether something has to say that the form may serve.
+    """
+    names = [f"a{place}" for place in range(len(present))]
+    # 1, 1.0 and True are equal, and an op may take one of them alone.
+    conditions = [f"options[{place}].__class__ is kind{place}" for place, _ in numbers]
+    conditions += [f"{name} is None" for name, there in zip(names, present, strict=True) if not there]
+    conditions.append(f"alike({', '.join(name for name, there in zip(names, present, strict=True) if there)})")
+    conditions += ["is_grad_enabled() is grad", "get_num_threads() == threads", *(["may()"] if sometimes else [])]
+    given = ", ".join("None" if place is None else names[place] for place in places)
+    result = f"form({given}, *form_options)" + ("" if item is None else f"[{item}]")
+    serve = f"lambda options, {', '.join(names)}: {result} if {' and '.join(conditions)} else OTHERWISE"
+    server: Callable[..., Callable[..., Any]] = eval(
+        f"lambda alike, grad, threads, form, form_options, may: {serve}",
+        {
+            "is_grad_enabled": torch.is_grad_enabled,
+            "get_num_threads": torch.get_num_threads,
+            "OTHERWISE": OTHERWISE,
+            **{f"kind{place}": kind for place, kind in numbers},
+        },
+    )
+    return server
