@@ -74,6 +74,7 @@ def bias_activation_dropout(
     >>> bias_activation_dropout(torch.tensor([[-1.0, 2.0]]), torch.tensor([0.5, 0.5]), activation="relu")
     tensor([[0.0000, 2.5000]])
     """
+    seed = seed_for(x, p, training=training, seed=seed)
     y: Tensor = _call((x, bias, seed), (activation, p, training, shard, backend))
     return y
 
@@ -94,7 +95,7 @@ def _bias_activation_dropout(
     check_probability(p)
     check_seed(seed, x.device)
     check_shard(shard, x.shape)
-    seed = seed_for(p, training=training, seed=seed, device=x.device)
+    seed = seed if training and p else None
     if bias is None and activation is None and seed is None:
         return x
     row_R, column, reason = (

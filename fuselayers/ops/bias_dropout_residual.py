@@ -68,6 +68,7 @@ def bias_dropout_residual(
     >>> bias_dropout_residual(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), bias=torch.tensor([0.5, 0.5]))
     tensor([11.5000, 12.5000])
     """
+    seed = seed_for(x, p, training=training, seed=seed)
     y: Tensor = _call((x, residual, bias, seed), (p, training, shard, backend))
     return y
 
@@ -88,7 +89,7 @@ def _bias_dropout_residual(
     check_probability(p)
     check_seed(seed, x.device)
     check_shard(shard, x.shape)
-    seed = seed_for(p, training=training, seed=seed, device=x.device)
+    seed = seed if training and p else None
     row_R, column, reason = (
         (None, 0, None) if seed is None else (rows_of(shard, x), first_column(shard), obstacle(shard))
     )

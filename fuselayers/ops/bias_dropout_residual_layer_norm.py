@@ -119,6 +119,7 @@ def bias_dropout_residual_layer_norm(
     >>> bias_dropout_residual_layer_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
+    seed = seed_for(x, p, training=training, seed=seed)
     results: Tensor | tuple[Tensor, Tensor] = _call(
         (x, residual, weight, norm_bias, bias, seed), (p, eps, style, training, shard, backend)
     )
@@ -147,13 +148,13 @@ def _bias_dropout_residual_layer_norm(
     check_style(style)
     check_probability(p)
     check_seed(seed, x.device)
-    y, total = normalise(
+    results = normalise(
         x,
         residual,
         bias=bias,
         weight=weight,
         norm_bias=norm_bias,
-        seed=seed_for(p, training=training, seed=seed, device=x.device),
+        seed=seed if training and p else None,
         shard=shard,
         p=p,
         eps=eps,
@@ -161,7 +162,7 @@ def _bias_dropout_residual_layer_norm(
         rms=False,
         backend=backend,
     )
-    return (y, total) if style == "prenorm" else y
+    return results if style == "prenorm" else results[0]
 
 
 _call = Replays(_bias_dropout_residual_layer_norm)

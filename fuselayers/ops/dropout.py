@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..partition.torch_private import is_compiling
+from ..partition.torch_private import apply_plainly, is_compiling, transforms_are_active
 from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
@@ -68,6 +68,7 @@ def dropout(
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
             [2., 0., 2., 0., 2., 2., 0., 2.]])
     """
+    seed = seed_for(x, p, training=training, seed=seed)
     y: Tensor = _call((x, seed), (p, training, shard, backend))
     return y
 
@@ -77,8 +78,7 @@ def _dropout(x: Tensor, seed: Tensor | None, p: float, training: bool, shard: Sh
     check_probability(p)
     check_seed(seed, x.device)
     check_shard(shard, x.shape)
-    seed = seed_for(p, training=training, seed=seed, device=x.device)
-    if seed is None:
+    if seed is None or not (training and p):
         return x
     tensors, options = (x, seed, rows_of(shard, x)), (first_column(shard), p)
     y: Tensor = run(backend, dropout_from, _fused, tensors, options, obstacle=obstacle(shard))
@@ -92,8 +92,15 @@ def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: in
     """Dropout's formula, of a place in a larger tensor. Used by the formulas of all ops that drop."""
     # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
     # traced. Everywhere else the one with all rules is used.
-    function = _TracedDropout if is_compiling() else _SeededDropout
-    y: Tensor = function.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+    y: Tensor
+    if is_compiling():
+        y = _TracedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+    elif transforms_are_active():
+        y = _SeededDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+    elif needs_grad(x):
+        y = _apply_seeded(x, seed, row_R, first_column, p)
+    else:
+        y = _dropped(x, seed, row_R, first_column, p)
     return y
 
 
@@ -135,13 +142,16 @@ class _SeededDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx: Tensor = _SeededDropout.apply(dy, *ctx.saved_tensors, *ctx.place)  # type: ignore[no-untyped-call]
+        dx = dropout_from(dy, *ctx.saved_tensors, *ctx.place)
         return dx, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Tensor:
-        tangent: Tensor = _SeededDropout.apply(x_tangent, *ctx.saved_tensors, *ctx.place)  # type: ignore[no-untyped-call]
-        return tangent
+        return dropout_from(x_tangent, *ctx.saved_tensors, *ctx.place)
+
+
+# For a function with a rule for each transform torch looks at the signature of its forward, at each call.
+_apply_seeded = apply_plainly(_SeededDropout)
 
 
 class _TracedDropout(torch.autograd.Function):

@@ -261,11 +261,15 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     return seed
 
 
-def seed_for(p: float, *, training: bool, seed: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return the seed of a call that drops, drawn if none is given; None if it drops nothing. Used by what drops."""
-    if not training or p == 0:
-        return None
-    return draw_seed(device=device) if seed is None else seed
+def seed_for(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
+    """Return the seed of an op's call: the one that is given, or one drawn if it drops something. Used by what drops.
+
+    It stands before all else that an op does, which may be known from a call before; a draw is another each time.
+    """
+    if seed is not None or not training or not isinstance(x, Tensor):
+        return seed
+    check_probability(p)
+    return draw_seed(device=x.device) if p else None
 
 
 # How torch sees the draw. The tag tells partitioners and checkpoint policies that it must not run twice; the device is

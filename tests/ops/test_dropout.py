@@ -228,8 +228,10 @@ def test_every_call_draws_afresh() -> None:
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 1.5])
 def test_errors(p: float) -> None:
+    before = torch.get_rng_state()
     with pytest.raises(ValueError, match=rf"^dropout probability p must satisfy 0 <= p < 1, got {p}$"):
         dropout(torch.ones(2), p)
+    assert torch.equal(torch.get_rng_state(), before)  # nothing was drawn
 
 
 SEED_ERRORS = [
@@ -258,7 +260,17 @@ def test_seed_is_checked_at_every_door(
         call(torch.ones(2, 2), 0.5, training=training, seed=seed)
 
 
+@pytest.mark.parametrize("nothing", [{"p": 0.0}, {"p": 0.5, "training": False}])
+def test_what_drops_nothing_draws_nothing(nothing: dict[str, Any]) -> None:
+    x, before = torch.ones(2), torch.get_rng_state()
+    assert dropout(x, **nothing) is x
+    assert dropout(x, **nothing, seed=torch.tensor(7)) is x
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_is_no_float_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got list$"):
+        dropout([1.0], 0.3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got torch.int64; convert it"):
         dropout(torch.full((8,), 10), 0.3)
     with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got torch.complex64; convert it, for ex"):

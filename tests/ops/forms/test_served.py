@@ -312,10 +312,19 @@ def test_ops_are_served_with_the_numbers_they_had() -> None:
         lambda: ops.softmax(x, mask, causal=True, scale=0.5),
         lambda: ops.cross_entropy(x, target, label_smoothing=0.1, z_loss=0.01),
         lambda: ops.gated_activation(x, activation="silu"),
+        lambda: ops.rotary(x, x + 1, x[:, :4].cos(), x[:, :4].sin()),
+        lambda: ops.dropout(x, 0.5),
+        lambda: ops.bias_activation_dropout(x, weight, p=0.5),
+        lambda: ops.bias_dropout_residual(x, x + 1, bias=weight, p=0.5),
+        lambda: ops.bias_dropout_residual_layer_norm(x, x + 1, weight=weight, p=0.5),
+        lambda: ops.bias_dropout_residual_rms_norm(x, x + 1, weight=weight, p=0.5, style="prenorm"),
+        lambda: ops.bias_dropout_residual(x, x + 1, bias=weight, p=0.5, training=False),
     ]
     for call in calls:
+        torch.manual_seed(0)
         first = call()
         before = {one: dict(one.known) for one in served._all}
+        torch.manual_seed(0)
         torch.testing.assert_close(call(), first, rtol=0, atol=0)
         assert {one: dict(one.known) for one in served._all} == before  # so nothing was asked
         assert any(before.values())
