@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..partition.torch_private import apply_plainly, is_compiling, transforms_are_active
+from ..partition.torch_private import apply_plainly, is_compiling, is_of_a_transform, transforms_are_active
 from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
@@ -95,7 +95,7 @@ def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: in
     y: Tensor
     if is_compiling():
         y = _TracedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
-    elif transforms_are_active():
+    elif transforms_are_active() or is_of_a_transform(x) or is_of_a_transform(seed):
         y = _SeededDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
     elif needs_grad(x):
         y = _apply_seeded(x, seed, row_R, first_column, p)
@@ -150,7 +150,8 @@ class _SeededDropout(torch.autograd.Function):
         return dropout_from(x_tangent, *ctx.saved_tensors, *ctx.place)
 
 
-# For a function with a rule for each transform torch looks at the signature of its forward, at each call.
+# For a function with a rule for each transform torch looks at the signature of its forward, at each call, to fill in
+# defaults, of which there are none here. What else it does before this is for tensors of transforms.
 _apply_seeded = apply_plainly(_SeededDropout)
 
 

@@ -29,6 +29,7 @@ from ..partition import BackendUnavailableError, FallbackWarning
 from ..partition.torch_private import statically_known_true
 from .forms.compiled import compiled
 from .forms.triton_language import tile_function, tl
+from .shapes import check_floating
 from .shards import Shard, check_shard, first_column, row_numbers
 
 __all__ = [
@@ -264,10 +265,12 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
 def seed_for(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
     """Return the seed of an op's call: the one that is given, or one drawn if it drops something. Used by what drops.
 
-    It stands before all else that an op does, which may be known from a call before; a draw is another each time.
+    It stands before all else that an op does, which may be known from a call before; a draw is another each time. So of
+    what an op checks nothing is drawn for a wrong x or p alone.
     """
-    if seed is not None or not training or not isinstance(x, Tensor):
+    if seed is not None or not training:
         return seed
+    check_floating("x", x)
     check_probability(p)
     return draw_seed(device=x.device) if p else None
 

@@ -112,6 +112,7 @@ __all__ = [
     "is_effect",
     "is_fwd_grad_enabled",
     "is_gradient_input",
+    "is_of_a_transform",
     "is_opaque",
     "is_sym_node",
     "is_tagged_backward",
@@ -552,6 +553,8 @@ def apply_plainly(function: type[torch.autograd.Function]) -> Callable[..., Any]
 # Unlike torch.cuda's it does not see to it each time that CUDA has started, as it has where a tensor is on a GPU.
 current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 has_storage: Final[Callable[[torch.Tensor], bool]] = torch._C._has_storage
+# Also of a transform that is over, of which a tensor was kept.
+is_of_a_transform: Final[Callable[[torch.Tensor], bool]] = torch._C._functorch.is_functorch_wrapped_tensor
 is_any_autocast_enabled: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
 
 # With True: the hooks that what autograd saves goes through, or None; and False within the forward of an

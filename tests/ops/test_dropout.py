@@ -260,6 +260,29 @@ def test_seed_is_checked_at_every_door(
         call(torch.ones(2, 2), 0.5, training=training, seed=seed)
 
 
+def test_what_is_refused_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got torch.int64"):
+        dropout(torch.ones(2, dtype=torch.int64), 2.0)
+    with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got torch.int64"):
+        torch.func.vmap(lambda x: dropout(x, 0.5))(torch.ones(2, 2, dtype=torch.int64))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_tensor_that_outlives_its_transform_has_its_gradient() -> None:
+    kept: list[torch.Tensor] = []
+
+    def escapes(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x.sum()
+
+    leaf = torch.arange(1.0, 9.0, requires_grad=True)
+    torch.func.grad(escapes)(leaf)
+    seed = torch.tensor(7)
+    (got,) = torch.autograd.grad(dropout(kept[0], 0.5, seed=seed).sum(), leaf)
+    assert torch.equal(got, dropout(torch.ones(8), 0.5, seed=seed))
+
+
 @pytest.mark.parametrize("nothing", [{"p": 0.0}, {"p": 0.5, "training": False}])
 def test_what_drops_nothing_draws_nothing(nothing: dict[str, Any]) -> None:
     x, before = torch.ones(2), torch.get_rng_state()

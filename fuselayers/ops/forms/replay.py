@@ -27,13 +27,12 @@ from torch.nn import Parameter
 from ...partition.torch_private import (
     apply_plainly,
     current_device,
-    has_storage,
     is_any_autocast_enabled,
     is_watched,
     tensors_like,
 )
 from .interpreter import INTERPRETED
-from .served import OTHERWISE, Served
+from .served import OTHERWISE, Served, is_plain
 from .writer import Saving, Writer, writing
 
 __all__ = ["ALIGNMENT", "ON_AMD", "Replayed", "Replays", "has_short_offsets", "replayed"]
@@ -64,9 +63,9 @@ class Replays:
 
     A call that something else has to see is worked out anew: a compiler, a mode, a transform, a profiler, a trace.
 
-    The function may look at its tensors' layouts, at its options, at whether autograd records, at autocast and at the
-    default dtype, never at its tensors' numbers, nor at what else may change between calls. It returns new tensors, or
-    those it got, and writes to none of these.
+    The function may look at its tensors' layouts, at its options, at whether autograd records, at autocast and, but for
+    a CPU, at the default dtype, never at its tensors' numbers, nor at what else may change between calls. It returns
+    new tensors, or those it got, and writes to none of these.
 
     Args:
         call: takes the tensors and the options, one after the other.
@@ -206,12 +205,6 @@ def _autocast_dtypes() -> list[torch.dtype]:
     return [torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    # Tensors of torch.func and of its older kin have the class of a plain one, and no storage; those on meta have one.
-    in_memory = tensor.layout == torch.strided and has_storage(tensor) and not tensor.is_meta
-    return tensor.__class__ in (Tensor, Parameter) and in_memory and not tensor.is_neg()
-
-
 def _kind(key: tuple[Any, ...], tensors: Sequence[Tensor | None], options: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What most of all decides what is done, by which calls that come again are known; None for what cannot be."""
     if any(isinstance(one, Tensor) for one in options):
@@ -220,7 +213,7 @@ def _kind(key: tuple[Any, ...], tensors: Sequence[Tensor | None], options: tuple
     for one in tensors:
         if one is None:
             kind.append(None)
-        elif not isinstance(one, Tensor) or not _is_plain(one):
+        elif not isinstance(one, Tensor) or not is_plain(one):
             return None
         else:
             kind += one.dtype, one.shape, one.stride(), one.data_ptr() % ALIGNMENT, one.get_device(), one.requires_grad
@@ -234,7 +227,7 @@ def _fits(tensors: Sequence[Tensor | None]) -> Callable[..., bool] | None:
     dispatches on, and that each is another object: one tensor in two places may be two in the next call.
     """
     given = [(f"a{place}", one) for place, one in enumerate(tensors) if one is not None]
-    if not all(_is_plain(one) for _, one in given):
+    if not all(is_plain(one) for _, one in given):
         return None
     alike = tensors_like(*(one for _, one in given))
     if not alike(*(one for _, one in given)):

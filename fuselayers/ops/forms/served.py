@@ -1,17 +1,20 @@
 """served -- on a CPU: which form served a call, called at once for each call like it.
 
 A call of an op checks its arguments, and asks which form serves it (see choice). Both follow from the layouts of the
-tensors, from the options and from the number of threads. So where the answer is final, it is kept with the form, and
-for calls like this one nothing is left but to see that they are:
+tensors, from the options, from whether autograd records and from the number of threads; where that is the compiled form
+also from what it may not serve under. So where the answer is final, it is kept with the form, and for calls like this
+one nothing is left but to see that they are:
 
     lambda options, a0, a1, a2: (
-        form(a0, None, None, a1, a2, None, None, 0.0, 1e-05, False, False)[0]
-        if options[0].__class__ is float and alike(a0, a1, a2) and is_grad_enabled() is True and get_num_threads() == 2
+        form(a0, None, None, a1, a2, None, None, *form_options)[0]
+        if options[0].__class__ is float and options[1].__class__ is str and alike(a0, a1, a2)
+        and is_grad_enabled() is True and get_num_threads() == 2
         else OTHERWISE
     )
 
-It matters where an op is one kernel of torch's, with nothing to gain but all of the call to lose: after ops that went
-through the caches each call of a Python function takes some 5 us (one core of a Xeon).
+It matters where an op is one kernel of torch's, with nothing to gain but all of the call to lose: `layer_norm` of 4x16
+float32 takes 8 us in a loop, and 45 after ops that went through the caches, where `F.layer_norm` takes 5 and 42 (two
+cores of a Xeon).
 """
 
 import functools
@@ -24,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...partition.torch_private import tensors_like
+from ...partition.torch_private import has_storage, is_any_autocast_enabled, is_watched, tensors_like
 
-__all__ = ["OTHERWISE", "Served", "forget_served", "serve_and_keep"]
+__all__ = ["OTHERWISE", "Served", "forget_served", "is_plain", "serve_and_keep"]
 
 OTHERWISE: Final = object()
 """What a kept form returns for a call that it does not serve."""
@@ -100,7 +103,8 @@ class Served:
         finally:
             _here.came = before
         serve = _kept(tensors, options, results, came[0]) if len(came) == 1 else None
-        if serve is not None and tensors[0] is not None:
+        if serve is not None:
+            assert tensors[0] is not None
             key = tensors[0].shape, options
             with _lock:
                 if len(self.known) >= _MOST_KEPT and key not in self.known:
@@ -120,10 +124,21 @@ def forget_served() -> None:
             one.known.clear()
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is one of numbers in memory, and torch's guards can be asked about it."""
+    # Tensors of torch.func and of its older kin have the class of a plain one, and no storage; those on meta have one.
+    in_memory = tensor.layout == torch.strided and has_storage(tensor) and not tensor.is_meta
+    return tensor.__class__ in (Tensor, Parameter) and in_memory and not tensor.is_neg()
+
+
 def _kept(
     tensors: Sequence[Tensor | None], options: tuple[Any, ...], results: Any, came: _Came
 ) -> Callable[..., Any] | None:
-    """What serves calls like this one; None if more was done in it than to call the form with the call's tensors."""
+    """What serves calls like this one; None if nothing does."""
+    # What watches may make numbers tensors, and of autocast the guard sees that it is on, and not its dtype.
+    if is_watched() or is_any_autocast_enabled() or any(isinstance(one, Tensor) for one in options):
+        return None
+    # A form that gets the call's own tensors, and whose result is the call's, is all that the call does.
     places: list[int | None] = []
     for one in came.tensors:
         place = next((place for place, other in enumerate(tensors) if one is not None and one is other), None)
@@ -137,14 +152,14 @@ def _kept(
         if item is None:
             return None
     present = [one for one in tensors if one is not None]
-    if not all(one.__class__ is Tensor or one.__class__ is Parameter for one in present):
+    if not all(map(is_plain, present)):
         return None
     alike = tensors_like(*present)
     if not alike(*present):  # as where one tensor is in two places
         return None
     server = _server(
         tuple(one is not None for one in tensors),
-        tuple((place, type(one)) for place, one in enumerate(options) if isinstance(one, (int, float))),
+        tuple(map(type, options)),
         tuple(places),
         item,
         came.may is not None,
@@ -154,10 +169,10 @@ def _kept(
     return serve
 
 
-@functools.cache
+@functools.lru_cache(maxsize=512)
 def _server(
     present: tuple[bool, ...],
-    numbers: tuple[tuple[int, type], ...],
+    kinds: tuple[type, ...],
     places: tuple[int | None, ...],
     item: int | None,
     sometimes: bool,
@@ -166,14 +181,14 @@ def _server(
 
     Args:
         present: whether each of the call's tensors is there.
-        numbers: which of its options are numbers, and of which class.
+        kinds: the classes of its options.
         places: where each of the form's tensors is among the call's; None for one that is absent.
         item: which of the form's results the call returns; None for all of them.
         sometimes: whether something has to say that the form may serve.
     """
     names = [f"a{place}" for place in range(len(present))]
     # 1, 1.0 and True are equal, and an op may take one of them alone.
-    conditions = [f"options[{place}].__class__ is kind{place}" for place, _ in numbers]
+    conditions = [f"options[{place}].__class__ is kind{place}" for place in range(len(kinds))]
     conditions += [f"{name} is None" for name, there in zip(names, present, strict=True) if not there]
     conditions.append(f"alike({', '.join(name for name, there in zip(names, present, strict=True) if there)})")
     conditions += ["is_grad_enabled() is grad", "get_num_threads() == threads", *(["may()"] if sometimes else [])]
@@ -186,7 +201,7 @@ def _server(
             "is_grad_enabled": torch.is_grad_enabled,
             "get_num_threads": torch.get_num_threads,
             "OTHERWISE": OTHERWISE,
-            **{f"kind{place}": kind for place, kind in numbers},
+            **{f"kind{place}": kind for place, kind in enumerate(kinds)},
         },
     )
     return server

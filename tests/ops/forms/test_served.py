@@ -3,8 +3,10 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -141,6 +143,58 @@ def test_what_is_not_asked_again_is_still_refused() -> None:
         op(x, None, True)
     with pytest.raises(TypeError, match=r"^number must be a number, got list$"):
         op(x, None, [1])
+
+
+def test_what_is_equal_to_an_option_is_not_taken_for_it() -> None:
+    x, weight = torch.ones(2, 8), torch.ones(8)
+    for _ in range(2):
+        ops.layer_norm(x, weight=weight, eps=numpy.float32(1))  # type: ignore[arg-type]
+        ops.layer_norm(x, weight=weight, eps=1)
+        for eps in (Fraction(1), 1 + 0j):
+            with pytest.raises(TypeError):
+                ops.layer_norm(x, weight=weight, eps=eps)  # type: ignore[arg-type]
+
+
+def test_a_tensor_among_the_options_may_change() -> None:
+    x, seed, training = torch.ones(64), torch.tensor(7), torch.tensor(True)
+    for _ in range(2):
+        assert 0 in ops.dropout(x, 0.5, training=training, seed=seed)  # type: ignore[arg-type]
+    training.fill_(False)
+    assert ops.dropout(x, 0.5, training=training, seed=seed) is x  # type: ignore[arg-type]
+
+
+def test_what_autocast_casts_to_may_change() -> None:
+    def call(x: Tensor) -> Tensor:
+        y: Tensor = run("auto", Tensor.to, Tensor.to, (x,), (torch.get_autocast_dtype("cpu"),))
+        return y
+
+    replays, x = Replays(call), torch.ones(8)
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert replays((x,)).dtype == dtype
+
+
+@pytest.mark.parametrize("sparse", [lambda x: x.to_sparse_csr(), lambda x: x.to_sparse(), lambda x: x.to_mkldnn()])
+def test_what_has_no_strides_gets_an_answer(sparse: Callable[[Tensor], Tensor]) -> None:
+    """torch's guards end the process when they are asked about it."""
+
+    def first(x: Tensor, y: Tensor) -> Tensor:
+        return x + x
+
+    asked, x = [], torch.eye(4)
+    replays = Replays(lambda x, y: (asked.append(x), run("auto", first, first, (x, y)))[1])
+    for _ in range(2):
+        assert torch.equal(replays((sparse(x), x)).to_dense(), 2 * x)
+        assert torch.equal(replays((x, sparse(x))), 2 * x)
+    assert len(asked) == 4
+
+
+def test_while_something_watches_nothing_is_kept() -> None:
+    op, x = Op(), torch.ones(2, 8)
+    with FlopCounterMode(display=False):
+        op(x)
+    torch.jit.trace(lambda x: op(x)[0], x, check_trace=False)
+    assert op.call._served.known == {}
 
 
 def test_one_of_a_forms_results() -> None:
