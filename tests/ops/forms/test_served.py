@@ -169,7 +169,8 @@ def test_what_autocast_casts_to_may_change() -> None:
         return y
 
     replays, x = Replays(call), torch.ones(8)
-    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+    assert replays((x,)).dtype == torch.bfloat16
+    for dtype in (torch.float16, torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype=dtype):
             assert replays((x,)).dtype == dtype
 
