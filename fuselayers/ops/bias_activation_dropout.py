@@ -28,7 +28,7 @@ from .dropout import dropout_from, dropout_reference
 from .forms import Replays, apply, define, needs_grad, run, second_order
 from .forms.launch import kernel, launch, num_processors
 from .forms.triton_language import tl
-from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import keep_scale, keep_threshold, keep_tile, seed_for, seed_that_drops
 from .rows import as_rows, cdiv, persistent_programs, tile, vector_of
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
@@ -92,10 +92,8 @@ def _bias_activation_dropout(
     check_rows("x", x)
     check_row_vector("bias", bias, x)
     check_activation(activation)
-    check_probability(p)
-    check_seed(seed, x.device)
+    seed = seed_that_drops(seed, p, training=training, device=x.device)
     check_shard(shard, x.shape)
-    seed = seed if training and p else None
     if bias is None and activation is None and seed is None:
         return x
     row_R, column, reason = (

@@ -26,7 +26,7 @@ from .dropout import dropout_from, dropout_reference, dropped
 from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
-from .philox import check_probability, check_seed, keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import keep_scale, keep_threshold, keep_tile, seed_for, seed_that_drops
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
@@ -86,10 +86,8 @@ def _bias_dropout_residual(
     check_rows("x", x)
     check_like("residual", residual, x)
     check_row_vector("bias", bias, x)
-    check_probability(p)
-    check_seed(seed, x.device)
+    seed = seed_that_drops(seed, p, training=training, device=x.device)
     check_shard(shard, x.shape)
-    seed = seed if training and p else None
     row_R, column, reason = (
         (None, 0, None) if seed is None else (rows_of(shard, x), first_column(shard), obstacle(shard))
     )

@@ -21,7 +21,7 @@ from .bias_dropout_residual import bias_dropout_residual_reference
 from .dropout import dropout_reference
 from .forms import Replays
 from .normalise import NormStyle, check_style, norm_reference, normalise
-from .philox import check_probability, check_seed, seed_for
+from .philox import seed_for, seed_that_drops
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 
@@ -140,14 +140,12 @@ def _bias_dropout_residual_rms_norm(
     for name, vector in (("weight", weight), ("bias", bias)):
         check_row_vector(name, vector, x)
     check_style(style)
-    check_probability(p)
-    check_seed(seed, x.device)
     results = normalise(
         x,
         residual,
         bias=bias,
         weight=weight,
-        seed=seed if training and p else None,
+        seed=seed_that_drops(seed, p, training=training, device=x.device),
         shard=shard,
         p=p,
         eps=eps,

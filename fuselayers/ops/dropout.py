@@ -30,7 +30,7 @@ from ..partition.torch_private import apply_plainly, is_compiling, is_of_a_trans
 from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl
-from .philox import check_probability, check_seed, keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for, seed_that_drops
 from .rows import as_rows, cdiv, tile, vector_of
 from .shapes import check_floating
 from .shards import Shard, check_shard, first_column, obstacle, rows_of
@@ -75,10 +75,9 @@ def dropout(
 
 def _dropout(x: Tensor, seed: Tensor | None, p: float, training: bool, shard: Shard | None, backend: str) -> Tensor:
     check_floating("x", x)
-    check_probability(p)
-    check_seed(seed, x.device)
+    seed = seed_that_drops(seed, p, training=training, device=x.device)
     check_shard(shard, x.shape)
-    if seed is None or not (training and p):
+    if seed is None:
         return x
     tensors, options = (x, seed, rows_of(shard, x)), (first_column(shard), p)
     y: Tensor = run(backend, dropout_from, _fused, tensors, options, obstacle=obstacle(shard))

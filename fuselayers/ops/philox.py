@@ -43,6 +43,7 @@ __all__ = [
     "keep_tile",
     "philox_4x32",
     "seed_for",
+    "seed_that_drops",
 ]
 
 LANES: Final = 8
@@ -273,6 +274,17 @@ def seed_for(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Ten
     check_floating("x", x)
     check_probability(p)
     return draw_seed(device=x.device) if p else None
+
+
+def seed_that_drops(seed: Tensor | None, p: float, *, training: bool, device: torch.device) -> Tensor | None:
+    """Return the seed, checked, or None if nothing is dropped. Used by what drops, of what `seed_for` returned.
+
+    Raises:
+        ValueError, TypeError: as `check_probability` and `check_seed`.
+    """
+    check_probability(p)
+    check_seed(seed, device)
+    return seed if training and p else None
 
 
 # How torch sees the draw. The tag tells partitioners and checkpoint policies that it must not run twice; the device is

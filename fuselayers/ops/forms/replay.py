@@ -29,10 +29,10 @@ from ...partition.torch_private import (
     current_device,
     is_any_autocast_enabled,
     is_watched,
-    tensors_like,
 )
+from .alike import MOST_ALIKE, is_plain, like_these, put_first
 from .interpreter import INTERPRETED
-from .served import OTHERWISE, Served, is_plain
+from .served import OTHERWISE, Served
 from .writer import Saving, Writer, writing
 
 __all__ = ["ALIGNMENT", "ON_AMD", "Replayed", "Replays", "has_short_offsets", "replayed"]
@@ -42,11 +42,8 @@ ALIGNMENT: Final = 16
 
 ON_AMD: Final = torch.version.hip is not None
 
-# Of an op. What is known of a kind takes 27 kB (layer_norm, with its backward), that a kind came a hundredth of it.
-_MOST_KNOWN: Final = 512
+# Of an op, that came. One takes a hundredth of what is known of it then.
 _MOST_KINDS: Final = 8192
-# Calls with equal options and a first tensor of one shape are told apart one by one.
-_MOST_ALIKE: Final = 8
 
 
 class Replayed(NamedTuple):
@@ -73,7 +70,7 @@ class Replays:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
-        self._known: dict[tuple[Any, ...], list[_Known]] = {}
+        self._known: dict[tuple[Any, ...], tuple[_Known, ...]] = {}
         self._came: dict[tuple[Any, ...], int] = {}
         self._served = Served()
         self._lock = threading.Lock()
@@ -120,7 +117,7 @@ class Replays:
             times = self._came[kind] = self._came.get(kind, 0) + 1
         # To write down takes far longer than to run: sizes that never come again shall not pay for it, nor shall what
         # comes again and again without being known, since it differs in what a kind does not hold.
-        fits = _fits(tensors) if 1 < times <= 1 + _MOST_ALIKE else None
+        fits = _fits(tensors) if 1 < times <= 1 + MOST_ALIKE else None
         if fits is None:
             return self._call(*tensors, *options)
         wrote = Writer(tensors, _remade)
@@ -131,9 +128,7 @@ class Replays:
         if run is not None and not wrote.has_function:
             _add(known)
         with self._lock:
-            if len(self._known) >= _MOST_KNOWN and key not in self._known:
-                del self._known[next(iter(self._known))]
-            self._known[key] = [known, *self._known.get(key, ())][:_MOST_ALIKE]
+            put_first(self._known, key, known)
         return results
 
 
@@ -223,14 +218,11 @@ def _kind(key: tuple[Any, ...], tensors: Sequence[Tensor | None], options: tuple
 def _fits(tensors: Sequence[Tensor | None]) -> Callable[..., bool] | None:
     """Return what says whether tensors are like these; None if nothing can.
 
-    Alike are class, dtype, device, sizes, strides, how the address is aligned, whether a gradient is needed, what torch
-    dispatches on, and that each is another object: one tensor in two places may be two in the next call.
+    Beside what `like_these` looks at, that is how the address is aligned, and to what autocast casts.
     """
     given = [(f"a{place}", one) for place, one in enumerate(tensors) if one is not None]
-    if not all(is_plain(one) for _, one in given):
-        return None
-    alike = tensors_like(*(one for _, one in given))
-    if not alike(*(one for _, one in given)):
+    alike = like_these([one for _, one in given])
+    if alike is None:
         return None
     names: dict[str, Any] = {"alike": alike, "current_device": current_device, "has_short_offsets": has_short_offsets}
     conditions = [f"alike({', '.join(name for name, _ in given)})"]
@@ -284,7 +276,7 @@ def _remade(saving: Saving) -> Callable[..., Any]:
     def anew(key: tuple[Any, ...], saved: tuple[Tensor | None, ...], incoming: tuple[Tensor | None, ...]) -> Any:
         nonlocal times
         tensors = *saved, *incoming
-        fits = _fits(tensors) if times < _MOST_ALIKE else None
+        fits = _fits(tensors) if times < MOST_ALIKE else None
         if fits is None:
             return saving.backward(saved, key[0], incoming)
         times += 1

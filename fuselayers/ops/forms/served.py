@@ -25,19 +25,14 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from ...partition.torch_private import has_storage, is_any_autocast_enabled, is_watched, tensors_like
+from ...partition.torch_private import is_any_autocast_enabled, is_watched
+from .alike import like_these, put_first
 
-__all__ = ["OTHERWISE", "Served", "forget_served", "is_plain", "serve_and_keep"]
+__all__ = ["OTHERWISE", "Served", "forget_served", "serve_and_keep"]
 
 OTHERWISE: Final = object()
 """What a kept form returns for a call that it does not serve."""
-
-# Of an op.
-_MOST_KEPT: Final = 512
-# Calls with equal options and a first tensor of one shape are told apart one by one.
-_MOST_ALIKE: Final = 8
 
 
 class _Came(NamedTuple):
@@ -105,11 +100,8 @@ class Served:
         serve = _kept(tensors, options, results, came[0]) if len(came) == 1 else None
         if serve is not None:
             assert tensors[0] is not None
-            key = tensors[0].shape, options
             with _lock:
-                if len(self.known) >= _MOST_KEPT and key not in self.known:
-                    del self.known[next(iter(self.known))]
-                self.known[key] = (serve, *self.known.get(key, ()))[:_MOST_ALIKE]
+                put_first(self.known, (tensors[0].shape, options), serve)
         return results
 
 
@@ -122,13 +114,6 @@ def forget_served() -> None:
     with _lock:
         for one in _all:
             one.known.clear()
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is one of numbers in memory, and torch's guards can be asked about it."""
-    # Tensors of torch.func and of its older kin have the class of a plain one, and no storage; those on meta have one.
-    in_memory = tensor.layout == torch.strided and has_storage(tensor) and not tensor.is_meta
-    return tensor.__class__ in (Tensor, Parameter) and in_memory and not tensor.is_neg()
 
 
 def _kept(
@@ -151,11 +136,8 @@ def _kept(
         item = next((item for item, one in enumerate(items) if one is results), None)
         if item is None:
             return None
-    present = [one for one in tensors if one is not None]
-    if not all(map(is_plain, present)):
-        return None
-    alike = tensors_like(*present)
-    if not alike(*present):  # as where one tensor is in two places
+    alike = like_these([one for one in tensors if one is not None])
+    if alike is None:
         return None
     server = _server(
         tuple(one is not None for one in tensors),

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
+from fuselayers.ops.forms import alike
 from fuselayers.ops.forms import replay as replay_module
+from fuselayers.ops.forms.alike import MOST_ALIKE
 from fuselayers.ops.forms.dispatch import run
 from fuselayers.ops.forms.replay import Replays, replayed
 from fuselayers.ops.forms.writer import writer
@@ -175,7 +177,7 @@ class TestWhatComesAgain:
         for _ in range(20):
             assert torch.equal(toy.call(torch.zeros(8), 0.5), torch.full((8,), 0.5))
         assert toy.forwards == 20
-        assert len(toy.written) == replay_module._MOST_ALIKE
+        assert len(toy.written) == MOST_ALIKE
 
     def test_it_keeps_no_tensor(self, toy: Toy, what_a_test_makes: None) -> None:
         x = torch.ones(8)
@@ -224,7 +226,7 @@ class TestWhatComesAgain:
         assert seen == [int, float, bool] * 2
 
     def test_the_oldest_of_many_are_forgotten(self, toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(replay_module, "_MOST_KNOWN", 2)
+        monkeypatch.setattr(alike, "_MOST_KEYS", 2)
         for rows in (1, 2, 3):
             x = torch.randn(rows, 8)
             for _ in range(3):

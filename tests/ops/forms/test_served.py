@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
-from fuselayers.ops.forms import choice, served
+from fuselayers.ops.forms import alike, choice, served
 from fuselayers.ops.forms.dispatch import run
 from fuselayers.ops.forms.interpreter import INTERPRETED
 from fuselayers.ops.forms.replay import Replays
@@ -175,7 +175,7 @@ def test_what_autocast_casts_to_may_change() -> None:
             assert replays((x,)).dtype == dtype
 
 
-@pytest.mark.parametrize("sparse", [lambda x: x.to_sparse_csr(), lambda x: x.to_sparse(), lambda x: x.to_mkldnn()])
+@pytest.mark.parametrize("sparse", [lambda x: x.to_sparse_csr(), lambda x: x.to_sparse()])
 def test_what_has_no_strides_gets_an_answer(sparse: Callable[[Tensor], Tensor]) -> None:
     """torch's guards end the process when they are asked about it."""
 
@@ -305,8 +305,8 @@ def test_while_it_is_too_early_to_tell_every_call_asks() -> None:
 
 
 def test_no_more_than_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "_MOST_KEPT", 4)
-    monkeypatch.setattr(served, "_MOST_ALIKE", 3)
+    monkeypatch.setattr(alike, "_MOST_KEYS", 4)
+    monkeypatch.setattr(alike, "MOST_ALIKE", 3)
     op = Op()
     for rows in range(1, 9):
         op(torch.ones(rows, 2))
