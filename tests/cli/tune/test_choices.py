@@ -17,12 +17,9 @@ from fuselayers.cli.tune.turns import Ratio
 from fuselayers.ops.forms import choice
 from fuselayers.partition import auto, auto_file, fuse, patience
 from fuselayers.partition.backends import why_unavailable
+from tests.cli.tune.conftest import TINY
 from tests.partition.measured import eager_for_inductor
 
-TINY = [
-    *("model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"),
-    *("feedforward=mlp", "model.dropout=0"),
-]
 CPU = torch.device("cpu")
 
 

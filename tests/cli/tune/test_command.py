@@ -11,14 +11,10 @@ from fuselayers.cli.tune.choices import Row
 from fuselayers.cli.tune.turns import Ratio
 from fuselayers.partition import auto, auto_file
 from fuselayers.partition import backends as backends_function
+from tests.cli.tune.conftest import TINY
 from tests.partition.measured import eager_for_inductor
 
 backends: Any = __import__("sys").modules[backends_function.__module__]
-
-TINY = [
-    *("model.num_layers=1", "model.hidden_dim=16", "model.context_length=8", "attention.num_heads=2"),
-    *("feedforward=mlp", "model.dropout=0"),
-]
 
 
 @pytest.fixture(autouse=True)
