@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
+from .._torch.dispatch import is_compiling
 from ..partition import fuse, is_unfused
-from ..partition.torch_private import is_compiling
 
 __all__ = ["op_for"]
 

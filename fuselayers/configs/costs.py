@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
-from ..partition.torch_private import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from .build import build
 from .compose import compose
 from .schemas import Config

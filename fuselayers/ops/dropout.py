@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..partition.torch_private import apply_plainly, is_compiling, is_of_a_transform, transforms_are_active
+from .._torch.dispatch import apply_plainly, is_compiling, is_of_a_transform, transforms_are_active
 from .forms import Replays, apply, define, needs_grad, run
 from .forms.launch import kernel, launch
 from .forms.triton_language import tl

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..partition.torch_private import is_compiling
+from .._torch.dispatch import is_compiling
 from .activations import activate, activate_tile, check_activation
 from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
 from .forms import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels

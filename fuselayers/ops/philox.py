@@ -25,8 +25,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .._torch.guards import disable_dynamo
+from .._torch.tracing import statically_known_true
 from ..partition import BackendUnavailableError, FallbackWarning
-from ..partition.torch_private import statically_known_true
 from .forms.compiled import compiled
 from .forms.triton_language import tile_function, tl
 from .shapes import check_floating
@@ -320,7 +321,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # as bytes: Inductor's C++ multiplies by a uint8 at the memory's speed, by a bool at an eighth of it (2048x1024 float32,
 # two cores of an AMD EPYC: 0.13 ms against 0.92 ms). A GPU's compiler takes the formula whole, which saves the trip to
 # memory.
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # Dynamo may come by, as in compiled
+@disable_dynamo("an op of torch calls it, perhaps after a graph break")
 def _keep_on_cpu(
     seed: Tensor,
     row_R: Tensor | None,

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, TypeAlias
 import torch.fx as fx
 from torch import nn
 
+from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
 from .fuse import FusedFunction, FuseOptions
 from .fused_module import FusedModule
 from .partitioners import Partitioner, default_partition, partitioner
 from .report import ServedGraph, describe_graph
-from .torch_private import aot_autograd, forget_donated_buffers, make_boxed_func
 
 __all__ = ["AotFunction", "AotOptions", "GraphCompiler", "aot_function", "aot_module"]
 

@@ -27,6 +27,8 @@ import torch
 import torch.fx as fx
 from torch import Tensor, nn
 
+from .._torch.dispatch import FakeTensor, as_a_compiler, saved_tensors_hooks_are_active
+from .._torch.tracing import copy_of
 from .backends import (
     CANDIDATES,
     UNFUSED,
@@ -42,7 +44,6 @@ from .partitioners import Partitioner, SavingRule, partitioner
 from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
-from .torch_private import FakeTensor, as_a_compiler, copy_of, saved_tensors_hooks_are_active
 
 __all__ = ["Runs", "best_of", "compile_auto", "compile_frozen"]
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from .._torch.guards import inner_error, is_error_of_dynamo
+from .._torch.tracing import copy_of
 from ..names import no_such
 from .compilers import (
     compile_eager,
@@ -22,7 +24,6 @@ from .fallback_warning import FallbackWarning, say_once
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
-from .torch_private import GRAPH_BREAKS_OF_BACKENDS, BackendCompilerFailed, TorchDynamoException, copy_of
 
 __all__ = [
     "AUTO_ORDER",
@@ -200,11 +201,9 @@ def compile_chain(
             try:
                 compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
             except Exception as error:
-                # Inductor wraps what went wrong in it in Dynamo's own kind of error.
-                wrapped = isinstance(error, BackendCompilerFailed)
-                cause = getattr(error, "inner_exception", error) if wrapped else error
-                if isinstance(cause, (TorchDynamoException, PartitionError, *GRAPH_BREAKS_OF_BACKENDS)):
-                    raise  # how Dynamo restarts its own analysis; a graph that no backend can trace, or cut as asked
+                cause = inner_error(error)
+                if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):
+                    raise  # no backend can trace this graph, or cut it as asked
                 reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
             else:
                 for failed, why in failures:

@@ -12,22 +12,14 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException
+from .._torch.guards import dynamo_optimize, dynamo_state_kept
+from .._torch.tracing import aot_autograd, copy_of, make_boxed_func, trace_with_inductor
 from ..names import no_such
 from .compilers.nvfuser import nvfuser_decompositions, with_masks_for_nvfuser
 from .fake_twins import fake_twins
 from .partitioners import default
 from .passes import dropout_in_place_pass, seeded_dropout_calls_pass, seeded_dropout_pass
-from .torch_private import (
-    CustomPartitionerFn,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    aot_autograd,
-    copy_of,
-    dynamo_optimize,
-    dynamo_state_kept,
-    make_boxed_func,
-    trace_with_inductor,
-)
 
 __all__ = ["ROOT", "CapturedGraph", "Trace", "capture", "compile_functional", "trace"]
 
@@ -136,7 +128,7 @@ def trace(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     *,
-    compiler: Callable[[fx.GraphModule, Sequence[Any], CustomPartitionerFn], Callable[..., Any]],
+    compiler: Callable[[fx.GraphModule, Sequence[Any], "_Capture"], Callable[..., Any]],
     fullgraph: bool = False,
     device: torch.device | str = "cpu",
 ) -> tuple[Trace, ...]:
@@ -172,7 +164,6 @@ def trace(
             return traced_fn(*args, **kwargs)
 
         with dynamo_state_kept(backend):
-            # `torch.compile`, without the wrapping that would hide which graphs are of this backend.
             compiled = dynamo_optimize(backend, nopython=fullgraph)(_with_code_of_its_own(entry))
             try:
                 result = compiled(*fake_args, **fake_kwargs)
@@ -184,7 +175,7 @@ def trace(
     return tuple(Trace(**seen, fn=traced_fn, args=fake_args, kwargs=fake_kwargs, result=result) for seen in graphs)
 
 
-class _Capture(CustomPartitionerFn):
+class _Capture:
     """A partitioner that keeps a copy of what it is given."""
 
     captured: CapturedGraph | None = None
@@ -208,7 +199,7 @@ class _Capture(CustomPartitionerFn):
 
 
 def compile_functional(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
     """As the eager backend, but what is written to an input is an output of the graph, not an op in it."""
     backend = aot_autograd(fw_compiler=_run_as_it_is, partition_fn=partitioner)
@@ -217,7 +208,7 @@ def compile_functional(
 
 
 def _compile_eager(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
     def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         return partitioner(seeded_dropout_pass(joint_module), joint_inputs, **options)
@@ -228,14 +219,14 @@ def _compile_eager(
 
 
 def _compile_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
     graph_module = seeded_dropout_calls_pass(dropout_in_place_pass(graph_module))
     return trace_with_inductor(graph_module, example_inputs, partitioner, run=_run_as_it_is)
 
 
 def _compile_nvfuser(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
     def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         return partitioner(seeded_dropout_pass(joint_module), joint_inputs, **options)

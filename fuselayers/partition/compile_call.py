@@ -9,17 +9,8 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.fx as fx
 
-from .torch_private import (
-    ConstantSource,
-    FakeTensorMode,
-    as_a_compiler,
-    disable_current_modes,
-    functorch_config,
-    inductor_compilers,
-    make_fx,
-    pytree,
-    symbolic_shapes,
-)
+from .._torch.dispatch import FakeTensorMode, as_a_compiler, disable_current_modes, pytree
+from .._torch.tracing import functorch_config, inductor_compilers, make_fx, named_source, symbolic_shapes
 
 __all__ = ["CompiledCall", "compile_call"]
 
@@ -57,7 +48,7 @@ def compile_call(
         made.append(compile_fx_inner(graph_module, inputs, **options))
         return made[-1]
 
-    shapes = symbolic_shapes.ShapeEnv()
+    shapes = symbolic_shapes().ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, static_shapes=False)
     with (
         as_a_compiler(),
@@ -70,13 +61,13 @@ def compile_call(
         for number, (tensor, dimensions) in enumerate(zip(tensors, any_size, strict=True)):
             free = {place for place in dimensions if tensor.shape[place] > 1}
             fixed += [(number, place, size) for place, size in enumerate(tensor.shape) if place not in free]
-            kinds = symbolic_shapes.DimDynamic
-            context: Any = symbolic_shapes.StatelessSymbolicContext(
+            kinds = symbolic_shapes().DimDynamic
+            context: Any = symbolic_shapes().StatelessSymbolicContext(
                 dynamic_sizes=[kinds.DYNAMIC if place in free else kinds.STATIC for place in range(tensor.dim())],
                 constraint_sizes=[None] * tensor.dim(),
             )
             blank = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            source = ConstantSource(f"argument_{number}")
+            source = named_source(f"argument_{number}")
             examples.append(mode.from_tensor(blank, symbolic_context=context, source=source))
         with mode:
             graph_module = make_fx(fn)(*examples)

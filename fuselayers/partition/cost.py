@@ -23,10 +23,10 @@ import torch.fx as fx
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
+from .._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
 from .joint_graph import JointGraph
 from .machine import Machine
 from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
-from .torch_private import is_opaque, is_sym_node, overload_packet, size_hint
 
 __all__ = ["CostModel", "NodePrice", "flops_of"]
 

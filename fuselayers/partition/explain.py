@@ -10,6 +10,7 @@ import torch.fx as fx
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
 from .cost import flops_of
 from .fake_twins import fake_twins
@@ -20,7 +21,6 @@ from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_on
 from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
 from .receipt import Receipt, RecomputedValue, SavedValue, Totals
 from .saved_bytes import saved_bytes
-from .torch_private import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 
 __all__ = ["explain"]
 

@@ -14,9 +14,11 @@ import torch
 import torch.fx as fx
 from torch import nn
 
+from .._torch.dispatch import pytree
+from .._torch.guards import is_graph_break
+from .._torch.tracing import descriptors
 from .capture import ROOT, Trace, compile_functional, trace
 from .node_kinds import source_line
-from .torch_private import GraphBreak, descriptors, tree_flatten_with_path
 
 __all__ = ["InputSpec", "JointGraphExport", "OperatorRecord", "OutputSpec", "joint_graph", "operator_map"]
 
@@ -181,7 +183,9 @@ def _traces(
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
         traces = trace(fn, args, kwargs, compiler=compile_functional, fullgraph=fullgraph)
-    except GraphBreak as error:
+    except Exception as error:
+        if not is_graph_break(error):
+            raise
         stack = list(getattr(error, "real_stack", None) or ())
         where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "a place that Dynamo does not name"
         raise ValueError(
@@ -271,7 +275,7 @@ def _argument_names(fn: Any, count: int) -> list[str]:
 
 
 def _leaves(result: Any) -> list[tuple[str, Any]]:
-    leaves, _ = tree_flatten_with_path(result)
+    leaves, _ = pytree.tree_flatten_with_path(result)
     return [("result" + "".join(str(key) for key in path), leaf) for path, leaf in leaves]
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .._torch.dispatch import FakeTensor, FakeTensorMode, disable_current_modes
 from .fuse import FusedFunction
 from .fused_module import FusedModule
-from .torch_private import FakeTensor, FakeTensorMode, disable_current_modes
 
 __all__ = ["fake_twins"]
 

@@ -7,9 +7,10 @@ tests use the first two as oracles.
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx  # 0.2 s, so it is imported where it is used
 
 __all__ = ["SINK", "SOURCE", "UnboundedCutError", "minimum_cut", "sink_side_of_minimum_cut"]
 
@@ -36,6 +37,7 @@ def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashabl
     Raises:
         UnboundedCutError: a path of uncuttable edges leads from SOURCE to SINK.
 
+    >>> import networkx as nx
     >>> graph = nx.DiGraph()
     >>> graph.add_edge(SOURCE, "x", capacity=3.0)
     >>> graph.add_edge("x", SINK, capacity=2.0)
@@ -56,6 +58,8 @@ def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashabl
 
 
 def _uncuttable_path(graph: "nx.DiGraph[Hashable]") -> list[Any]:
+    import networkx as nx
+
     uncuttable = nx.DiGraph([(start, end) for start, end, data in graph.edges(data=True) if "capacity" not in data])
     return list(nx.shortest_path(uncuttable, SOURCE, SINK))
 

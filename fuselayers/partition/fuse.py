@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, overload
 import torch
 from torch import nn
 
+from .._torch.guards import inner_error, torch_compile
 from ..names import no_such
 from .auto import compile_auto, compile_frozen
 from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
@@ -28,7 +29,6 @@ from .fused_module import FusedModule
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
-from .torch_private import BackendCompilerFailed, torch_compile
 from .unguarded import UnguardedCalls
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
@@ -244,9 +244,10 @@ class FusedFunction(UnguardedCalls):
                 return compiled(*args, **kwargs)
             self._only = self._compile_for((), {})
             return self._only(*args, **kwargs)
-        except BackendCompilerFailed as error:
-            if isinstance(error.inner_exception, self._errors_that_speak):
-                raise error.inner_exception from error.inner_exception.__cause__
+        except Exception as error:
+            inner = inner_error(error)
+            if inner is not error and isinstance(inner, self._errors_that_speak):
+                raise inner from inner.__cause__
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from .._torch.dispatch import is_compiling, may_run_again
 from .report import FusionReport
-from .torch_private import is_compiling, may_run_again
 
 __all__ = ["FusedModule", "call_unfused", "is_unfused", "unfused"]
 

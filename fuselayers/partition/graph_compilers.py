@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from .._torch.tracing import compile_one_graph
 from .compilers import why_inductor_is_unavailable
 from .compilers.straight_line import straight_line
 from .fallback_warning import say_once
-from .torch_private import compile_one_graph
 
 __all__ = ["print_compile", "ts_compile"]
 

@@ -8,6 +8,16 @@ from typing import Any, Final
 
 import torch.fx as fx
 
+from .._torch.tracing import (
+    extract_forward_and_backward,
+    forward_inputs,
+    is_gradient_input,
+    is_sym_node,
+    is_tagged_backward,
+    must_recompute,
+    mutated_inputs,
+    placement,
+)
 from .node_kinds import (
     is_fusible,
     looks_at_its_input,
@@ -26,16 +36,6 @@ from .passes import (
     mask_ops,
     merge_equal_nodes_pass,
     tables_once_pass,
-)
-from .torch_private import (
-    extract_forward_and_backward,
-    forward_inputs,
-    is_gradient_input,
-    is_sym_node,
-    is_tagged_backward,
-    must_recompute,
-    mutated_inputs,
-    placement,
 )
 
 __all__ = ["CutGraph", "JointGraph", "PartitionError"]

@@ -17,8 +17,8 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
+from .._torch.guards import torch_compile
 from .backends import main_device
-from .torch_private import torch_compile
 
 __all__ = ["behind_guards", "copies_of", "seconds_of"]
 

@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import fx
 
-from .torch_private import SWITCHES_OF_MODES, all_nodes
+from .._torch.tracing import SWITCHES_OF_MODES, all_nodes
 
 __all__ = ["Modes", "holds_checkpoints", "switches_modes"]
 

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 import torch.fx as fx
 
-from .torch_private import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
+from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
 
 __all__ = [
     "draws",

@@ -2,9 +2,9 @@
 
 import torch.fx as fx
 
+from .._torch.tracing import CheckpointPolicy, must_recompute
 from .joint_graph import JointGraph, PartitionError
 from .node_kinds import is_view
-from .torch_private import CheckpointPolicy, must_recompute
 
 __all__ = ["saved_by_default"]
 

@@ -10,15 +10,18 @@ runtime-memory tradeoffs in checkpointing by being fusion aware", MLSys 2023, so
 """
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import torch.fx as fx
 
+from .._torch.tracing import must_recompute
 from .cost import CostModel, NodePrice
 from .flow import SINK, SOURCE, UnboundedCutError, minimum_cut
 from .joint_graph import JointGraph, PartitionError
 from .node_kinds import source_line, why_runs_once
-from .torch_private import must_recompute
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["flow_graph", "saved_by_min_cut"]
 
@@ -43,6 +46,8 @@ def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
     Each edge says in `reason` why it is there; those that can be cut carry `capacity`, the cost in bytes moved, and its
     parts as `price`, a NodePrice.
     """
+    import networkx as nx
+
     graph: nx.DiGraph[Hashable] = nx.DiGraph()
     candidates = set(joint.needed)
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._torch.dispatch import FakeTensorMode, TorchDispatchMode, pytree
 from .passes import seed_ops
-from .torch_private import FakeTensorMode, TorchDispatchMode, pytree
 
 __all__ = ["SideEffects", "side_effects"]
 

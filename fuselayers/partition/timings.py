@@ -21,15 +21,15 @@ from typing import Any, Final
 
 import torch
 
-from .cache import cache_file, locked, sources_hash, write_json
-from .machine import processor_name
-from .torch_private import (
-    compiler_version,
+from .._torch.dispatch import (
     dispatch_mode_is_active,
     is_compiling,
     saved_tensors_hooks_are_active,
     transforms_are_active,
 )
+from .._torch.tracing import compiler_version
+from .cache import cache_file, locked, sources_hash, write_json
+from .machine import processor_name
 
 __all__ = [
     "auto_file",

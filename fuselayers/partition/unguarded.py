@@ -15,20 +15,16 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
 
+from .._torch.dispatch import is_compiling, may_run_again, tangents_are_active
 from .auto import Runs
 from .fused_module import call_unfused, is_unfused
-from .torch_private import (
-    NO_BACKWARD,
-    current_backward,
-    hooks_for_saved_tensors,
-    is_compiling,
-    is_fwd_grad_enabled,
-    may_run_again,
-    tangents_are_active,
-)
 
 __all__ = ["UnguardedCalls", "glance"]
 
+NO_BACKWARD = -1
+current_backward = torch._C._current_graph_task_id
+hooks_for_saved_tensors: Any = torch._C._autograd._top_saved_tensors_default_hooks
+is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
 _PLAIN_VALUES: Final = frozenset({NoneType, bool, int, float, str})
 # Of calls that go past Dynamo; one with a number that differs each time is always another kind.
 _MOST_KINDS_OF_CALLS: Final = 1024

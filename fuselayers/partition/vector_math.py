@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from .torch_private import disable_current_modes
+from .._torch.dispatch import disable_current_modes
 
 __all__ = ["VECTOR_FUNCTIONS", "call_vector_functions"]
 

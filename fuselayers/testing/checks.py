@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
+from .._torch.guards import torch_compile
 from ..ops.forms.launch import INTERPRETED
 from ..ops.forms.meter import KernelFault, metered
 from ..partition import BackendUnavailableError, fuse
-from ..partition.torch_private import torch_compile
 from .comparison import (
     Op,
     Overwritten,

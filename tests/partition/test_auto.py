@@ -11,6 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from fuselayers import ops
+from fuselayers._torch.dispatch import as_a_compiler
 from fuselayers.partition import (
     BackendUnavailableError,
     auto,
@@ -21,7 +22,6 @@ from fuselayers.partition import (
     saved_bytes,
 )
 from fuselayers.partition.auto import best_of
-from fuselayers.partition.torch_private import as_a_compiler
 from tests.partition.measured import check, inputs, only, wave
 
 pytestmark = pytest.mark.usefixtures("own_memory")

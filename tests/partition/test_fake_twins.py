@@ -3,9 +3,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fuselayers._torch.dispatch import FakeTensor
 from fuselayers.partition import fuse
 from fuselayers.partition.fake_twins import fake_twins
-from fuselayers.partition.torch_private import FakeTensor
 
 
 def test_a_twin_computes_shapes_and_leaves_the_original_alone() -> None:

@@ -617,10 +617,10 @@ class TestPartitionErrors:
 def test_an_opaque_value_is_handed_on() -> None:
     """A script object in forward and backward: neither a tensor nor a size, and no cost."""
     pytest.importorskip("torch._library.fake_class_registry")
+    from fuselayers._torch.tracing import is_opaque
     from fuselayers.partition.cost import CostModel, NodePrice
     from fuselayers.partition.machine import machine_of
     from fuselayers.partition.node_kinds import why_not_saveable
-    from fuselayers.partition.torch_private import is_opaque
     from tests.partition.tracing import joint_graph_of
 
     joint = joint_graph_of(torch.sin, torch.randn(8, requires_grad=True))

@@ -2,13 +2,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.partitioners import classify_nodes
 
 from fuselayers import ops
 from fuselayers.partition import default, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.node_kinds import storage_of
 from fuselayers.partition.partitioners import SavingRule
-from fuselayers.partition.torch_private import classify_nodes
 from tests.partition import tracing
 from tests.partition.tracing import called, joint_graph_of
 

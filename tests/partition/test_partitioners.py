@@ -7,10 +7,10 @@ from torch import Tensor
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuselayers import ops
+from fuselayers._torch.tracing import aot_autograd, make_boxed_func
 from fuselayers.partition import PARTITIONERS, CostModel, budget, fuse, machine_of, min_cut, partitioner, saved_bytes
 from fuselayers.partition import default as default_partitioner
 from fuselayers.partition.partitioners import SavingRule, cost_model_for
-from fuselayers.partition.torch_private import aot_autograd, make_boxed_func
 from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
 
 ROWS, COLUMNS = 64, 96

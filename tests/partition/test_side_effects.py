@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fuselayers._torch.dispatch import DataDependentOutputException
 from fuselayers.ops import draw_seed
 from fuselayers.partition.side_effects import SideEffects, side_effects
-from fuselayers.partition.torch_private import DataDependentOutputException
 
 
 def found(fn: Callable[..., Any], *inputs: Any) -> SideEffects:

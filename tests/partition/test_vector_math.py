@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.partition.torch_private import FakeTensorMode
+from fuselayers._torch.dispatch import FakeTensorMode
 from fuselayers.partition.vector_math import VECTOR_FUNCTIONS, call_vector_functions
 from tests.processes import run
 

@@ -15,18 +15,14 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as torch_partitioners
 from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
+from fuselayers._torch.dispatch import FakeTensorMode
+from fuselayers._torch.guards import torch_compile
+from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition
 from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import Partitioner, SavingRule, partitioner
-from fuselayers.partition.torch_private import (
-    CustomPartitionerFn,
-    FakeTensorMode,
-    aot_autograd,
-    make_boxed_func,
-    torch_compile,
-    torch_default_partition,
-)
 
 __all__ = [
     "GPT",

@@ -15,13 +15,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ..._torch.tracing import copy_of, torch_min_cut_at_budget, torch_min_cut_partition
 from ...partition import CapturedGraph, PartitionError, budget, capture, fuse, min_cut, saved_bytes
 from ...partition.cost import flops_of
 from ...partition.flow import minimum_cut
 from ...partition.joint_graph import JointGraph
 from ...partition.partitioners import cost_model_for
 from ...partition.saved_by_min_cut import flow_graph
-from ...partition.torch_private import copy_of, torch_min_cut_at_budget, torch_min_cut_partition
 from ..machine import synchronize
 from .layers import GPT, LAYERS, LayerCase
 from .measure import EAGER, Candidate, Timing, disagreement, results, time_interleaved

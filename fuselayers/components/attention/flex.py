@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from ...partition.torch_private import dispatch_mode_is_active, is_compiling
+from ..._torch.dispatch import dispatch_mode_is_active, is_compiling
 from .masks import Rules
 
 __all__ = ["flex", "is_grouped"]

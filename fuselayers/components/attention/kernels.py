@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..._torch.dispatch import is_compiling
 from ...ops import dropout
-from ...partition.torch_private import is_compiling
 from .flex import flex, is_grouped
 from .masks import Rules, allowed_keys
 

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..._torch.dispatch import FakeTensor
 from ...ops import dropout
-from ...partition.torch_private import FakeTensor
 from ..hooks import has_hooks, is_sharded
 from ..registry import register, title
 from ..residual import PreResidual

@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._torch.dispatch import transforms_are_active
+from ..._torch.guards import disable_dynamo
 from ...names import no_such
-from ...partition.torch_private import transforms_are_active
 from ..attention.padding import check_input
 from ..autocast import without_autocast
 from ..checks import check_last_dim
@@ -219,7 +220,7 @@ class MixtureOfExperts(nn.Module):
         """Return what each token got from each of its experts, not weighted yet: [N, K, D]."""
         y_AD = _run_sorted(self.experts, x_ND[order_A // self.top_k], sizes_E)
         # Back by the inverse of the order, not by a sum at each token's place, whose order of summands a GPU picks.
-        y_NKD: Tensor = y_AD[_inverse(order_A)].unflatten(0, (-1, self.top_k))
+        y_NKD: Tensor = y_AD[_inverse(order_A)].unflatten(0, (-1, self.top_k))  # type: ignore[no-untyped-call]
         return y_NKD
 
     def _in_slots(
@@ -298,8 +299,8 @@ def _inverse(order_A: Tensor) -> Tensor:
     return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
 
 
-@torch.compiler.disable(  # type: ignore[no-untyped-call,untyped-decorator]
-    reason="how many tokens an expert has depends on the data; give mixture_of_experts a capacity_factor for "
+@disable_dynamo(
+    "how many tokens an expert has depends on the data; give mixture_of_experts a capacity_factor for "
     "fixed sizes, with which it is one graph"
 )
 def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...partition.torch_private import has_storage, tensors_like
+from ..._torch.dispatch import has_storage, tensors_like
 
 __all__ = ["MOST_ALIKE", "is_plain", "like_these", "put_first"]
 

@@ -21,14 +21,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._torch.dispatch import dispatch_mode_is_active, saved_tensors_hooks_are_active, transforms_are_active
 from ...partition import BackendUnavailableError
 from ...partition.measure import seconds_of
 from ...partition.timings import has_choice, may_measure, patience_in_seconds, remember, remembered
-from ...partition.torch_private import (
-    dispatch_mode_is_active,
-    saved_tensors_hooks_are_active,
-    transforms_are_active,
-)
 from .compiled import why_not_compiled
 from .served import forget_served, serve_and_keep
 

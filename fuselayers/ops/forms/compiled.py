@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from ..._torch.guards import compile_lock, disable_dynamo
 from ...partition import BackendUnavailableError, FallbackWarning
 from ...partition.compile_call import CompiledCall, compile_call
 from ...partition.compilers import why_inductor_is_unavailable
-from ...partition.torch_private import compile_lock
 from .launch import INTERPRETED
 
 __all__ = ["compiled", "why_not_compiled"]
@@ -42,7 +42,8 @@ def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable
             options, the formula runs op by op instead; that is said once, as a FallbackWarning.
     """
     # Dynamo may come by in a frame that it could not compile, and has no business here.
-    return torch.compiler.disable(_Compiled(formula, any_size).call)  # type: ignore[no-any-return,no-untyped-call]
+    own = _Compiled(formula, any_size)
+    return disable_dynamo("Inductor compiled it")(lambda *arguments: own.call(*arguments))
 
 
 class _Compiled:
@@ -86,7 +87,7 @@ class _Compiled:
         kinds = tree_map_only(Tensor, lambda tensor: (tensor.dtype, tensor.dim()), arguments)
         kind = torch.get_num_threads(), *(tuple(one) if isinstance(one, list) else one for one in kinds)
         # Inductor, Dynamo and FX keep state for the whole process.
-        with compile_lock:
+        with compile_lock():
             codes = self._codes.setdefault(kind, [])
             for code in codes:
                 if code.takes(tensors):

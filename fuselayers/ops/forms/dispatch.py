@@ -23,9 +23,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ..._torch.dispatch import is_compiling, transforms_are_active
 from ...names import no_such
 from ...partition import BackendUnavailableError
-from ...partition.torch_private import is_compiling, transforms_are_active
 from .choice import call_faster
 from .compiled import compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ...partition.torch_private import AsOnGPU, disable_current_modes
+from ..._torch.dispatch import AsOnGPU, disable_current_modes
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import mend_interpreter
 from .replay import ALIGNMENT, ON_AMD, has_short_offsets

@@ -24,12 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...partition.torch_private import (
-    apply_plainly,
-    current_device,
-    is_any_autocast_enabled,
-    is_watched,
-)
+from ..._torch.dispatch import apply_plainly, current_device, is_any_autocast_enabled, is_watched
 from .alike import MOST_ALIKE, is_plain, like_these, put_first
 from .interpreter import INTERPRETED
 from .served import OTHERWISE, Served

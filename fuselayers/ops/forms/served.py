@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ...partition.torch_private import is_any_autocast_enabled, is_watched
+from ..._torch.dispatch import is_any_autocast_enabled, is_watched
 from .alike import like_these, put_first
 
 __all__ = ["OTHERWISE", "Served", "forget_served", "serve_and_keep"]

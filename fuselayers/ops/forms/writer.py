@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ...partition.torch_private import TorchDispatchMode, empty_strided_on
+from ..._torch.dispatch import TorchDispatchMode, empty_strided_on
 
 __all__ = ["Saving", "Writer", "apply", "not_written", "writer", "writing"]
 

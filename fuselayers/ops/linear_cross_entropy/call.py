@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...partition.torch_private import is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference
 from ..forms import autocast_dtype, each_once, takes_kernels
 from ..losses import check_loss_options, check_target, count_for, loss_dtype, reduced

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.fx as fx
 
+from ..._torch.tracing import aot_autograd, forget_donated_buffers
 from ..partitioners import Partitioner, SavingRule, partitioner
 from ..passes import replayed_dropout_pass, seeded_dropout_pass
-from ..torch_private import aot_autograd, forget_donated_buffers
 
 __all__ = ["compile_ahead_of_time"]
 

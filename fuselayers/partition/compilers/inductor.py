@@ -7,11 +7,11 @@ from typing import Any
 import torch.fx as fx
 from torch.utils._triton import has_triton
 
+from ..._torch.tracing import compile_with_inductor, cpp_compiler, donates_buffers
 from ..cache import sources_hash
 from ..machine import machine_of
 from ..partitioners import Partitioner, SavingRule, partitioner
 from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
-from ..torch_private import CustomPartitionerFn, compile_with_inductor, cpp_compiler, donates_buffers
 
 __all__ = ["compile_inductor", "why_inductor_is_unavailable"]
 
@@ -45,7 +45,7 @@ def compile_inductor(
     return compile_with_inductor(graph_module, example_inputs, cut, fallback_random=torch_random)
 
 
-class _InductorPartitioner(CustomPartitionerFn):
+class _InductorPartitioner:
     """A partitioner in the form in which Inductor's configuration takes one."""
 
     def __init__(self, cut: Partitioner, *, torch_random: bool) -> None:

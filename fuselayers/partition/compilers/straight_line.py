@@ -5,7 +5,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from ..torch_private import direct_call, mark_boxed
+from ..._torch.tracing import direct_call, mark_boxed
 
 __all__ = ["straight_line"]
 

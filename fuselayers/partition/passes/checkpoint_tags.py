@@ -9,13 +9,7 @@ import operator
 import torch
 import torch.fx as fx
 
-from ..torch_private import (
-    CheckpointPolicy,
-    is_effect,
-    is_tagged_backward,
-    must_recompute,
-    placement,
-)
+from ..._torch.tracing import CheckpointPolicy, is_effect, is_tagged_backward, must_recompute, placement
 
 __all__ = ["checkpoint_tags_pass"]
 

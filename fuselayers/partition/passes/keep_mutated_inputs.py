@@ -3,7 +3,7 @@
 import torch
 import torch.fx as fx
 
-from ..torch_private import mutated_inputs
+from ..._torch.tracing import mutated_inputs
 
 __all__ = ["keep_mutated_inputs_pass"]
 

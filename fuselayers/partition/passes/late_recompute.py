@@ -7,8 +7,8 @@ their results wait for the gradients to come down to them. Here each is computed
 import torch
 import torch.fx as fx
 
+from ..._torch.tracing import is_gradient_input
 from ..node_kinds import draws
-from ..torch_private import is_gradient_input
 
 __all__ = ["late_recompute_pass"]
 

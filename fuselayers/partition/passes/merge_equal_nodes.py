@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ..torch_private import is_tagged_backward
+from ..._torch.tracing import is_tagged_backward
 
 __all__ = ["merge_equal_nodes_pass"]
 

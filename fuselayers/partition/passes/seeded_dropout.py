@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ..torch_private import CheckpointPolicy, FakeTensor, FakeTensorMode
+from ..._torch.dispatch import FakeTensor, FakeTensorMode
+from ..._torch.tracing import CheckpointPolicy
 
 __all__ = [
     "SeededMask",

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 import torch.fx as fx
 
+from ..._torch.tracing import REALIZED
 from ..node_kinds import num_elements
-from ..torch_private import WRITTEN_DOWN
 
 __all__ = ["tables_once_pass"]
 
@@ -35,5 +35,5 @@ def tables_once_pass(
             continue
         outside = (num_elements(reader) for reader in readers_of(node) if reader not in tables)
         if max(outside, default=0) >= 2 * num_elements(node):
-            node.meta[WRITTEN_DOWN] = True
+            node.meta[REALIZED] = True
     return graph_module

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuselayers._torch.tracing import REALIZED
 from fuselayers.components import RotaryPosition
 from fuselayers.partition import fuse
-from fuselayers.partition.torch_private import WRITTEN_DOWN
 from tests.components.compare import run
 from tests.partition.tracing import split_of
 
@@ -153,7 +153,7 @@ def test_the_fusion_core_writes_two_tables_down_and_saves_none(options: dict[str
     q = torch.randn(2, 4, 7, 16, requires_grad=True)
     forward, backward = split_of(lambda q: position.rotate(q, q), q, partition="min_cut")
     for part in (forward, backward):
-        tables = [node for node in part.graph.nodes if WRITTEN_DOWN in node.meta]
+        tables = [node for node in part.graph.nodes if REALIZED in node.meta]
         assert len(tables) == 2
         assert {node.target.overloadpacket.__name__ for node in tables} == made_by
     assert [node for node in backward.graph.find_nodes(op="placeholder") if "tangent" not in node.name] == []

@@ -10,9 +10,9 @@ import torch.fx as fx
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from fuselayers._torch.tracing import must_recompute
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import checkpoint_tags_pass
-from fuselayers.partition.torch_private import must_recompute
 from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
 
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE

@@ -8,11 +8,11 @@ import torch.fx as fx
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fuselayers._torch.tracing import extract_forward_and_backward
 from fuselayers.partition import budget, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.node_kinds import is_view, num_bytes
 from fuselayers.partition.passes import late_recompute_pass
-from fuselayers.partition.torch_private import extract_forward_and_backward
 from tests.partition.tracing import GPT, joint_graph_of, ops_of
 
 SIZE = 32

@@ -4,10 +4,10 @@ import torch.fx as fx
 from torch import Tensor
 
 from fuselayers import ops
+from fuselayers._torch.tracing import REALIZED
 from fuselayers.partition import fuse
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.passes import tables_once_pass
-from fuselayers.partition.torch_private import WRITTEN_DOWN
 from tests.partition.tracing import joint_graph_of, split_of
 
 ATEN = torch.ops.aten
@@ -21,7 +21,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 def marked(nodes: "list[fx.Node]") -> set[str]:
-    return {str(node.target) for node in nodes if WRITTEN_DOWN in node.meta}
+    return {str(node.target) for node in nodes if REALIZED in node.meta}
 
 
 def hand_built(

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from ...torch_private import decompositions_of
+from ...._torch.tracing import decompositions_of
 
 __all__ = ["nvfuser_decompositions"]
 

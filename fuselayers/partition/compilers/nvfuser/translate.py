@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ...torch_private import size_hint
+from ...._torch.tracing import size_hint
 from .builder import Builder, Kind, Value, computed_in
 from .regions import RULES
 

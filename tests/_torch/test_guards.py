@@ -3,12 +3,7 @@ import inspect
 import pytest
 import torch
 
-from fuselayers.partition import torch_private
-
-
-def test_every_name_is_there() -> None:
-    for name in torch_private.__all__:
-        assert getattr(torch_private, name) is not None, name
+from fuselayers._torch import guards
 
 
 def test_without_a_limit_of_its_own_a_function_gets_one_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +20,7 @@ def test_without_a_limit_of_its_own_a_function_gets_one_for_the_call(monkeypatch
 
     monkeypatch.setattr(torch, "compile", older)
     assert "recompile_limit" not in inspect.signature(torch.compile).parameters
-    compiled = torch_private.torch_compile(torch.sin, recompile_limit=33, backend=look, fullgraph=True)
+    compiled = guards.torch_compile(torch.sin, recompile_limit=33, backend=look, fullgraph=True)
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2).sin())
     assert limits == [33]
     assert torch._dynamo.config.recompile_limit != 33

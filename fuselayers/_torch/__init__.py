@@ -1,0 +1,8 @@
+"""The private names of torch that this package needs. Checked with torch 2.11.0 and 2.13.0.
+
+    dispatch   what torch's dispatcher is doing: modes, transforms, hooks, fake tensors
+    guards     Dynamo: compile a function behind guards
+    tracing    FX graphs, AOTAutograd's joint graphs, Inductor
+
+Dynamo, Inductor and sympy take longer to import than torch itself, so functions import them when they are called.
+"""

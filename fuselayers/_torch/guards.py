@@ -1,0 +1,131 @@
+"""guards -- Dynamo: compile a function behind guards, and forget what that left behind."""
+
+import collections
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch._compile import _disable_dynamo
+
+__all__ = [
+    "compile_lock",
+    "disable_dynamo",
+    "dynamo_optimize",
+    "dynamo_state_kept",
+    "inner_error",
+    "is_error_of_dynamo",
+    "is_graph_break",
+    "torch_compile",
+]
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def compile_lock() -> Any:
+    """Return the lock under which Dynamo compiles: FX, Dynamo and Inductor keep state for the whole process."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock
+
+
+def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
+    """Decorate a function as `torch.compiler.disable` does, but import Dynamo only when the function is called."""
+
+    def disable(fn: _Function) -> _Function:
+        disabled: Any = _disable_dynamo(fn)
+        disabled._torchdynamo_disable = True  # where Dynamo looks before it traces a call
+        disabled._torchdynamo_disable_msg = reason
+        return disabled  # type: ignore[no-any-return]
+
+    return disable
+
+
+def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: Any) -> Callable[..., Any]:
+    """`torch.compile` with a recompile limit of its own, also before 2.13, where the limit is a global setting."""
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        options["recompile_limit"] = recompile_limit
+        return torch.compile(fn, **options)
+    compiled = torch.compile(fn, **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=recompile_limit):
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[..., Any]:
+    """`torch.compile`, without the wrapping that would hide which graphs are of this backend."""
+    from torch._dynamo import optimize
+
+    optimized: Callable[..., Any] = optimize(backend, nopython=nopython)
+    return optimized
+
+
+def inner_error(error: Exception) -> Exception:
+    """Return what a backend raised, out of the error that Dynamo wraps around it; else the error itself."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+
+
+def is_error_of_dynamo(error: Exception) -> bool:
+    """True for what a backend has to let through: a restart of Dynamo's analysis, or a graph that cannot be traced."""
+    from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
+
+    return isinstance(error, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
+
+
+def is_graph_break(error: Exception) -> bool:
+    """True for the error that `fullgraph=True` raises where Dynamo would split a function."""
+    from torch._dynamo.exc import Unsupported
+
+    return isinstance(error, Unsupported)
+
+
+@contextlib.contextmanager
+def dynamo_state_kept(backend: Any) -> Iterator[None]:
+    """Forget, at the end, all that Dynamo learnt meanwhile.
+
+    A function that is inlined leaves no trace, but after a graph break each called function is compiled for itself:
+    its code then has a graph of `backend`, which counts towards the limit of graphs, and its sizes are remembered, so
+    that the next ones would be symbolic.
+    """
+    from torch._dynamo import config, eval_frame, pgo
+    from torch._dynamo.convert_frame import register_bytecode_hook
+    from torch._dynamo.utils import CleanupManager
+
+    compiled: list[tuple[types.CodeType, types.CodeType]] = []
+    hook = register_bytecode_hook(lambda code, new_code: compiled.append((code, new_code)))
+    sizes_seen = pgo._CODE_STATE
+    pgo._CODE_STATE = collections.defaultdict(pgo.CodeState)
+    limits = {"recompile_limit": 1 << 30, "accumulated_recompile_limit": 1 << 30}
+    try:
+        with config.patch(limits), torch.compiler.set_stance("default"):
+            yield
+    finally:
+        hook.remove()
+        pgo._CODE_STATE = sizes_seen
+        eval_frame.cached_backends.pop(id(backend), None)
+        for code, new_code in compiled:
+            _forget(code, backend)
+            if new_code in CleanupManager.instance:  # what it put among the globals of the function
+                CleanupManager.instance._remove_id(id(new_code))
+
+
+def _forget(code: types.CodeType, backend: Any) -> None:
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+    ours = [entry for entry in entries if entry.backend is backend]
+    if len(ours) == len(entries):
+        torch._C._dynamo.eval_frame.reset_code(code)
+        return
+    for entry in ours:  # beside graphs of the user's own, which stay
+        state = getattr(entry.guard_manager, "extra_state", None)
+        if state is not None:
+            state.invalidate(entry, DeletedGuardManagerWrapper("fuselayers.partition.capture is done"))

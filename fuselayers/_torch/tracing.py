@@ -1,0 +1,416 @@
+"""tracing -- FX graphs, the joint graphs of AOTAutograd, and Inductor behind them."""
+
+import copy
+import functools
+import importlib.metadata
+import inspect
+import re
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, cast
+
+import torch
+import torch.fx as fx
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import descriptors as descriptors
+from torch._functorch._aot_autograd.utils import make_boxed_func as make_boxed_func
+from torch._library.fake_class_registry import FakeScriptObject
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental._backward_state import BackwardState
+from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
+
+from .dispatch import FakeTensor, FakeTensorMode, pytree
+
+__all__ = [
+    "REALIZED",
+    "SWITCHES_OF_MODES",
+    "CheckpointPolicy",
+    "all_nodes",
+    "aot_autograd",
+    "compile_one_graph",
+    "compile_with_inductor",
+    "compiler_version",
+    "copy_of",
+    "cpp_compiler",
+    "decompositions_of",
+    "descriptors",
+    "direct_call",
+    "donates_buffers",
+    "extract_forward_and_backward",
+    "forget_donated_buffers",
+    "forward_inputs",
+    "functorch_config",
+    "inductor_compilers",
+    "is_effect",
+    "is_gradient_input",
+    "is_opaque",
+    "is_sym_node",
+    "is_tagged_backward",
+    "known_ops",
+    "make_boxed_func",
+    "make_fx",
+    "mark_boxed",
+    "must_recompute",
+    "mutated_inputs",
+    "named_source",
+    "overload_packet",
+    "placement",
+    "size_hint",
+    "size_of",
+    "statically_known_true",
+    "symbolic_shapes",
+    "torch_default_partition",
+    "torch_min_cut_at_budget",
+    "torch_min_cut_partition",
+    "trace_with_inductor",
+]
+
+# Dynamo's graphs call these to switch gradients off or on, and to enter autocast.
+SWITCHES_OF_MODES: Final = frozenset({torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast})
+
+REALIZED: Final = "inductor_realize_to_strides"
+"""In a node's meta: Inductor writes the value to memory, instead of computing it wherever it is read."""
+
+
+def aot_autograd(**options: Any) -> Callable[..., Any]:
+    """Return a backend for `torch.compile` that traces forward and backward, and hands each to a compiler."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend: Callable[..., Any] = aot_autograd(**options)
+    return backend
+
+
+def named_source(name: str) -> Any:
+    """Return what Dynamo's guards call an input by."""
+    from torch._dynamo.source import ConstantSource
+
+    return ConstantSource(name)
+
+
+def symbolic_shapes() -> types.ModuleType:
+    """Return `torch.fx.experimental.symbolic_shapes`, which imports sympy."""
+    from torch.fx.experimental import symbolic_shapes
+
+    return symbolic_shapes
+
+
+def statically_known_true(value: Any) -> bool:
+    """True if a comparison of sizes holds for every size that its symbols may have; asking adds no guard."""
+    return value if isinstance(value, bool) else bool(symbolic_shapes().statically_known_true(value))
+
+
+@functools.cache
+def known_ops() -> Any:
+    """Return torch's lists of ops that its partitioners know: views, fusible ones, expensive ones."""
+    from torch._functorch import partitioners
+
+    return partitioners.get_default_op_list()
+
+
+def overload_packet(node: fx.Node) -> Any:
+    """Return what a node calls, without its overload: aten.add for aten.add.Tensor."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def must_recompute(node: fx.Node) -> bool:
+    """True if the user's checkpoint says that a node is recomputed."""
+    recompute = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+    return node.meta.get("recompute") in recompute
+
+
+def size_of(node: fx.Node) -> int:
+    """Return a node's bytes, as torch's partitioners count them."""
+    from torch._functorch import partitioners
+
+    return partitioners._size_of(node)
+
+
+def torch_default_partition(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+    """torch's default partitioner: saves what forward computed."""
+    from torch._functorch import partitioners
+
+    return partitioners.default_partition(joint_module, joint_inputs, **options)
+
+
+def torch_min_cut_partition(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
+    """torch's minimum-cut partitioner, the one of `torch.compile`."""
+    from torch._functorch import partitioners
+
+    return partitioners.min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
+
+
+def _for_inductor(partitioner: Any) -> Any:
+    """Let Inductor take a partitioner with `uuid`; its base class would import Inductor where ours is defined."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    CustomPartitionerFn.register(type(partitioner))
+    return partitioner
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """True for what is handed on as it is, and costs nothing to keep: a device mesh, a script object, the state that
+    compiled autograd passes to hooks."""
+    from torch._functorch import partitioners
+
+    # torch 2.11 knows no opaque nodes.
+    torchs_own = getattr(partitioners, "is_opaque_node", lambda node: False)(node)
+    return bool(torchs_own) or isinstance(node.meta.get("val"), BackwardState | FakeScriptObject)
+
+
+def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """The placeholders that forward overwrites: by a copy in the graph, or through AOTAutograd once it has run."""
+    copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = {node.args[0] for node in copies if placement(node) != "must_be_in_backward"}
+    described = pytree.tree_leaves(graph.output_node().meta.get("desc"))
+    inputs = [output.mutated_input for output in described if isinstance(output, descriptors.InputMutationAOTOutput)]
+    written.update(node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in inputs)
+    return tuple(node for node in graph.find_nodes(op="placeholder") if node in written)
+
+
+def donates_buffers() -> bool:
+    """True if a compiled backward may reuse the memory of saved tensors, which torch's own cache key does not hold."""
+    return bool(functorch_config.donated_buffer)
+
+
+def forget_donated_buffers() -> None:
+    """Tell AOTAutograd that the backward being compiled reuses none of the saved tensors' memory, so that it may run
+    twice (`retain_graph=True`)."""
+    context = torch._guards.TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
+        context.fw_metadata.bw_donated_idxs.clear()
+
+
+def size_hint(size: "int | torch.SymInt") -> int:
+    """The number that a symbolic size was traced with; 4096 where no number is known, as in torch's partitioners."""
+    if isinstance(size, int):
+        return size
+    # Its name before torch 2.13 is hint_int.
+    hint: Any = getattr(symbolic_shapes(), "optimization_hint", None) or symbolic_shapes().hint_int
+    return int(hint(size, fallback=4096))
+
+
+def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """A deep copy, but for the tensors that the graph holds: under a fake mode they cannot be copied, and nobody writes
+    to them. Without what torch says to itself about its own tree specifications while it copies them."""
+    held = [value for value in vars(graph_module).values() if isinstance(value, torch.Tensor)]
+    held += [*graph_module.parameters(), *graph_module.buffers()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
+
+
+def direct_call(target: Any) -> Callable[..., Any]:
+    """What an op of a graph calls in C++, without the Python method around it; the target itself if it is no op."""
+    # Not for subclasses: those of TorchBind objects look at their arguments first.
+    return target._op if type(target) is torch._ops.OpOverload else target
+
+
+def mark_boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Tell AOTAutograd that `run` takes its arguments as one list, and frees them as it goes."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def torch_min_cut_at_budget(
+    joint_module: fx.GraphModule, share: float, *, num_fwd_outputs: int, static_lifetime_input_indices: list[int]
+) -> list[fx.Node]:
+    """What PyTorch's partitioner saves of a joint graph under `activation_memory_budget=share`, 0 to 1."""
+    from torch._functorch import partitioners
+
+    info = partitioners.classify_nodes(joint_module, static_lifetime_input_indices, num_fwd_outputs)
+    # The distance from backward, which its heuristics look at.
+    for node in reversed(joint_module.graph.nodes):
+        if node.op == "output" or info.is_required_fw(node):
+            distances = [user.dist_from_bw + 1 for user in node.users if node.op != "output"]
+            node.dist_from_bw = min([int(1e9), *distances])
+        else:
+            node.dist_from_bw = 0
+    with functorch_config.patch(activation_memory_budget=share):
+        chosen = partitioners.choose_saved_values_set(joint_module.graph, info, memory_budget=share)
+    return list(chosen)
+
+
+def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The placeholders that forward takes: its inputs, then the random state that AOTAutograd may add."""
+    import torch._functorch.partitioners
+
+    partitioners: Any = torch._functorch.partitioners  # its private names are not exported
+    placeholders = graph.find_nodes(op="placeholder")
+    own = [node for node in placeholders if partitioners._is_primal(node)]
+    return own + [node for node in placeholders if partitioners._is_fwd_seed_offset(node)]
+
+
+def placement(node: fx.Node) -> str | None:
+    """Where AOTAutograd says the node belongs: "is_forward", "is_backward", "must_be_in_forward", ..."""
+    tag = node.meta.get("partitioner_tag")
+    return None if tag is None else str(tag)
+
+
+def is_tagged_backward(node: fx.Node) -> bool:
+    """True if the node was traced while autograd ran backward."""
+    tag = placement(node)
+    # What Dynamo traced of an `autograd.Function`'s backward gets no tag; all of forward has one by then.
+    return tag in ("is_backward", "must_be_in_backward") or (tag is None and "seq_nr" in node.meta)
+
+
+def is_effect(node: fx.Node) -> bool:
+    """True for the higher-order op that wraps an op with a side effect (printing, saving to disk) and orders it."""
+    return node.target is torch.ops.higher_order.with_effects
+
+
+def is_gradient_input(node: fx.Node) -> bool:
+    """True for a placeholder through which an output's gradient comes in."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def extract_forward_and_backward(
+    joint_module: fx.GraphModule,
+    saved_values: list[fx.Node],
+    *,
+    num_fwd_outputs: int,
+    static_inputs: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut the joint graph into a forward that also returns `saved_values` and a backward that takes them."""
+    from torch._functorch import partitioners
+
+    symbols = [node for node in saved_values if is_sym_node(node)]
+    # torch sorts script objects and the state for hooks out of the tensors by itself.
+    opaque = [node for node in saved_values if is_opaque(node)]
+    others = {*symbols, *opaque}
+    tensors = [node for node in saved_values if node not in others]
+    options: dict[str, Any] = {"saved_sym_nodes": symbols, "num_fwd_outputs": num_fwd_outputs}
+    options["static_lifetime_input_nodes"] = static_inputs
+    if "saved_opaque_nodes" in inspect.signature(partitioners._extract_fwd_bwd_modules).parameters:  # from 2.12 on
+        options["saved_opaque_nodes"] = opaque
+    replays_random_ops = partitioners.has_recomputable_rng_ops(joint_module)
+    # Lazy: their Python code is written when somebody wants it, not once for every pass that follows. On 8,000 nodes
+    # that is half of the time it takes to cut them.
+    with _use_lazy_graph_module(True):
+        forward, backward = partitioners._extract_fwd_bwd_modules(joint_module, tensors, **options)
+    if replays_random_ops:
+        forward, backward = partitioners.functionalize_rng_ops(joint_module, forward, backward, len(symbols))
+    forward = partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
+    backward = partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)
+    return forward, backward
+
+
+def compile_with_inductor(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: Any,
+    *,
+    fallback_random: bool,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now."""
+    compile_fx, _ = inductor_compilers()
+    settings: dict[str, Any] = {"custom_partitioner_fn": _for_inductor(partitioner)}
+    if fallback_random:
+        settings["fallback_random"] = True
+    if any(isinstance(one, torch.Tensor) and one.is_neg() for one in example_inputs):
+        raise NotImplementedError(
+            "Inductor reads memory as it lies, and an input is a view that stands for its negative; "
+            "write it out with .resolve_neg()"
+        )
+    # AOTAutograd's cache does not tell the numbers apart that such a symbol stands for, and hands out an old one's code
+    # (https://github.com/pytorch/pytorch/issues/197889).
+    nodes = all_nodes(graph_module)
+    has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in nodes)
+    own_cache = {"enable_autograd_cache": False} if has_floats else {}
+    with functorch_config.patch({"force_non_lazy_backward_lowering": True, **own_cache}):
+        compiled = compile_fx(graph_module, list(example_inputs), config_patches=settings)
+    return cast(Callable[..., Any], compiled)
+
+
+def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, Callable[..., Any]]:
+    """torch's own formulas for these ops, in simpler ones, by overload. Used by the nvFuser compiler."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions(ops))
+
+
+def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Compile one graph of ATen ops with Inductor, as a compiler for AOTAutograd; it draws torch's random numbers."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+
+    mode = torch._guards.detect_fake_mode(example_inputs) or FakeTensorMode()
+    inputs = [
+        mode.from_tensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else value
+        for value in example_inputs
+    ]
+    # What turns torch's random ops into Inductor's runs before the graph is cut, so here they must stay torch's.
+    with inductor_config.patch(fallback_random=True):
+        with mode, torch.no_grad():
+            lowered = make_fx(graph_module, decomposition_table=select_decomp_table())(*inputs)
+        output = lowered.graph.output_node()
+        # Whatever it returns keeps its strides: AOTAutograd and the other graph have been told of them.
+        returned = enumerate(cast(Sequence[Any], output.args[0]))
+        output.meta["user_visible_output_idxs"] = [place for place, node in returned if isinstance(node, fx.Node)]
+        return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
+
+
+def cpp_compiler() -> str:
+    """Return the C++ compiler Inductor would use; raises RuntimeError when there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    return str(get_cpp_compiler())
+
+
+@functools.cache
+def compiler_version(device_type: str) -> str:
+    """The version of what Inductor's code is compiled with: the C++ compiler, or Triton."""
+    if device_type != "cpu":
+        try:
+            return f"triton {importlib.metadata.version('triton')}"
+        except importlib.metadata.PackageNotFoundError:
+            return "no triton"
+    from torch._inductor.cpp_builder import get_compiler_version_info
+
+    try:
+        said = get_compiler_version_info(cpp_compiler())
+    except (RuntimeError, OSError):
+        return "no C++ compiler"
+    version = re.search(r"(gcc|clang) version [\d.]+", said)
+    return version[0] if version else "another C++ compiler"
+
+
+def trace_with_inductor(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: Any,
+    *,
+    run: Callable[..., Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Take a Dynamo graph through Inductor up to the partitioner; the parts go to `run`, nothing is compiled."""
+    from torch._inductor import config as inductor_config
+
+    compile_fx, _ = inductor_compilers()
+    with (
+        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        inductor_config.patch(force_disable_caches=True),
+    ):
+        compiled: Any = compile_fx(
+            graph_module,
+            list(example_inputs),
+            inner_compile=cast(Any, run),
+            config_patches={"custom_partitioner_fn": _for_inductor(partitioner)},
+        )
+    return cast(Callable[..., Any], compiled)
+
+
+def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return Inductor's compilers of a whole graph and of one without autograd; importing them takes a while."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    return compile_fx, compile_fx_inner
+
+
+def all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """The nodes of a graph, and of those within it."""
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
