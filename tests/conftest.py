@@ -24,13 +24,10 @@ def _fixed_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
-    from fuselayers.ops import philox
     from fuselayers.partition import patience
 
     with pytest.MonkeyPatch.context() as patch, patience(math.inf):
         patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        # Or masks would be compiled in whichever test they have taken a second by, one size after the other.
-        patch.setattr(philox, "_PATIENCE", math.inf)
         yield
 
 
@@ -62,7 +59,7 @@ def one_process_mesh() -> Iterator[Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from fuselayers.ops.forms.launch import why_no_kernels
+    from fuselayers.ops.implementations.launch import why_no_kernels
 
     reason = why_no_kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if reason is not None:

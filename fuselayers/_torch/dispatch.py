@@ -2,8 +2,8 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -26,27 +25,19 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
-    "apply_plainly",
     "as_a_compiler",
-    "current_device",
     "disable_current_modes",
     "dispatch_mode_is_active",
-    "empty_strided_on",
-    "has_storage",
-    "is_any_autocast_enabled",
     "is_compiling",
+    "is_intercepted",
     "is_of_a_transform",
-    "is_watched",
+    "is_traced",
     "may_run_again",
     "pytree",
     "saved_tensors_hooks_are_active",
     "tangents_are_active",
-    "tensors_like",
     "transforms_are_active",
 ]
-
-has_storage: Final[Callable[[torch.Tensor], bool]] = torch._C._has_storage
-is_any_autocast_enabled: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:
@@ -109,51 +100,18 @@ def is_compiling() -> bool:
     )
 
 
-def is_watched() -> bool:
-    """True where something but autograd has to see what is called of torch: a mode, a transform, a profiler, a trace.
+def is_traced() -> bool:
+    """True inside a compiler, and under a transform or in forward mode: there an op has to be its formula."""
+    return is_compiling() or torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
-    A default device is a mode too, which sees nothing of ops that say where their tensors are.
-    """
+
+def is_intercepted() -> bool:
+    """True where something sees the calls of torch's ops before they run: a compiler, a transform, a dispatch mode."""
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included(_BEFORE_DISPATCH)
-        or (torch._C._len_torch_function_stack() > 0 and _is_watched_by_a_function_mode())
-        or transforms_are_active()
-        or torch._C._autograd._profiler_enabled()
-        or torch._C._get_tracing_state() is not None
+        is_traced()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )
-
-
-def _is_watched_by_a_function_mode() -> bool:
-    places = range(torch._C._len_torch_function_stack())
-    return not all(type(torch._C._get_function_stack_at(place)) is DeviceContext for place in places)
-
-
-# Of modes that trace before torch dispatches, as torch.export does. Their number would be asked for in Python.
-_BEFORE_DISPATCH: Final = torch._C.DispatchKey.PreDispatch
-
-
-def empty_strided_on(device_type: str) -> Callable[..., torch.Tensor]:
-    """Return what makes a tensor on the current device of a type, from size, strides and dtype."""
-    makes: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, f"_empty_strided_{device_type}")
-    return makes
-
-
-def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:
-    """Return what says whether as many tensors are like these, each another object."""
-    guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    check: Callable[..., bool] = guards.check
-    return check
-
-
-def apply_plainly(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return `function.apply` without what it does for transforms of `torch.func`."""
-    plain: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return plain
-
-
-# Unlike torch.cuda's it does not see to it each time that CUDA has started, as it has where a tensor is on a GPU.
-current_device: Final[Callable[[], int]] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
 class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]

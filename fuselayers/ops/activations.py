@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..names import no_such
-from .forms.triton_language import libdevice, tile_function, tl
+from .implementations.triton_language import libdevice, tile_function, tl
 from .shapes import check_floating
 
 __all__ = ["ACTIVATIONS", "activate", "activate_tile", "check_activation", "slope_tile"]

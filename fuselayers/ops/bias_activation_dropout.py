@@ -25,13 +25,13 @@ from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
 from .dropout import dropout_from, dropout_reference
-from .forms import Replays, apply, define, needs_grad, run, second_order
-from .forms.launch import kernel, launch, num_processors
-from .forms.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile, seed_for, seed_that_drops
-from .rows import as_rows, cdiv, persistent_programs, tile, vector_of
+from .implementations import COMPILED_FROM, define, run, second_order
+from .implementations.launch import kernel, launch, num_processors
+from .implementations.triton_language import tl
+from .philox import keep_scale, keep_threshold, keep_tile, seed_for
+from .rows import as_rows, elementwise_plan, persistent_programs
 from .shapes import check_row_vector, check_rows
-from .shards import Shard, check_shard, first_column, obstacle, rows_of
+from .shards import Shard, locate
 from .sums import sum_of_rows
 
 __all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula", "gradients_of_dropped"]
@@ -74,36 +74,19 @@ def bias_activation_dropout(
     >>> bias_activation_dropout(torch.tensor([[-1.0, 2.0]]), torch.tensor([0.5, 0.5]), activation="relu")
     tensor([[0.0000, 2.5000]])
     """
-    seed = seed_for(x, p, training=training, seed=seed)
-    y: Tensor = _call((x, bias, seed), (activation, p, training, shard, backend))
-    return y
-
-
-def _bias_activation_dropout(
-    x: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    activation: str | None,
-    p: float,
-    training: bool,
-    shard: Shard | None,
-    backend: str,
-) -> Tensor:
     check_rows("x", x)
     check_row_vector("bias", bias, x)
     check_activation(activation)
-    seed = seed_that_drops(seed, p, training=training, device=x.device)
-    check_shard(shard, x.shape)
+    seed = seed_for(x, p, training=training, seed=seed)
+    row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if bias is None and activation is None and seed is None:
         return x
-    row_R, column, reason = (
-        (None, 0, None) if seed is None else (rows_of(shard, x), first_column(shard), obstacle(shard))
+    y: Tensor = run(
+        *(backend, _formula, _BiasActivationDropout.apply, (x, bias, seed, row_R), (column, activation, p)),
+        compiled_from=None if seed is None else COMPILED_FROM,
+        unsupported_reason=reason,
     )
-    y: Tensor = run(backend, _formula, _fused, (x, bias, seed, row_R), (column, activation, p), obstacle=reason)
     return y
-
-
-_call = Replays(_bias_activation_dropout)
 
 
 def _formula(
@@ -117,11 +100,6 @@ def _formula(
 ) -> Tensor:
     y = activate(x if bias is None else x + bias, activation)
     return y if seed is None else dropout_from(y, seed, row_R, first_column, p)
-
-
-def _fused(x: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    y: Tensor = apply(_BiasActivationDropout, x, bias, *rest) if needs_grad(x, bias) else _forward(x, bias, *rest)
-    return y
 
 
 def bias_activation_dropout_reference(
@@ -220,18 +198,15 @@ def _launch_forward(
     if not y.numel():
         return y
     x_RN = as_rows(x)
-    y_RN = y.view(x_RN.shape)
-    vector = vector_of(x_RN, y_RN)
-    block_rows, block_columns = tile(x_RN)
+    plan = elementwise_plan(x.element_size(), *x_RN.shape, x_RN.stride(0))
     launch(
         _forward_kernel,
-        (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
+        plan.grid,
         (
-            *(x_RN, None if bias is None else bias.contiguous(), y_RN, seed, row_R, first_column // 8),
-            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
-            *(keep_threshold(p), keep_scale(p)),
+            *(x_RN, None if bias is None else bias.contiguous(), y, seed, row_R, first_column // 8),
+            *(*plan.sizes, keep_threshold(p), keep_scale(p)),
         ),
-        (activation, y.dtype == torch.float32, vector, block_rows, block_columns),
+        (activation, y.dtype == torch.float32, *plan.constants),
     )
     return y
 
@@ -258,10 +233,8 @@ def _launch_backward(
         return dx, dbias.zero_()
     dy_RN = as_rows(dy)
     x_RN = dy_RN if x is None else as_rows(x)
-    dx_RN = dx.view(dy_RN.shape)
-    vector = vector_of(dy_RN, x_RN, dx_RN)
-    block_rows, block_columns = tile(dy_RN)
-    num_tiles, num_column_tiles = cdiv(dy_RN.shape[0], block_rows), cdiv(dy_RN.shape[1], block_columns)
+    plan = elementwise_plan(dy.element_size(), *dy_RN.shape, dy_RN.stride(0), x_RN.stride(0))
+    num_tiles, num_column_tiles = plan.grid
     partial_PN = None
     if bias_dtype is not None:
         # Each program adds up its rows and writes one: no atomics, so the same sums every time.
@@ -272,11 +245,9 @@ def _launch_backward(
         (num_tiles, num_column_tiles),
         (
             *(dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8),
-            *(dx_RN, partial_PN),
-            *(dy_RN.shape[0], dy_RN.shape[1] // vector, dy_RN.stride(0) // vector, x_RN.stride(0) // vector),
-            *(keep_threshold(p), keep_scale(p)),
+            *(dx, partial_PN, *plan.sizes, keep_threshold(p), keep_scale(p)),
         ),
-        (activation, dy.dtype == torch.float32, vector, block_rows, block_columns),
+        (activation, dy.dtype == torch.float32, *plan.constants),
     )
     return dx, dbias if partial_PN is None else partial_PN.sum(0).to(dbias.dtype)
 

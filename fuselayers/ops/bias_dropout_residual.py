@@ -23,13 +23,13 @@ from torch import Tensor
 
 from .bias_activation_dropout import gradients_formula, gradients_of_dropped
 from .dropout import dropout_from, dropout_reference, dropped
-from .forms import Replays, apply, define, needs_grad, run
-from .forms.launch import kernel, launch
-from .forms.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile, seed_for, seed_that_drops
-from .rows import as_rows, cdiv, tile, vector_of
+from .implementations import COMPILED_FROM, define, run
+from .implementations.launch import kernel, launch
+from .implementations.triton_language import tl
+from .philox import keep_scale, keep_threshold, keep_tile, seed_for
+from .rows import as_rows, elementwise_plan
 from .shapes import check_like, check_row_vector, check_rows
-from .shards import Shard, check_shard, first_column, obstacle, rows_of
+from .shards import Shard, locate
 
 __all__ = ["bias_dropout_residual", "bias_dropout_residual_reference"]
 
@@ -68,34 +68,17 @@ def bias_dropout_residual(
     >>> bias_dropout_residual(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), bias=torch.tensor([0.5, 0.5]))
     tensor([11.5000, 12.5000])
     """
-    seed = seed_for(x, p, training=training, seed=seed)
-    y: Tensor = _call((x, residual, bias, seed), (p, training, shard, backend))
-    return y
-
-
-def _bias_dropout_residual(
-    x: Tensor,
-    residual: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    training: bool,
-    shard: Shard | None,
-    backend: str,
-) -> Tensor:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_row_vector("bias", bias, x)
-    seed = seed_that_drops(seed, p, training=training, device=x.device)
-    check_shard(shard, x.shape)
-    row_R, column, reason = (
-        (None, 0, None) if seed is None else (rows_of(shard, x), first_column(shard), obstacle(shard))
+    seed = seed_for(x, p, training=training, seed=seed)
+    row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
+    y: Tensor = run(
+        *(backend, _formula, _BiasDropoutResidual.apply, (x, residual, bias, seed, row_R), (column, p)),
+        compiled_from=None if seed is None and bias is None else COMPILED_FROM,
+        unsupported_reason=reason,
     )
-    y: Tensor = run(backend, _formula, _fused, (x, residual, bias, seed, row_R), (column, p), obstacle=reason)
     return y
-
-
-_call = Replays(_bias_dropout_residual)
 
 
 def _formula(
@@ -109,12 +92,6 @@ def _formula(
 ) -> Tensor:
     z = x if bias is None else x + bias
     return (z if seed is None else dropout_from(z, seed, row_R, first_column, p)) + residual
-
-
-def _fused(x: Tensor, residual: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    arguments = x, residual, bias, *rest
-    y: Tensor = apply(_BiasDropoutResidual, *arguments) if needs_grad(x, residual, bias) else _forward(*arguments)
-    return y
 
 
 def bias_dropout_residual_reference(
@@ -186,18 +163,15 @@ def _launch_forward(
     if not y.numel():
         return y
     x_RN, residual_RN = as_rows(x), as_rows(residual)
-    y_RN = y.view(x_RN.shape)
-    vector = vector_of(x_RN, residual_RN, y_RN)
-    block_rows, block_columns = tile(x_RN)
+    plan = elementwise_plan(x.element_size(), *x_RN.shape, x_RN.stride(0), residual_RN.stride(0))
     launch(
         _forward_kernel,
-        (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
+        plan.grid,
         (
-            *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y_RN, seed, row_R, first_column // 8),
-            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector, residual_RN.stride(0) // vector),
-            *(keep_threshold(p), keep_scale(p)),
+            *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y, seed, row_R, first_column // 8),
+            *(*plan.sizes, keep_threshold(p), keep_scale(p)),
         ),
-        (vector, block_rows, block_columns),
+        plan.constants,
     )
     return y
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from .bias_dropout_residual import bias_dropout_residual_reference
 from .dropout import dropout_reference
-from .forms import Replays
 from .normalise import NormStyle, check_style, norm_reference, normalise
-from .philox import seed_for, seed_that_drops
+from .philox import seed_for
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 
@@ -119,27 +118,6 @@ def bias_dropout_residual_layer_norm(
     >>> bias_dropout_residual_layer_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
-    seed = seed_for(x, p, training=training, seed=seed)
-    results: Tensor | tuple[Tensor, Tensor] = _call(
-        (x, residual, weight, norm_bias, bias, seed), (p, eps, style, training, shard, backend)
-    )
-    return results
-
-
-def _bias_dropout_residual_layer_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    norm_bias: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    eps: float,
-    style: NormStyle,
-    training: bool,
-    shard: Shard | None,
-    backend: str,
-) -> Tensor | tuple[Tensor, Tensor]:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)
@@ -152,7 +130,7 @@ def _bias_dropout_residual_layer_norm(
         bias=bias,
         weight=weight,
         norm_bias=norm_bias,
-        seed=seed_that_drops(seed, p, training=training, device=x.device),
+        seed=seed_for(x, p, training=training, seed=seed),
         shard=shard,
         p=p,
         eps=eps,
@@ -161,9 +139,6 @@ def _bias_dropout_residual_layer_norm(
         backend=backend,
     )
     return results if style == "prenorm" else results[0]
-
-
-_call = Replays(_bias_dropout_residual_layer_norm)
 
 
 def bias_dropout_residual_layer_norm_reference(

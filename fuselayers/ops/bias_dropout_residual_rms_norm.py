@@ -19,9 +19,8 @@ from torch import Tensor
 
 from .bias_dropout_residual import bias_dropout_residual_reference
 from .dropout import dropout_reference
-from .forms import Replays
 from .normalise import NormStyle, check_style, norm_reference, normalise
-from .philox import seed_for, seed_that_drops
+from .philox import seed_for
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 
@@ -114,26 +113,6 @@ def bias_dropout_residual_rms_norm(
     >>> bias_dropout_residual_rms_norm(x, residual, weight=torch.ones(2)).round(decimals=3)
     tensor([ 1., -1.])
     """
-    seed = seed_for(x, p, training=training, seed=seed)
-    results: Tensor | tuple[Tensor, Tensor] = _call(
-        (x, residual, weight, bias, seed), (p, eps, style, training, shard, backend)
-    )
-    return results
-
-
-def _bias_dropout_residual_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    p: float,
-    eps: float,
-    style: NormStyle,
-    training: bool,
-    shard: Shard | None,
-    backend: str,
-) -> Tensor | tuple[Tensor, Tensor]:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)
@@ -145,7 +124,7 @@ def _bias_dropout_residual_rms_norm(
         residual,
         bias=bias,
         weight=weight,
-        seed=seed_that_drops(seed, p, training=training, device=x.device),
+        seed=seed_for(x, p, training=training, seed=seed),
         shard=shard,
         p=p,
         eps=eps,
@@ -154,9 +133,6 @@ def _bias_dropout_residual_rms_norm(
         backend=backend,
     )
     return results if style == "prenorm" else results[0]
-
-
-_call = Replays(_bias_dropout_residual_rms_norm)
 
 
 def bias_dropout_residual_rms_norm_reference(

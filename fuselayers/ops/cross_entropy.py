@@ -37,15 +37,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .forms import Replays, apply, define, needs_grad, run, second_order
-from .forms.launch import INTERPRETED, kernel, launch
-from .forms.triton_language import libdevice, tl
+from .implementations import define, needs_grad, run, second_order
+from .implementations.launch import INTERPRETED, kernel, launch
+from .implementations.triton_language import libdevice, tl
 from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
-from .rows import as_rows, cdiv, next_power_of_2, tile, vector_of
+from .rows import as_rows, cdiv, elementwise_plan, next_power_of_2, vector_of
 from .shapes import check_rows
 
 __all__ = ["cross_entropy", "cross_entropy_reference", "gradients_in_one_piece", "loss_in_one_piece"]
 
+# Elements from which the compiled implementation pays: torch has one kernel for all but the mean.
+_COMPILED_FROM: Final = 1 << 20
 _PIECE: Final = 4096
 _TILE: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
@@ -85,30 +87,14 @@ def cross_entropy(
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
     tensor(0.6931)
     """
-    loss: Tensor = _call((logits, target), (ignore_index, label_smoothing, z_loss, reduction, backend))
-    return loss
-
-
-def _cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: str,
-    backend: str,
-) -> Tensor:
     options = ignore_index, label_smoothing, z_loss, reduction
     check_rows("logits", logits)
     if not logits.shape[-1]:
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
     check_target(target, "logits", logits)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    loss: Tensor = run(backend, _formula, _fused, (logits, target), options)
+    loss: Tensor = run(backend, _formula, _fused, (logits, target), options, compiled_from=_COMPILED_FROM)
     return loss
-
-
-_call = Replays(_cross_entropy)
 
 
 def _formula(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
@@ -175,7 +161,7 @@ def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
         _check_classes(target, logits.shape[-1], options[0])
     recorded = needs_grad(logits)
     call = logits, target, *options
-    loss: Tensor = apply(_CrossEntropy, *call) if recorded else loss_in_one_piece(*call)[0]
+    loss: Tensor = _CrossEntropy.apply(*call) if recorded else loss_in_one_piece(*call)[0]  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -302,7 +288,7 @@ def _launch_loss(
     if target.numel():
         logits_RV, target_R = as_rows(logits), target.reshape(-1)
         num_rows, width = logits_RV.shape
-        vector = vector_of(logits_RV)
+        vector = vector_of(width, logits_RV.stride(0))
         block_columns = min(next_power_of_2(max(width, 8)), _PIECE)
         block_rows = max(1, min(_TILE // block_columns, next_power_of_2(num_rows)))
         launch(
@@ -342,20 +328,18 @@ def _launch_gradients(
     if not target.numel():
         return dlogits
     logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
-    dlogits_RV = dlogits.view(logits_RV.shape)
-    num_rows, width = logits_RV.shape
-    vector = vector_of(logits_RV, dlogits_RV)
-    block_rows, block_columns = tile(logits_RV)
+    plan = elementwise_plan(logits.element_size(), *logits_RV.shape, logits_RV.stride(0))
+    num_rows, width, logits_stride = plan.sizes
     launch(
         _gradients_kernel,
-        (cdiv(num_rows, block_rows), cdiv(width, block_columns)),
+        plan.grid,
         (
-            *(dloss_R, count, logits_RV, target_R, sums[0], sums[1], dlogits_RV, num_rows, width // vector),
+            *(dloss_R, count, logits_RV, target_R, sums[0], sums[1], dlogits, num_rows, width),
             # One incoming number serves all rows.
-            *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_RV.stride(0) // vector, target_R.stride(0)),
+            *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_stride, target_R.stride(0)),
             *(ignore_index, label_smoothing, z_loss),
         ),
-        (vector, block_rows, block_columns),
+        plan.constants,
     )
     return dlogits
 

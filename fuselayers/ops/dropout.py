@@ -21,19 +21,20 @@ It is linear in x: in eager mode it may be differentiated any number of times, i
 too. What is compiled may be differentiated once; torch raises at the second time.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._torch.dispatch import apply_plainly, is_compiling, is_of_a_transform, transforms_are_active
-from .forms import Replays, apply, define, needs_grad, run
-from .forms.launch import kernel, launch
-from .forms.triton_language import tl
-from .philox import keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for, seed_that_drops
-from .rows import as_rows, cdiv, tile, vector_of
+from .._torch.dispatch import is_compiling, is_of_a_transform, transforms_are_active
+from .implementations import COMPILED_FROM, define, needs_grad, run
+from .implementations.launch import kernel, launch
+from .implementations.triton_language import tl
+from .philox import keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for
+from .rows import as_rows, elementwise_plan
 from .shapes import check_floating
-from .shards import Shard, check_shard, first_column, obstacle, rows_of
+from .shards import Shard, first_column, locate, row_indices
 
 __all__ = ["dropout", "dropout_from", "dropout_reference", "dropped"]
 
@@ -68,50 +69,51 @@ def dropout(
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
             [2., 0., 2., 0., 2., 2., 0., 2.]])
     """
-    seed = seed_for(x, p, training=training, seed=seed)
-    y: Tensor = _call((x, seed), (p, training, shard, backend))
-    return y
-
-
-def _dropout(x: Tensor, seed: Tensor | None, p: float, training: bool, shard: Shard | None, backend: str) -> Tensor:
     check_floating("x", x)
-    seed = seed_that_drops(seed, p, training=training, device=x.device)
-    check_shard(shard, x.shape)
+    seed = seed_for(x, p, training=training, seed=seed)
+    row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if seed is None:
         return x
-    tensors, options = (x, seed, rows_of(shard, x)), (first_column(shard), p)
-    y: Tensor = run(backend, dropout_from, _fused, tensors, options, obstacle=obstacle(shard))
+    y: Tensor = run(
+        *(backend, dropout_from, _fused, (x, seed, row_R), (column, p)),
+        compiled_from=COMPILED_FROM,
+        unsupported_reason=reason,
+    )
     return y
-
-
-_call = Replays(_dropout)
 
 
 def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     """Dropout's formula, of a place in a larger tensor. Used by the formulas of all ops that drop."""
-    # Note: [two forms] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what it
-    # traced. Everywhere else the one with all rules is used.
+    # Note: [three functions] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what
+    # it traced. Transforms need all rules. Eager mode needs none.
     y: Tensor
     if is_compiling():
         y = _TracedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
     elif transforms_are_active() or is_of_a_transform(x) or is_of_a_transform(seed):
         y = _SeededDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
-    elif needs_grad(x):
-        y = _apply_seeded(x, seed, row_R, first_column, p)
     else:
-        y = _dropped(x, seed, row_R, first_column, p)
+        y = _eager(_dropped, x, seed, row_R, first_column, p)
     return y
 
 
 def _fused(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    arguments = x, seed, row_R, first_column, p
-    y: Tensor = apply(_FusedDropout, *arguments) if needs_grad(x) else dropped(*arguments)
+    return _eager(dropped, x, seed, row_R, first_column, p)
+
+
+def _eager(
+    drop: Callable[..., Tensor], x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float
+) -> Tensor:
+    y: Tensor = (
+        _EagerDropout.apply(drop, x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+        if needs_grad(x)
+        else drop(x, seed, row_R, first_column, p)
+    )
     return y
 
 
 def dropout_reference(x: Tensor, p: float, *, seed: Tensor, shard: Shard | None = None) -> Tensor:
     """What dropout means, in plain torch: the truth every other form is held to."""
-    return _dropped(x, seed, rows_of(shard, x), first_column(shard), p)
+    return _dropped(x, seed, row_indices(shard, x.shape, device=x.device), first_column(shard), p)
 
 
 def _dropped(
@@ -149,11 +151,6 @@ class _SeededDropout(torch.autograd.Function):
         return dropout_from(x_tangent, *ctx.saved_tensors, *ctx.place)
 
 
-# For a function with a rule for each transform torch looks at the signature of its forward, at each call, to fill in
-# defaults, of which there are none here. What else it does before this is for tensors of transforms.
-_apply_seeded = apply_plainly(_SeededDropout)
-
-
 class _TracedDropout(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
@@ -170,17 +167,31 @@ class _TracedDropout(torch.autograd.Function):
         return _dropped(dy, seed, row_R, ctx.first_column, ctx.p, again=True), None, None, None, None
 
 
-class _FusedDropout(torch.autograd.Function):
+class _EagerDropout(torch.autograd.Function):
+    """`drop` is the formula or the op. Torch inspects the signature of a function with `setup_context` at each call,
+    which takes 40 us; this one has none."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        drop: Callable[..., Tensor],
+        x: Tensor,
+        seed: Tensor,
+        row_R: Tensor | None,
+        first_column: int,
+        p: float,
+    ) -> Tensor:
         ctx.save_for_backward(seed, row_R)
-        ctx.place = first_column, p
-        y: Tensor = dropped(x, seed, row_R, first_column, p)
-        return y
+        ctx.drop, ctx.place = drop, (first_column, p)
+        return drop(x, seed, row_R, first_column, p)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return _fused(dy, *ctx.saved_tensors, *ctx.place), None, None, None, None
+        if ctx.drop is _dropped:  # where a transform may have come between
+            dx = dropout_from(dy, *ctx.saved_tensors, *ctx.place)
+        else:
+            dx = _fused(dy, *ctx.saved_tensors, *ctx.place)
+        return None, dx, None, None, None, None
 
 
 def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
@@ -188,18 +199,12 @@ def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p:
     if not y.numel():
         return y
     x_RN = as_rows(x.reshape(1, 1) if not x.dim() else x)
-    y_RN = y.view(x_RN.shape)
-    vector = vector_of(x_RN, y_RN)
-    block_rows, block_columns = tile(x_RN)
+    plan = elementwise_plan(x.element_size(), *x_RN.shape, x_RN.stride(0))
     launch(
         _dropout_kernel,
-        (cdiv(x_RN.shape[0], block_rows), cdiv(x_RN.shape[1], block_columns)),
-        (
-            *(x_RN, y_RN, seed, row_R, first_column // 8),
-            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
-            *(keep_threshold(p), keep_scale(p)),
-        ),
-        (vector, block_rows, block_columns),
+        plan.grid,
+        (x_RN, y, seed, row_R, first_column // 8, *plan.sizes, keep_threshold(p), keep_scale(p)),
+        plan.constants,
     )
     return y
 

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .forms import Replays, apply, define, needs_grad, run, second_order
-from .forms.launch import kernel, launch
-from .forms.triton_language import tl
-from .rows import as_rows, cdiv, tile, vector_of
+from .implementations import COMPILED_FROM, define, run, second_order
+from .implementations.launch import kernel, launch
+from .implementations.triton_language import tl
+from .rows import as_rows, elementwise_plan
 from .shapes import check_like, check_rows
 
 __all__ = ["gated_activation", "gated_activation_reference"]
@@ -53,33 +53,19 @@ def gated_activation(
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
     tensor([6., 0.])
     """
-    y: Tensor = _call((gate, up), (activation, backend))
-    return y
-
-
-def _gated_activation(gate: Tensor, up: Tensor | None, activation: str | None, backend: str) -> Tensor:
     check_rows("gate", gate)
     check_activation(activation)
     if up is not None:
         check_like("up", up, gate)
     elif gate.shape[-1] % 2:
         raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-    y: Tensor = run(backend, _formula, _fused, (gate, up), (activation,))
+    y: Tensor = run(backend, _formula, _GatedActivation.apply, (gate, up), (activation,), compiled_from=COMPILED_FROM)
     return y
-
-
-_call = Replays(_gated_activation)
 
 
 def _formula(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
     gate, up = _halves(gate, up)
     return activate(gate, activation) * up
-
-
-def _fused(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
-    arguments = gate, up, activation
-    y: Tensor = apply(_GatedActivation, *arguments) if needs_grad(gate, up) else _forward(*arguments)
-    return y
 
 
 def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -134,17 +120,12 @@ def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> 
         return y
     # The halves of a packed gate are rows that lie further apart.
     gate_RN, up_RN = map(as_rows, _halves(gate, up))
-    y_RN = y.view(gate_RN.shape)
-    vector = vector_of(gate_RN, up_RN, y_RN)
-    block_rows, block_columns = tile(gate_RN)
+    plan = elementwise_plan(gate.element_size(), *gate_RN.shape, gate_RN.stride(0), up_RN.stride(0))
     launch(
         _forward_kernel,
-        (cdiv(gate_RN.shape[0], block_rows), cdiv(gate_RN.shape[1], block_columns)),
-        (
-            *(gate_RN, up_RN, y_RN),
-            *(gate_RN.shape[0], gate_RN.shape[1] // vector, gate_RN.stride(0) // vector, up_RN.stride(0) // vector),
-        ),
-        (activation, y.dtype == torch.float32, vector, block_rows, block_columns),
+        plan.grid,
+        (gate_RN, up_RN, y, *plan.sizes),
+        (activation, y.dtype == torch.float32, *plan.constants),
     )
     return y
 
@@ -162,17 +143,13 @@ def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: st
     dy_RN, gate_RN, up_RN = map(as_rows, (dy, *_halves(gate, up)))
     # A packed gradient is written half by half, in place: no concatenation follows.
     dgate_RN, dup_RN = map(as_rows, _halves(dgate, None if up is None else dup))
-    vector = vector_of(dy_RN, gate_RN, up_RN, dgate_RN, dup_RN)
-    block_rows, block_columns = tile(dy_RN)
+    strides = (rows.stride(0) for rows in (dy_RN, gate_RN, up_RN, dgate_RN))
+    plan = elementwise_plan(dy.element_size(), *dy_RN.shape, *strides)
     launch(
         _backward_kernel,
-        (cdiv(dy_RN.shape[0], block_rows), cdiv(dy_RN.shape[1], block_columns)),
-        (
-            *(dy_RN, gate_RN, up_RN, dgate_RN, dup_RN),
-            *(dy_RN.shape[0], dy_RN.shape[1] // vector),
-            *(rows.stride(0) // vector for rows in (dy_RN, gate_RN, up_RN, dgate_RN)),
-        ),
-        (activation, dy.dtype == torch.float32, vector, block_rows, block_columns),
+        plan.grid,
+        (dy_RN, gate_RN, up_RN, dgate_RN, dup_RN, *plan.sizes),
+        (activation, dy.dtype == torch.float32, *plan.constants),
     )
     return dgate, dup
 

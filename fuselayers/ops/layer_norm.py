@@ -10,7 +10,6 @@ Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .forms import Replays
 from .normalise import norm_reference, normalise
 from .shapes import check_floating, check_row_vector, check_rows
 
@@ -38,19 +37,11 @@ def layer_norm(
     >>> layer_norm(torch.tensor([1.0, 3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([-1.,  1.])
     """
-    y: Tensor = _call((x, weight, bias), (eps, backend))
-    return y
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     check_rows("x", x)
     check_floating("weight", weight)
     check_row_vector("weight", weight, x)
     check_row_vector("bias", bias, x)
     return normalise(x, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)[0]
-
-
-_call = Replays(_layer_norm)
 
 
 def layer_norm_reference(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:

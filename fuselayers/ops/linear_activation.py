@@ -34,9 +34,9 @@ from torch import Tensor
 from .._torch.dispatch import is_compiling
 from .activations import activate, activate_tile, check_activation
 from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
-from .forms import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels
-from .forms.launch import kernel, launch, num_processors
-from .forms.triton_language import tl
+from .implementations import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels
+from .implementations.launch import kernel, launch, num_processors
+from .implementations.triton_language import tl
 from .rows import cdiv, next_power_of_2, vector_of
 from .shapes import check_linear
 
@@ -204,11 +204,11 @@ def _run_forward(
     # Both layouts of a weight are read as they lie: nn.Linear's, and the transpose of a [K, N] one.
     transposed = weight.stride(0) == 1 and weight.stride(1) != 1
     if transposed:
-        vectors = vector_of(x_RK), vector_of(weight.mT, y_RN)
+        vectors = vector_of(x_RK.shape[1], x_RK.stride(0)), vector_of(y_RN.shape[1], weight.stride(1))
         weight_stride = weight.stride(1) // vectors[1]
     else:
         weight = _side_by_side(weight)
-        vectors = vector_of(x_RK, weight), vector_of(y_RN)
+        vectors = vector_of(x_RK.shape[1], x_RK.stride(0), weight.stride(0)), vector_of(y_RN.shape[1])
         weight_stride = weight.stride(0) // vectors[0]
     sizes = x_RK.shape[0], weight.shape[0], x_RK.shape[1]
     precision = _precision(x.dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..names import no_such
-from .forms import autocast_dtype
+from .implementations import autocast_dtype
 
 __all__ = ["check_loss_options", "check_target", "count_for", "loss_dtype", "reduced"]
 

@@ -17,21 +17,18 @@ Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 """
 
 import sys
-import time
-import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from .._torch.dispatch import is_intercepted
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
-from ..partition import BackendUnavailableError, FallbackWarning
-from .forms.compiled import compiled
-from .forms.triton_language import tile_function, tl
-from .shapes import check_floating
-from .shards import Shard, check_shard, first_column, row_numbers
+from .implementations.compiled import compiled
+from .implementations.triton_language import tile_function, tl
+from .shards import Shard, check_shard, first_column, row_indices
 
 __all__ = [
     "check_probability",
@@ -44,22 +41,18 @@ __all__ = [
     "keep_tile",
     "philox_4x32",
     "seed_for",
-    "seed_that_drops",
 ]
 
 LANES: Final = 8
 _LANE_VALUES: Final = 1 << 16
 _WORD: Final = 0xFFFFFFFF
+_LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 63) - 1
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 # Where in eight bytes the first of eight neighbours lies.
 _FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
-# Below this many groups a mask is computed op by op, until all of them together have taken so many seconds: compiling
-# takes some too, and the bits are the same.
-_WORTH_COMPILING: Final = 1 << 13
-_PATIENCE: Final = 1.0
-_seconds_op_by_op = 0.0
-_stays_op_by_op = False
+# From this many groups on a mask on the CPU is compiled; the bits are the same.
+_COMPILED_FROM: Final = 1 << 13
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -157,7 +150,7 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, 
     if not 0 <= offset <= _WORD:
         raise ValueError(f"offset must satisfy 0 <= offset < 2**32, got {offset}")
     check_shard(shard, shape)
-    row_R = None if shard is None else row_numbers(shape, shard, device=seed.device)
+    row_R = row_indices(shard, shape, device=seed.device)
     return keep_bytes(seed, shape, row_R, first_column(shard), p=p, offset=offset).to(torch.bool)
 
 
@@ -178,7 +171,7 @@ def keep_bytes(
         shape: as there.
         p: as there.
         offset: as there.
-        row_R: `row_numbers`, or None for a whole tensor.
+        row_R: `row_indices`, or None for a whole tensor.
         first_column: that of the whole tensor with which this one begins.
         again: True in backward, for the mask that forward had; see [forward and backward do not share].
     """
@@ -242,8 +235,10 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     """Draw a seed from torch's default generator of `device`: an int64 tensor of shape [] on that device.
 
     This is the library's only source of randomness. Fused ops take a seed and draw nothing, so that
-    `torch.manual_seed`, `torch.utils.checkpoint` and `torch.compile` replay exactly this one call. Inside `torch.vmap`
-    its `randomness` is obeyed: "error" raises, "same" draws one seed for all samples, "different" one for each.
+    `torch.manual_seed`, `torch.utils.checkpoint` and `torch.compile` replay exactly this one call. Under a compiler, a
+    dispatch mode or a transform it is an op of its own; else it is `torch.randint`, which takes a tenth of the time.
+    Inside `torch.vmap` its `randomness` is obeyed: "error" raises, "same" draws one seed for all samples, "different"
+    one for each.
 
     Raises:
         RuntimeError: inside a `torch.vmap` whose `randomness` is "error", which is its default.
@@ -255,6 +250,8 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     True
     """
     device = torch.device(device)
+    if not is_intercepted():
+        return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
     # Note: [a fresh tensor for every draw] torch's partitioner merges equal calls and knows only its own random ops as
     # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. vmap asks only
     # its own random ops what `randomness` allows, too. A permutation of nothing is such an op: it takes no number from
@@ -265,27 +262,18 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
 
 
 def seed_for(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
-    """Return the seed of an op's call: the one that is given, or one drawn if it drops something. Used by what drops.
-
-    It stands before all else that an op does, which may be known from a call before; a draw is another each time. So of
-    what an op checks nothing is drawn for a wrong x or p alone.
-    """
-    if seed is not None or not training:
-        return seed
-    check_floating("x", x)
-    check_probability(p)
-    return draw_seed(device=x.device) if p else None
-
-
-def seed_that_drops(seed: Tensor | None, p: float, *, training: bool, device: torch.device) -> Tensor | None:
-    """Return the seed, checked, or None if nothing is dropped. Used by what drops, of what `seed_for` returned.
+    """Return the seed of a call: the given one, or one drawn; None if the call drops nothing. Used by what drops.
 
     Raises:
         ValueError, TypeError: as `check_probability` and `check_seed`.
+        RuntimeError: as `draw_seed`.
     """
     check_probability(p)
-    check_seed(seed, device)
-    return seed if training and p else None
+    if seed is not None:
+        check_seed(seed, x.device)
+    if not (training and p):
+        return None
+    return draw_seed(device=x.device) if seed is None else seed
 
 
 # How torch sees the draw. The tag tells partitioners and checkpoint policies that it must not run twice; the device is
@@ -295,7 +283,7 @@ _library.define("draw_seed(Tensor fresh, *, Device device) -> Tensor", tags=(tor
 
 
 def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
-    return torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device)
+    return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
 
 
 def _draw_for_every_sample(
@@ -339,18 +327,7 @@ def _keep_on_cpu(
     row_R = torch.arange(num_rows) if row_R is None else row_R
     group_G = torch.arange(first_group, first_group + groups)
     arguments = seed, row_R, group_G, torch.full((groups,), threshold), torch.full_like(seed, offset)
-    global _seconds_op_by_op, _stays_op_by_op
-    packed = None
-    if not _stays_op_by_op and (num_rows * groups >= _WORTH_COMPILING or _seconds_op_by_op >= _PATIENCE):
-        try:
-            packed = _compiled_packed(*arguments)
-        except BackendUnavailableError as error:
-            _stays_op_by_op = True
-            warnings.warn(f"dropout's masks are made op by op, which is slow: {error}", FallbackWarning, stacklevel=2)
-    if packed is None:
-        started = time.perf_counter()
-        packed = _packed(*arguments)
-        _seconds_op_by_op += time.perf_counter() - started
+    packed = (_compiled_packed if num_rows * groups >= _COMPILED_FROM else _packed)(*arguments)
     return packed.view(torch.uint8)
 
 

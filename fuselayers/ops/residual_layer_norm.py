@@ -10,7 +10,6 @@ Layer norm: Ba, Kiros, Hinton 2016.
 
 from torch import Tensor
 
-from .forms import Replays
 from .normalise import norm_reference, normalise
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
@@ -46,22 +45,12 @@ def residual_layer_norm(
     >>> s, y.round(decimals=3)
     (tensor([1., 3.]), tensor([-1.,  1.]))
     """
-    results: tuple[Tensor, Tensor] = _call((x, residual, weight, bias), (eps, backend))
-    return results
-
-
-def _residual_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float, backend: str
-) -> tuple[Tensor, Tensor]:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)
     check_row_vector("weight", weight, x)
     check_row_vector("bias", bias, x)
     return normalise(x, residual, weight=weight, norm_bias=bias, eps=eps, rms=False, backend=backend)
-
-
-_call = Replays(_residual_layer_norm)
 
 
 def residual_layer_norm_reference(

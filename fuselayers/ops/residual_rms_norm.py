@@ -8,7 +8,6 @@ Formula, gradients, dtypes, what is saved and the floor are those of normalise, 
 
 from torch import Tensor
 
-from .forms import Replays
 from .normalise import norm_reference, normalise
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 
@@ -37,19 +36,11 @@ def residual_rms_norm(
     >>> s, y.round(decimals=3)
     (tensor([ 3., -3.]), tensor([ 1., -1.]))
     """
-    results: tuple[Tensor, Tensor] = _call((x, residual, weight), (eps, backend))
-    return results
-
-
-def _residual_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, backend: str) -> tuple[Tensor, Tensor]:
     check_rows("x", x)
     check_like("residual", residual, x)
     check_floating("weight", weight)
     check_row_vector("weight", weight, x)
     return normalise(x, residual, weight=weight, eps=eps, rms=True, backend=backend)
-
-
-_call = Replays(_residual_rms_norm)
 
 
 def residual_rms_norm_reference(

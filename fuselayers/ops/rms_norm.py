@@ -10,7 +10,6 @@ Zhang, Sennrich, "Root mean square layer normalization", 2019.
 
 from torch import Tensor
 
-from .forms import Replays
 from .normalise import norm_reference, normalise
 from .shapes import check_floating, check_row_vector, check_rows
 
@@ -35,18 +34,10 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
     >>> rms_norm(torch.tensor([3.0, -3.0]), weight=torch.ones(2)).round(decimals=3)
     tensor([ 1., -1.])
     """
-    y: Tensor = _call((x, weight), (eps, backend))
-    return y
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, backend: str) -> Tensor:
     check_rows("x", x)
     check_floating("weight", weight)
     check_row_vector("weight", weight, x)
     return normalise(x, weight=weight, eps=eps, rms=True, backend=backend)[0]
-
-
-_call = Replays(_rms_norm)
 
 
 def rms_norm_reference(x: Tensor, *, weight: Tensor, eps: float = 1e-6) -> Tensor:

@@ -28,9 +28,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import Replays, apply, define, needs_grad, run
-from .forms.launch import kernel, launch, num_processors
-from .forms.triton_language import tile_function, tl
+from .implementations import COMPILED_FROM, define, needs_grad, run
+from .implementations.launch import kernel, launch, num_processors
+from .implementations.triton_language import tile_function, tl
 from .rows import cdiv, next_power_of_2
 from .shapes import check_floating
 
@@ -66,17 +66,11 @@ def rotary(
     >>> rotary(q, q, *quarter_turn)[0].flatten()
     tensor([0., 1.])
     """
-    turned: tuple[Tensor, Tensor] = _call((q, k, cos, sin), (interleaved, backend))
-    return turned
-
-
-def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, backend: str) -> tuple[Tensor, Tensor]:
     _check(q, k, cos, sin)
-    turned: tuple[Tensor, Tensor] = run(backend, _formula, _fused, (q, k, cos, sin), (interleaved,))
+    turned: tuple[Tensor, Tensor] = run(
+        backend, _formula, _fused, (q, k, cos, sin), (interleaved,), compiled_from=COMPILED_FROM
+    )
     return turned
-
-
-_call = Replays(_rotary)
 
 
 def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -210,7 +204,7 @@ def _turned(
     A gradient of it is a rotation too, so that this op needs no formula for its second derivative.
     """
     if needs_grad(cos, sin, *heads):
-        recorded: Sequence[Tensor] = apply(_Rotary, interleaved, back, by_token, cos, sin, *heads)
+        recorded: Sequence[Tensor] = _Rotary.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
         return recorded
     return _turn_as_they_lie(heads, cos, sin, interleaved, back, by_token)
 

@@ -5,13 +5,23 @@ VECTOR    8 where the width and the distances between rows are multiples of 8, e
           stored at once; from the number alone it would learn it for multiples of 16 only.
 """
 
-from typing import Final
+import functools
+from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from .forms.launch import INTERPRETED
+from .implementations.launch import INTERPRETED
 
-__all__ = ["as_rows", "cdiv", "next_power_of_2", "persistent_programs", "tile", "tile_of_rows", "vector_of"]
+__all__ = [
+    "ElementwisePlan",
+    "as_rows",
+    "cdiv",
+    "elementwise_plan",
+    "next_power_of_2",
+    "persistent_programs",
+    "tile_of_rows",
+    "vector_of",
+]
 
 # What a program of four warps works on: 32 elements a thread, in 16 bits four loads of 128 bits.
 _TILE_BYTES: Final = 8192
@@ -23,6 +33,40 @@ _ELEMENTS: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
 
 
+class ElementwisePlan(NamedTuple):
+    """How an elementwise kernel goes through rows.
+
+    Attributes:
+        grid: tiles of rows, tiles of columns.
+        sizes: rows, columns over VECTOR, and the strides over VECTOR.
+        constants: VECTOR, BLOCK_ROWS, BLOCK_COLUMNS.
+    """
+
+    grid: tuple[int, int]
+    sizes: tuple[int, ...]
+    constants: tuple[int, int, int]
+
+
+@functools.lru_cache(maxsize=4096)
+def elementwise_plan(itemsize: int, num_rows: int, num_columns: int, *strides: int) -> ElementwisePlan:
+    """Return the plan for tensors of `num_rows` x `num_columns` whose rows are `strides` elements apart.
+
+    Args:
+        itemsize: bytes of an element of the first of them.
+
+    >>> elementwise_plan(4, 512, 4096, 4096)
+    ElementwisePlan(grid=(512, 2), sizes=(512, 512, 512), constants=(8, 1, 2048))
+    """
+    vector = vector_of(num_columns, *strides)
+    block_columns = min(next_power_of_2(max(num_columns, 8)), _WIDEST)
+    block_rows = min(max(_TILE_BYTES // max(itemsize, 2) // block_columns, 1), next_power_of_2(num_rows))
+    return ElementwisePlan(
+        (cdiv(num_rows, block_rows), cdiv(num_columns, block_columns)),
+        (num_rows, num_columns // vector, *(stride // vector for stride in strides)),
+        (vector, block_rows, block_columns),
+    )
+
+
 def as_rows(x: Tensor) -> Tensor:
     """Return x, [..., N] and not empty, as [R, N] with the elements of a row side by side; it is copied at need.
 
@@ -30,40 +74,28 @@ def as_rows(x: Tensor) -> Tensor:
     >>> as_rows(torch.zeros(2, 3, 8)).shape
     torch.Size([6, 8])
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
-def vector_of(*rows: Tensor) -> int:
-    """Return VECTOR for tensors [R, N] that a kernel goes through together."""
-    return 8 if all(one.shape[1] % 8 == 0 and one.stride(0) % 8 == 0 for one in rows) else 1
+def vector_of(num_columns: int, *strides: int) -> int:
+    """Return VECTOR for tensors of so many columns whose rows are `strides` elements apart."""
+    return 1 if num_columns % 8 or any(stride % 8 for stride in strides) else 8
 
 
-def tile(rows: Tensor) -> tuple[int, int]:
-    """Return (rows, columns) of the tile that one program of an elementwise kernel works on.
-
-    >>> import torch
-    >>> tile(torch.zeros(512, 4096)), tile(torch.zeros(512, 60))
-    ((1, 2048), (32, 64))
-    """
-    elements = _TILE_BYTES // max(rows.element_size(), 2)
-    columns = min(next_power_of_2(max(rows.shape[1], 8)), _WIDEST)
-    return min(max(elements // columns, 1), next_power_of_2(rows.shape[0])), columns
-
-
-def tile_of_rows(rows_RN: Tensor) -> tuple[bool, int, int, int]:
+@functools.lru_cache(maxsize=4096)
+def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
     """Return, for a kernel that needs whole rows, if they are taken in pieces, the tile's rows and columns, and warps.
 
     Used by the norms and by softmax.
 
-    >>> import torch
-    >>> tile_of_rows(torch.zeros(64, 1000)), tile_of_rows(torch.zeros(1, 9000))
+    >>> tile_of_rows(64, 1000), tile_of_rows(1, 9000)
     ((False, 2, 1024, 4), (True, 1, 4096, 8))
     """
-    columns = next_power_of_2(max(rows_RN.shape[1], 8))
+    columns = next_power_of_2(max(num_columns, 8))
     if columns > _LONGEST_ROW:
         return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
-    rows = max(1, min(_ELEMENTS // columns, next_power_of_2(rows_RN.shape[0])))
+    rows = max(1, min(_ELEMENTS // columns, next_power_of_2(num_rows)))
     return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
 
 

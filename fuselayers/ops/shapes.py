@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from .forms import autocast_dtype
+from .implementations import autocast_dtype
 
 __all__ = ["check_floating", "check_like", "check_linear", "check_row_vector", "check_rows"]
 
@@ -17,7 +17,8 @@ def check_floating(name: str, x: Tensor) -> None:
 
 def check_rows(name: str, x: Tensor) -> None:
     """Raise unless `x` is [..., N] and floating. Used by every op that looks along the last dimension."""
-    check_floating(name, x)
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        check_floating(name, x)
     if not x.dim():
         raise ValueError(f"{name} must be [..., N], got a tensor without dimensions; give it one with .reshape(1)")
 
@@ -26,7 +27,8 @@ def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:
     """Raise unless `vector` is None or fits x's last dimension, on its device. Used by ops with a bias."""
     if vector is None:
         return
-    check_floating(name, vector)
+    if not (isinstance(vector, Tensor) and vector.is_floating_point()):
+        check_floating(name, vector)
     if vector.shape != x.shape[-1:]:
         wanted = list(x.shape[-1:])
         raise ValueError(f"{name} must be {wanted} to fit x {list(x.shape)}, got {list(vector.shape)}")
@@ -36,7 +38,8 @@ def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:
 
 def check_like(name: str, other: Tensor, x: Tensor) -> None:
     """Raise unless `other` is floating and has x's shape and device. Used by every op with a second input."""
-    check_floating(name, other)
+    if not (isinstance(other, Tensor) and other.is_floating_point()):
+        check_floating(name, other)
     if other.shape != x.shape:
         raise ValueError(f"{name} must have x's shape {list(x.shape)}, got {list(other.shape)}")
     if other.device != x.device:

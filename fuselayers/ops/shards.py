@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Shard", "check_shard", "first_column", "obstacle", "row_numbers", "rows_of"]
+__all__ = ["Shard", "check_shard", "first_column", "locate", "row_indices"]
 
 
 @dataclass(frozen=True)
@@ -76,25 +76,36 @@ def first_column(shard: Shard | None) -> int:
     return 0 if shard is None else shard.start[-1]
 
 
-def row_numbers(shape: Sequence[int], shard: Shard, *, device: torch.device) -> Tensor:
-    """Return the number that each row of a tensor of `shape` has in the whole: int64 [R], rows flattened.
+def row_indices(shard: Shard | None, shape: Sequence[int], *, device: torch.device) -> Tensor | None:
+    """Return the index that each row of a tensor of `shape` has in the whole: int64 [R], rows flattened.
 
-    >>> row_numbers((2, 2, 8), Shard((0, 1, 0), (2, 4, 8)), device=torch.device("cpu"))
+    For a tensor that is whole it is None, which the kernels read as 0..R-1.
+
+    >>> row_indices(Shard((0, 1, 0), (2, 4, 8)), (2, 2, 8), device=torch.device("cpu"))
     tensor([1, 2, 5, 6])
     """
-    number = torch.zeros((), dtype=torch.int64, device=device)
+    if shard is None:
+        return None
+    index = torch.zeros((), dtype=torch.int64, device=device)
     for start, size, whole in zip(shard.start[:-1], shape[:-1], shard.shape[:-1], strict=True):
-        number = number[..., None] * whole + torch.arange(start, start + size, device=device)
-    return number.reshape(-1)
+        index = index[..., None] * whole + torch.arange(start, start + size, device=device)
+    return index.reshape(-1)
 
 
-def rows_of(shard: Shard | None, x: Tensor) -> Tensor | None:
-    """Return `row_numbers` as the kernels take them: None for a tensor that is whole."""
-    return None if shard is None else row_numbers(x.shape, shard, device=x.device)
+def locate(shard: Shard, x: Tensor, *, dropping: bool) -> tuple[Tensor | None, int, str | None]:
+    """Return `row_indices`, `first_column`, and why the kernels cannot take the call (None if they can).
 
+    Args:
+        shard: of the call.
+        x: the tensor that is dropped from.
+        dropping: False for a call that drops nothing; the shard is only checked then.
 
-def obstacle(shard: Shard | None) -> str | None:
-    """Return why kernels cannot take a call with this shard, or None if they can."""
-    if first_column(shard) % 8:
-        return f"its shard begins at column {first_column(shard)}, which is no multiple of 8"
-    return None
+    Raises:
+        TypeError, ValueError: as `check_shard`.
+    """
+    check_shard(shard, x.shape)
+    if not dropping:
+        return None, 0, None
+    column = shard.start[-1]
+    reason = f"its shard begins at column {column}, which is no multiple of 8" if column % 8 else None
+    return row_indices(shard, x.shape, device=x.device), column, reason

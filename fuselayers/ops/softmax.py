@@ -36,9 +36,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .forms import Replays, apply, define, needs_grad, run
-from .forms.launch import kernel, launch
-from .forms.triton_language import libdevice, tile_function, tl
+from .implementations import define, run
+from .implementations.launch import kernel, launch
+from .implementations.triton_language import libdevice, tile_function, tl
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
 from .shapes import check_rows
 
@@ -75,11 +75,6 @@ def softmax(
             [0.5000, 0.5000, 0.0000],
             [0.5000, 0.5000, 0.0000]])
     """
-    y: Tensor = _call((scores, mask), (causal, scale, backend))
-    return y
-
-
-def _softmax(scores: Tensor, mask: Tensor | None, causal: bool, scale: float, backend: str) -> Tensor:
     check_rows("scores", scores)
     _check_mask(mask, scores)
     _check_scale(scale)
@@ -87,16 +82,7 @@ def _softmax(scores: Tensor, mask: Tensor | None, causal: bool, scale: float, ba
         raise ValueError(
             f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
         )
-    y: Tensor = run(backend, _formula, _fused, (scores, mask), (causal, scale))
-    return y
-
-
-_call = Replays(_softmax)
-
-
-def _fused(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    arguments = scores, mask, causal, scale
-    y: Tensor = apply(_Softmax, *arguments) if needs_grad(scores) else _forward(*arguments)
+    y: Tensor = run(backend, _formula, _Softmax.apply, (scores, mask), (causal, scale))
     return y
 
 
@@ -189,18 +175,17 @@ def _launch_forward(scores: Tensor, mask: Tensor | None, causal: bool, scale: fl
     if not y.numel():
         return y
     scores_RN = as_rows(scores)
-    y_RN = y.view(scores_RN.shape)
-    vector = vector_of(scores_RN, y_RN)
+    vector = vector_of(scores_RN.shape[1], scores_RN.stride(0))
     sizes, strides, column_stride = (1, 1), (0, 0, 0), 0
     if mask is not None:
         mask, sizes, strides, column_stride = _mask_levels(mask, scores.shape)
     mask_vector = vector if column_stride == 1 and all(stride % vector == 0 for stride in strides) else 1
-    split, block_rows, block_columns, num_warps = tile_of_rows(scores_RN)
+    split, block_rows, block_columns, num_warps = tile_of_rows(*scores_RN.shape)
     launch(
         _forward_split_kernel if split else _forward_kernel,
         (cdiv(scores_RN.shape[0], block_rows),),
         (
-            *(scores_RN, mask, y_RN),
+            *(scores_RN, mask, y),
             *(scores_RN.shape[0], scores_RN.shape[1] // vector, scores_RN.stride(0) // vector),
             *(scores.shape[-2] if causal else 1, *sizes, *(stride // mask_vector for stride in strides)),
             *(column_stride, float(scale)),
@@ -241,14 +226,13 @@ def _launch_backward(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tenso
     if not dy.numel():
         return dscores
     dy_RN, y_RN = as_rows(dy), as_rows(y)
-    dscores_RN = dscores.view(y_RN.shape)
-    vector = vector_of(dy_RN, y_RN, dscores_RN)
-    split, block_rows, block_columns, num_warps = tile_of_rows(y_RN)
+    vector = vector_of(y_RN.shape[1], dy_RN.stride(0), y_RN.stride(0))
+    split, block_rows, block_columns, num_warps = tile_of_rows(*y_RN.shape)
     launch(
         _backward_split_kernel if split else _backward_kernel,
         (cdiv(y_RN.shape[0], block_rows),),
         (
-            *(dy_RN, y_RN, dscores_RN, y_RN.shape[0], y_RN.shape[1] // vector),
+            *(dy_RN, y_RN, dscores, y_RN.shape[0], y_RN.shape[1] // vector),
             *(dy_RN.stride(0) // vector, y_RN.stride(0) // vector, y.shape[-2] if causal else 1, float(scale)),
         ),
         (causal, vector, block_rows, block_columns),

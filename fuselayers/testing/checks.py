@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from .._torch.guards import torch_compile
-from ..ops.forms.launch import INTERPRETED
-from ..ops.forms.meter import KernelFault, metered
+from ..ops.implementations.launch import INTERPRETED
 from ..partition import BackendUnavailableError, fuse
 from .comparison import (
     Op,
@@ -32,6 +31,7 @@ from .comparison import (
     results,
     untouched,
 )
+from .meter import KernelFault, metered
 
 __all__ = [
     "NotApplicable",
@@ -325,7 +325,7 @@ def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **option
 
 
 def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Triton kernels touch only elements of their arguments, and store once to each; see `ops.forms.meter`."""
+    """Triton kernels touch only elements of their arguments, and store once to each; see `meter`."""
     if not INTERPRETED:
         raise NotApplicable("kernels are metered in Triton's interpreter; start Python with TRITON_INTERPRET=1")
     try:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fuselayers.ops.forms.launch import INTERPRETED
-from fuselayers.ops.forms.meter import Launch, metered
+from fuselayers.ops.implementations.launch import INTERPRETED
+from fuselayers.testing.meter import Launch, metered
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import torch
 
 from fuselayers.ops import ACTIVATIONS, bias_activation_dropout
 from fuselayers.ops.bias_activation_dropout import bias_activation_dropout_reference
-from fuselayers.ops.forms.compiled import why_not_compiled
+from fuselayers.ops.implementations.compiled import why_not_compiled
 from fuselayers.partition import fuse, saved_bytes
 from tests.ops import truth
 from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, seed_of, tensors

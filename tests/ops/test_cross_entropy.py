@@ -9,11 +9,11 @@ from torch import Tensor
 
 from fuselayers.ops import cross_entropy
 from fuselayers.ops.cross_entropy import cross_entropy_reference
-from fuselayers.ops.forms.launch import INTERPRETED
-from fuselayers.ops.forms.meter import Launch
+from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
+from fuselayers.testing.meter import Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.ops import ACTIVATIONS, linear_activation
-from fuselayers.ops.forms import launch as launch_module
-from fuselayers.ops.forms.dispatch import takes_kernels
+from fuselayers.ops.implementations import launch as launch_module
+from fuselayers.ops.implementations.dispatch import takes_kernels
 from fuselayers.ops.linear_activation import _TILES, _precision, _tile, linear_activation_reference
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale, philox
-from fuselayers.ops.forms.compiled import compiled
-from fuselayers.ops.forms.launch import kernel, launch
-from fuselayers.ops.forms.triton_language import tl
+from fuselayers.ops.implementations.compiled import compiled
+from fuselayers.ops.implementations.launch import kernel, launch
+from fuselayers.ops.implementations.triton_language import tl
 from fuselayers.ops.philox import (
-    _WORTH_COMPILING,
+    _COMPILED_FROM,
     _lanes,
     _packed,
     _unpacked,
@@ -89,7 +89,7 @@ def compiled_masks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @needs_compiler
 def test_large_masks_are_compiled_and_the_same(compiled_masks: list[int]) -> None:
     rows, columns = 5000, 250
-    assert rows * columns / 8 > _WORTH_COMPILING
+    assert rows * columns / 8 > _COMPILED_FROM
     whole = keep_mask(seed_of(), (rows, columns), p=0.5)
     for row in (0, 1, 4999):
         assert whole[row].tolist() == truth.kept(int(seed_of()), row, columns, 32768)
@@ -120,7 +120,7 @@ def test_the_formula_of_a_gpu_has_the_same_mask(threshold: int) -> None:
 
 @needs_compiler
 def test_every_size_and_offset_is_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = _WORTH_COMPILING
+    groups = _COMPILED_FROM
     traced = []
     original = philox._packed
 
@@ -142,24 +142,23 @@ def test_every_size_and_offset_is_the_same_code(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "shape", [(3, 20), (5, 1), *(pytest.param(one, marks=pytest.mark.slow) for one in ((1, 40), (1, 1)))], ids=str
 )
-def test_many_small_masks_are_compiled_in_the_end(
+def test_masks_of_any_shape_are_the_same_compiled(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch, compiled_masks: list[int]
 ) -> None:
-    monkeypatch.setattr(philox, "_PATIENCE", 1.0)
-    monkeypatch.setattr(philox, "_seconds_op_by_op", 0.0)
-    small = keep_mask(seed_of(), shape, p=0.5)
+    op_by_op = keep_mask(seed_of(), shape, p=0.5)
     assert compiled_masks == []
-    monkeypatch.setattr(philox, "_seconds_op_by_op", 2.0)
-    assert torch.equal(keep_mask(seed_of(), shape, p=0.5), small)
+    monkeypatch.setattr(philox, "_COMPILED_FROM", 0)
+    assert torch.equal(keep_mask(seed_of(), shape, p=0.5), op_by_op)
     assert len(compiled_masks) == 1
 
 
 def test_without_a_compiler_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselayers.ops.forms.compiled.why_inductor_is_unavailable", lambda device: "no g++ here")
+    monkeypatch.setattr(
+        "fuselayers.ops.implementations.compiled.why_inductor_is_unavailable", lambda device: "no g++ here"
+    )
     monkeypatch.setattr(philox, "_compiled_packed", compiled(philox._packed))
-    monkeypatch.setattr(philox, "_stays_op_by_op", False)
-    shape = 2, 8 * _WORTH_COMPILING
-    with pytest.warns(FallbackWarning, match=r"op by op, which is slow: _packed cannot be compiled: no g\+\+ here$"):
+    shape = 2, 8 * _COMPILED_FROM
+    with pytest.warns(FallbackWarning, match=r"_packed runs op by op for .*: no g\+\+ here$"):
         mask = keep_mask(seed_of(), shape, p=0.5)
     assert mask[0, :100].tolist() == truth.kept(int(seed_of()), 0, 100, 32768)
     with warnings.catch_warnings():

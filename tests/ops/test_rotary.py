@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import rotary
-from fuselayers.ops.forms.launch import INTERPRETED, launch
-from fuselayers.ops.forms.meter import KernelFault, Launch
+from fuselayers.ops.implementations.launch import INTERPRETED, launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
+from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,

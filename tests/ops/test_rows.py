@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fuselayers.ops import rows as module
-from fuselayers.ops.rows import as_rows, persistent_programs, tile, tile_of_rows, vector_of
+from fuselayers.ops.rows import as_rows, elementwise_plan, persistent_programs, tile_of_rows, vector_of
 
 
 @pytest.mark.parametrize(
@@ -29,15 +29,19 @@ def test_rows_are_copied_only_where_they_must_be(x: torch.Tensor, copied: bool) 
 
 
 def test_eight_neighbours_move_at_once_where_width_and_distances_allow_it() -> None:
-    assert vector_of(torch.zeros(4, 8), torch.zeros(4, 1000)) == 8
-    assert vector_of(torch.zeros(4, 8), torch.zeros(4, 12)) == 1
-    assert vector_of(torch.zeros(4, 12)[:, :8]) == 1
+    assert vector_of(8, 8, 1000) == 8
+    assert vector_of(8, 8, 12) == 1
+    assert vector_of(12, 16) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (512, 512), (8, 2048), (8, 12288), (100_000, 129)])
 def test_a_tile_is_a_power_of_two_with_whole_groups_of_eight(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    rows, columns = tile(torch.empty(shape, dtype=dtype, device="meta"))
+    plan = elementwise_plan(dtype.itemsize, *shape, shape[1])
+    vector, rows, columns = plan.constants
+    assert plan.sizes == (shape[0], shape[1] // vector, shape[1] // vector)
+    assert plan.grid[0] * rows >= shape[0]
+    assert plan.grid[1] * columns >= shape[1]
     assert rows & (rows - 1) == 0
     assert columns & (columns - 1) == 0
     assert columns >= 8
@@ -58,7 +62,7 @@ def test_a_tile_is_a_power_of_two_with_whole_groups_of_eight(shape: tuple[int, i
 def test_a_row_is_one_programs_as_long_as_it_fits(
     shape: tuple[int, int], split: bool, tile: tuple[int, int], num_warps: int
 ) -> None:
-    assert tile_of_rows(torch.empty(shape, device="meta")) == (split, *tile, num_warps)
+    assert tile_of_rows(*shape) == (split, *tile, num_warps)
 
 
 def test_persistent_programs_fill_the_processors_and_are_no_more_than_the_tiles(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.ops import softmax
-from fuselayers.ops.forms.launch import INTERPRETED
+from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.softmax import _mask_levels, softmax_reference
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
@@ -80,7 +80,7 @@ IN_REGISTERS, IN_PIECES = KERNELS
 
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
     if request.param == "rows in pieces":
-        monkeypatch.setattr(sys.modules["fuselayers.ops.softmax"], "tile_of_rows", lambda rows: (True, 1, 8, 1))
+        monkeypatch.setattr(sys.modules["fuselayers.ops.softmax"], "tile_of_rows", lambda rows, columns: (True, 1, 8, 1))
     return partial(softmax, backend={"formula": "eager", "compiled": "inductor"}.get(request.param, "triton"))
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fuselayers import testing
-from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.forms.triton_language import tl
+from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.implementations.triton_language import tl
 from fuselayers.partition import BackendUnavailableError
 from fuselayers.testing import NotApplicable, samples
 

@@ -1,5 +1,6 @@
-"""What a call of an op costs the CPU that launches its kernels, beside the least that such a call could cost."""
+"""What a call of an op costs the CPU that launches its kernels. The launches are stubbed: what is left is Python."""
 
+import functools
 import random
 import statistics
 import time
@@ -10,18 +11,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...ops.forms import Replayed, replayed
+from ..._torch.dispatch import TorchDispatchMode
+from ...ops.implementations.launch import stubbed_launches
 from .cases import OpCase
-from .measure import EAGER, OURS, Candidate
+from .measure import OURS, Candidate
 from .subjects import op_candidate
 
 __all__ = ["BARE", "CallCost", "call_cost"]
 
 BARE: Final = "bare"
-# Until an op writes down what it does for calls like these, and what torch does at its first calls is done.
 _WARMUP: Final = 5
-# One reading is of so many calls in a row, which the GPU does not hold up.
-_CALLS: Final = 20
+_CALLS: Final = 50  # in one reading
 _SEED: Final = 5
 
 
@@ -31,7 +31,7 @@ class CallCost:
 
     Args:
         title: of the op and its options.
-        seconds: of each candidate, for "forward" and "forward_backward", every reading, in seconds for a call.
+        seconds: of each candidate, for "forward" and "forward_backward", every reading, in seconds per call.
     """
 
     title: str
@@ -42,21 +42,20 @@ class CallCost:
         return statistics.median(self.seconds[candidate][span])
 
 
-def call_cost(title: str, case: OpCase, *, readings: int, device: torch.device) -> CallCost | None:
-    """Time calls of an op, of the plain function, and of a bare `torch.autograd.Function` that does the same work.
+def call_cost(title: str, case: OpCase, *, readings: int, device: torch.device) -> CallCost:
+    """Time calls of an op beside a bare `torch.autograd.Function`, launches stubbed, in CPU time of the process.
 
-    The bare one makes the op's tensors, launches its kernels and saves its inputs, and knows all of it beforehand. It
-    checks nothing, decides nothing, and gives autograd gradients that lie ready. Its work is the op's, so that what the
-    op does too much there counts for both.
+    The bare one calls the same registered ops (`torch.ops.fuselayers`) with arguments that are known beforehand, saves
+    its inputs and returns gradients that are ready. It checks nothing and chooses nothing.
 
     Args:
         title: of the op and its options.
-        case: the op, on tensors so small that the GPU does not hold the CPU up.
+        case: the op, on small tensors.
         readings: how many of each candidate and span, in turns.
-        device: where the tensors are, which has kernels.
+        device: where the tensors are: a GPU, or the CPU in a process that was started with TRITON_INTERPRET=1.
 
-    Returns:
-        None for an op whose calls are not written down, see `ops.forms.replay`.
+    Raises:
+        BackendUnavailableError: the op's kernels do not run on the device.
     """
     seeded = {**case.options, "seed": torch.tensor(_SEED, device=device)} if case.options.get("p") else case.options
 
@@ -64,27 +63,23 @@ def call_cost(title: str, case: OpCase, *, readings: int, device: torch.device) 
         return case.op(*tensors, **{**named, **seeded}, backend="triton")
 
     own = op_candidate(OURS, OpCase(with_kernels, case.plain, case.tensors, {}), with_kernels)
-    bare = _bare(own)
-    if bare is None:
-        return None
-    candidates = [op_candidate(EAGER, case, case.plain), own, bare]
-    cost = CallCost(title, {one.name: {"forward": [], "forward_backward": []} for one in candidates})
-    spans: list[tuple[list[float], Callable[[], object]]] = []
-    for one in candidates:
-        spans.append((cost.seconds[one.name]["forward"], one.call))
-        spans.append((cost.seconds[one.name]["forward_backward"], _with_backward(one)))
-    for _, call in spans:
-        for _ in range(_WARMUP):
-            call()
-    orders = random.Random(0)
-    for _ in range(readings):
-        for seconds, call in orders.sample(spans, len(spans)):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            started = time.perf_counter()
-            for _ in range(_CALLS):
+    with stubbed_launches():
+        candidates = [own, _bare(own)]
+        cost = CallCost(title, {one.name: {"forward": [], "forward_backward": []} for one in candidates})
+        spans: list[tuple[list[float], Callable[[], object]]] = []
+        for one in candidates:
+            spans.append((cost.seconds[one.name]["forward"], one.call))
+            spans.append((cost.seconds[one.name]["forward_backward"], _with_backward(one)))
+        for _, call in spans:
+            for _ in range(_WARMUP):
                 call()
-            seconds.append((time.perf_counter() - started) / _CALLS)
+        orders = random.Random(0)
+        for _ in range(readings):
+            for seconds, call in orders.sample(spans, len(spans)):
+                started = time.process_time()
+                for _ in range(_CALLS):
+                    call()
+                seconds.append((time.process_time() - started) / _CALLS)
     return cost
 
 
@@ -93,45 +88,51 @@ def _with_backward(candidate: Candidate) -> Callable[[], Sequence[Tensor]]:
     return lambda: torch.autograd.grad(candidate.call(), candidate.leaves, weights, allow_unused=True)
 
 
-def _bare(own: Candidate) -> Candidate | None:
-    run = _with_backward(own)
-    for _ in range(_WARMUP):
-        run()
-    with replayed() as forward:
+def _bare(own: Candidate) -> Candidate:
+    with _Recorder() as forward:
         own.call()
-    with replayed() as both:
+    run = _with_backward(own)
+    with _Recorder() as both:
         gradients = run()
-    if len(forward) != 1:
-        return None
 
     def call() -> tuple[Tensor, ...]:
-        made = _Bare.apply(forward[0], both[1:], gradients, *own.leaves)  # type: ignore[no-untyped-call]
+        made = _Bare.apply(forward.calls, both.calls[len(forward.calls) :], gradients, *own.leaves)  # type: ignore[no-untyped-call]
         return made if isinstance(made, tuple) else (made,)
 
-    return Candidate(BARE, call, own.leaves)
+    num_results = len(own.call())
+    return Candidate(BARE, lambda: call()[:num_results], own.leaves)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the calls of this library's registered ops."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "fuselayers":
+            self.calls.append(functools.partial(func, *args, **kwargs or {}))
+        return func(*args, **kwargs or {})
 
 
 class _Bare(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        work: Replayed,
-        later: Sequence[Replayed],
-        gradients: Sequence[Tensor],
+        now: Sequence[Callable[[], Any]],
+        later: Sequence[Callable[[], Any]],
+        gradients: Sequence[Tensor | None],
         *leaves: Tensor,
     ) -> Any:
         ctx.save_for_backward(*leaves)
         ctx.later, ctx.gradients = later, gradients
-        results, _ = _done(work)  # and what the op saves
-        return results
+        results = [one() for one in now]
+        return tuple(results[-1]) if isinstance(results[-1], (tuple, list)) else results[-1]
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
         for one in ctx.later:
-            _done(one)
+            one()
         return (None, None, None, *ctx.gradients)
-
-
-def _done(work: Replayed) -> Any:
-    return work.replay(*work.arguments)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from ...ops.forms.launch import why_no_kernels
+from ...ops.implementations.launch import why_no_kernels
 from ...partition import patience, saved_bytes
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case

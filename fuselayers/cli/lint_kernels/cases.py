@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops.forms.launch import Launch, recorded_launches
+from ...ops.implementations.launch import Launch, recorded_launches
 from .compile import ARCHS
 
 __all__ = ["CASES", "Case", "kind_of", "launches_of"]

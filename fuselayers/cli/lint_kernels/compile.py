@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ...ops.forms.launch import INTERPRETED, Launch
-from ...ops.forms.triton_language import HAS_TRITON, triton
+from ...ops.implementations.launch import INTERPRETED, Launch
+from ...ops.implementations.triton_language import HAS_TRITON, triton
 from ...partition import BackendUnavailableError
 from .assembly import Code, read_amdgcn, read_sass
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from ...ops.forms.launch import Launch
+from ...ops.implementations.launch import Launch
 from ..files import write_whole
 from .assembly import Code
 from .cases import Case

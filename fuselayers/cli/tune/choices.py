@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...configs import build, compose
-from ...ops.forms.choice import faster_form, forget_forms
 from ...partition import fuse, patience
 from ...partition.auto import best_of
 from ...partition.backends import AUTO_ORDER, CANDIDATES, UNFUSED, why_unavailable
@@ -204,7 +203,6 @@ def _tuned(
 
     def timed() -> Ratio:
         torch.compiler.reset()  # every shape and every choice shall be a graph of its own
-        forget_forms()
         eager, auto = steps(use)
         for _ in range(_CALLS_TO_DECIDE):
             auto()
@@ -274,7 +272,7 @@ def _in_proportion(
 def _row(label: str, found: Mapping[str, float | None], *, again: bool) -> Row:
     known = read_label(label)
     seconds = {name: one for name, one in found.items() if one is not None}
-    if known is None:  # an op that is called by itself
-        return Row(label, "", seconds, faster_form(found), ratio=None, identity="")
+    if known is None:
+        return Row(label, "", seconds, best_of(seconds), ratio=None, identity="")
     function, use, identity = known
     return Row(function, use, seconds, best_of(seconds), ratio=None, identity=identity, again=again)

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from ..._torch.dispatch import is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference
-from ..forms import autocast_dtype, each_once, takes_kernels
+from ..implementations import autocast_dtype, each_once, takes_kernels
 from ..losses import check_loss_options, check_target, count_for, loss_dtype, reduced
 from ..shapes import check_linear
 from .chunks import Gradients, Wanted, cast, in_chunks, in_one_chunk, in_own_dtype

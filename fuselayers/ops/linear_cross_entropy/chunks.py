@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cross_entropy import gradients_in_one_piece, loss_in_one_piece
-from ..forms import Replays, takes_kernels
+from ..implementations import takes_kernels
 from ..rows import cdiv
 
 __all__ = ["Gradients", "Wanted", "cast", "in_chunks", "in_one_chunk", "in_own_dtype", "rows_of_a_chunk"]
@@ -125,10 +125,10 @@ def in_one_chunk(
     losses_C = None
     if by_kernel:
         if sums_2C is None:
-            losses_C, sums_2C = _losses((logits_CV, target_C), tuple(options))
+            losses_C, sums_2C = _losses_of_a_chunk(logits_CV, target_C, *options)
         if scale_C is None:
             return losses_C, sums_2C, None
-        return losses_C, sums_2C, _gradients((logits_CV, scale_C, target_C, sums_2C), tuple(options))
+        return losses_C, sums_2C, _gradients_of_a_chunk(logits_CV, scale_C, target_C, sums_2C, *options)
     dtype = logits_CV.dtype
     # From here on there is one tensor of this size, worked on in place.
     logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
@@ -146,17 +146,11 @@ def _losses_of_a_chunk(logits_CV: Tensor, target_C: Tensor, *options: Any) -> tu
     return losses_C, sums_2C
 
 
-_losses = Replays(_losses_of_a_chunk)
-
-
 def _gradients_of_a_chunk(
     logits_CV: Tensor, scale_C: Tensor, target_C: Tensor, sums_2C: Tensor, *options: Any
 ) -> Tensor:
     dlogits_CV: Tensor = gradients_in_one_piece(scale_C, None, logits_CV, target_C, sums_2C, *options)
     return dlogits_CV
-
-
-_gradients = Replays(_gradients_of_a_chunk)
 
 
 def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..forms import define
-from ..forms.launch import kernel, launch, num_processors
-from ..forms.triton_language import tl
+from ..implementations import define
+from ..implementations.launch import kernel, launch, num_processors
+from ..implementations.triton_language import tl
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from .formula import gradients_formula
@@ -35,18 +35,19 @@ def _launch_backward(
     )
     if not dy.numel():
         return dx, dresidual, sums_KN.zero_()
-    dy_RN, s_RN, dx_RN = as_rows(dy), as_rows(s), dx.view(-1, dx.shape[-1])
+    dy_RN, s_RN = as_rows(dy), as_rows(s)
     ds_RN = None if ds is None else as_rows(ds)
-    vector = vector_of(dy_RN, s_RN, dx_RN, *(() if ds_RN is None else (ds_RN,)))
-    split, block_rows, block_columns, num_warps = tile_of_rows(s_RN)
+    ds_stride = 0 if ds_RN is None else ds_RN.stride(0)
+    vector = vector_of(s_RN.shape[1], dy_RN.stride(0), s_RN.stride(0), ds_stride)
+    split, block_rows, block_columns, num_warps = tile_of_rows(*s_RN.shape)
     num_tiles, num_pieces = cdiv(s_RN.shape[0], block_rows), cdiv(s_RN.shape[1], block_columns)
     processors = num_processors(dy.device)
     num_programs = persistent_programs(num_tiles, processors=processors, num_warps=num_warps, side_by_side=num_pieces)
     partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
-    tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R, dx_RN
+    tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R, dx
     numbers = (
         *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
-        *(0 if ds_RN is None else ds_RN.stride(0) // vector, s_RN.stride(0) // vector),
+        *(ds_stride // vector, s_RN.stride(0) // vector),
         *(keep_threshold(p), keep_scale(p)),
     )
     dresidual_or_none = None if residual_dtype is None else dresidual
@@ -62,7 +63,7 @@ def _launch_backward(
         launch(
             _sums_split_kernel,
             (num_programs, num_pieces),
-            (*(dy_RN, s_RN, *tensors[4:6], dx_RN, partial_PKN), *(numbers[place] for place in (0, 1, 2, 4))),
+            (*(dy_RN, s_RN, *tensors[4:6], dx, partial_PKN), *(numbers[place] for place in (0, 1, 2, 4))),
             (wants_norm_bias, wants_bias, *constants),
             num_warps=num_warps,
         )

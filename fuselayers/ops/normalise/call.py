@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..dropout import dropout_from
-from ..forms import apply, needs_grad, run, second_order
-from ..shards import Shard, check_shard, rows_of
+from ..implementations import COMPILED_FROM, needs_grad, run, second_order
+from ..shards import Shard, check_shard, row_indices
 from .backward import normalise_backward
 from .formula import is_its_input, norm_formula
 from .forward import normalise_forward
@@ -38,9 +38,16 @@ def normalise(
     """
     if shard is not None:
         check_shard(shard, x.shape, whole_rows=True)
-    row_R = None if seed is None else rows_of(shard, x)
-    tensors = x, residual, bias, weight, norm_bias, seed, row_R
-    results: tuple[Tensor, Tensor] = run(backend, normalise_by_formula, _fused, tensors, (p, eps, pre, rms))
+    row_R = None if seed is None else row_indices(shard, x.shape, device=x.device)
+    results: tuple[Tensor, Tensor] = run(
+        backend,
+        normalise_by_formula,
+        _fused,
+        (x, residual, bias, weight, norm_bias, seed, row_R),
+        (p, eps, pre, rms),
+        # torch has one kernel for a layer norm, and none for an RMS norm.
+        compiled_from=None if seed is None and not rms else COMPILED_FROM,
+    )
     return results
 
 
@@ -81,7 +88,7 @@ def _fused(
 ) -> tuple[Tensor, Tensor]:
     arguments = x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms
     recorded = needs_grad(x, residual, bias, weight, norm_bias)
-    y, s, *_ = apply(_Normalise, *arguments) if recorded else normalise_forward(*arguments)
+    y, s, *_ = _Normalise.apply(*arguments) if recorded else normalise_forward(*arguments)  # type: ignore[no-untyped-call]
     return y, x if is_its_input(residual, bias, seed, pre) else s
 
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..forms import define
-from ..forms.launch import kernel, launch, num_processors
-from ..forms.triton_language import tile_function, tl
+from ..implementations import define
+from ..implementations.launch import kernel, launch, num_processors
+from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from .formula import is_its_input, summed_and_normalised
@@ -30,10 +30,11 @@ def _launch_forward(
     if not y.numel():
         return results
     s_dtype = x.dtype if not s.numel() else s.dtype
-    x_RN, y_RN = as_rows(x), y.view(-1, y.shape[-1])
+    x_RN = as_rows(x)
     residual_RN = None if residual is None else as_rows(residual)
-    vector = vector_of(x_RN, y_RN, *(() if residual_RN is None else (residual_RN,)))
-    split, block_rows, block_columns, num_warps = tile_of_rows(x_RN)
+    residual_stride = 0 if residual_RN is None else residual_RN.stride(0)
+    vector = vector_of(x_RN.shape[1], x_RN.stride(0), residual_stride)
+    split, block_rows, block_columns, num_warps = tile_of_rows(*x_RN.shape)
     num_tiles = cdiv(x_RN.shape[0], block_rows)
     launch(
         _forward_split_kernel if split else _forward_kernel,
@@ -44,9 +45,9 @@ def _launch_forward(
         ),
         (
             *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
-            *(y_RN, s if s.numel() else None, None if rms else mean, rstd),
+            *(y, s if s.numel() else None, None if rms else mean, rstd),
             *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
-            *(0 if residual_RN is None else residual_RN.stride(0) // vector, keep_threshold(p), keep_scale(p), eps),
+            *(residual_stride // vector, keep_threshold(p), keep_scale(p), eps),
         ),
         (pre, rms, vector, block_rows, block_columns),
         num_warps=num_warps,
@@ -77,7 +78,7 @@ def _like_results(
     s_dtype = dtype if pre else y_dtype
     no_s = is_its_input(residual, bias, seed, pre)
     s = torch.empty((0,) if no_s else x.shape, dtype=s_dtype, device=x.device)
-    num_rows = x[..., 0].numel() if x.shape[-1] else 0
+    num_rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
     wide = torch.promote_types(s_dtype, torch.float32)
     mean = torch.empty(0 if rms else num_rows, dtype=wide, device=x.device)
     rstd = torch.empty(num_rows, dtype=wide, device=x.device)

@@ -8,8 +8,8 @@ from fuselayers.cli.bench.calls import BARE, CallCost, call_cost
 from fuselayers.cli.bench.cases import OpCase, Settings, op_case
 from fuselayers.cli.bench.measure import EAGER, OURS, Candidate
 from fuselayers.cli.bench.subjects import op_candidate
-from fuselayers.ops.forms.launch import INTERPRETED
-from fuselayers.ops.forms.meter import metered
+from fuselayers.ops.implementations.launch import INTERPRETED
+from fuselayers.testing.meter import metered
 from tests.ops.contract import DEVICE
 
 pytestmark = pytest.mark.kernels

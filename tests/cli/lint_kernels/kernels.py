@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from fuselayers.cli.lint_kernels.cases import Case
-from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.forms.triton_language import HAS_TRITON, tl
+from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 
 compiles = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="compiles kernels with Triton")
 

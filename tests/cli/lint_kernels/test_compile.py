@@ -8,13 +8,13 @@ import pytest
 from fuselayers.cli.lint_kernels import compile as module
 from fuselayers.cli.lint_kernels.cases import launches_of
 from fuselayers.cli.lint_kernels.compile import ARCHS, check_compilers, compile_for, compiler, threads_of
-from fuselayers.ops.forms.launch import Launch
+from fuselayers.ops.implementations.launch import Launch
 from fuselayers.partition import BackendUnavailableError
 from tests.cli.lint_kernels.kernels import GOOD, SPILLING, compiles
 
 KERNEL = """
-from fuselayers.ops.forms.launch import kernel
-from fuselayers.ops.forms.triton_language import tl
+from fuselayers.ops.implementations.launch import kernel
+from fuselayers.ops.implementations.triton_language import tl
 
 @kernel
 def my_kernel(x_ptr, BLOCK: tl.constexpr):

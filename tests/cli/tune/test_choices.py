@@ -14,7 +14,7 @@ from fuselayers.cli.bench.cases import OpCase
 from fuselayers.cli.tune import choices
 from fuselayers.cli.tune.choices import Row, frozen, tune_model, tune_ops
 from fuselayers.cli.tune.turns import Ratio
-from fuselayers.ops.forms import choice
+from fuselayers.ops.implementations import choice
 from fuselayers.partition import auto, auto_file, fuse, patience
 from fuselayers.partition.backends import why_unavailable
 from tests.cli.tune.conftest import TINY

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import linear_cross_entropy
-from fuselayers.ops.forms.triton_language import HAS_TRITON
+from fuselayers.ops.implementations.triton_language import HAS_TRITON
 from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference
 from tests.ops.contract import (
     DEVICE,

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fuselayers.ops import linear_cross_entropy
-from fuselayers.ops.forms.launch import recorded_launches
+from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.linear_cross_entropy import chunks
 from fuselayers.ops.linear_cross_entropy.chunks import rows_of_a_chunk
 from tests.ops.contract import (

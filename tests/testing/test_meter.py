@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.forms.meter import KernelFault, Traffic, metered
-from fuselayers.ops.forms.triton_language import HAS_TRITON, tl
+from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
+from fuselayers.testing.meter import KernelFault, Traffic, metered
 
 
 @pytest.fixture(autouse=True)

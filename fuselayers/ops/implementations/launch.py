@@ -1,8 +1,8 @@
-"""launch -- start a Triton kernel with as little Python in the way as can be. Used by every op that has kernels.
+"""launch -- start a Triton kernel. Used by every op that has kernels.
 
-Triton's own call binds the arguments by name and works out what each is specialised on, every time. Our kernels are
-specialised on little, and say so (see `kernel`), so that the key of a compiled kernel is made in one pass over the
-arguments and the kernel is called directly. What comes more than once does not come here at all, see `replay`.
+Triton's own call binds the arguments by name and works out what each is specialised on, every time: 9 to 17 us. Our
+kernels are specialised on little (see `kernel`), so the key of a compiled kernel is made in one pass over the
+arguments, and the compiled kernel is called directly.
 """
 
 import functools
@@ -13,20 +13,30 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..._torch.dispatch import AsOnGPU, disable_current_modes
+from ..._torch.dispatch import AsOnGPU
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import mend_interpreter
-from .replay import ALIGNMENT, ON_AMD, has_short_offsets
 from .triton_language import HAS_TRITON, triton
-from .writer import writer
 
-__all__ = ["INTERPRETED", "Launch", "kernel", "launch", "num_processors", "recorded_launches", "why_no_kernels"]
+__all__ = [
+    "INTERPRETED",
+    "Launch",
+    "kernel",
+    "launch",
+    "num_processors",
+    "recorded_launches",
+    "stubbed_launches",
+    "why_no_kernels",
+]
 
+_ALIGNMENT: Final = 16  # of an address in bytes: Triton compiles a kernel again for tensors that lie otherwise
+_ON_AMD: Final = torch.version.hip is not None
 _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
 _PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
 _recorded: "list[Launch] | None" = None
+_stub: Callable[..., None] | None = None
 
 
 class Launch(NamedTuple):
@@ -43,8 +53,8 @@ class Launch(NamedTuple):
 def kernel(fn: Callable[..., Any]) -> Any:
     """Decorate a Triton kernel whose numbers are all plain numbers at run time.
 
-    Triton would compile it again for a 1 and for a multiple of 16. That a width is a multiple of 8, which is what wide
-    loads and stores need to know, our kernels are told by a constant (see `rows`). Profilers call it after its op:
+    Triton would compile it again for a 1 and for a multiple of 16. A constant tells our kernels that a width is a
+    multiple of 8, which is what wide loads and stores need to know (see `rows`). Profilers name it after its op:
     `_forward_kernel` of softmax is `softmax_forward_kernel`.
     """
     constants = {name for name, kind in fn.__annotations__.items() if "constexpr" in str(kind)}
@@ -69,57 +79,49 @@ def launch(
     Args:
         function: what `kernel` returned.
         grid: programs in x, and in y.
-        arguments: its run-time arguments in order: tensors, None for a tensor that is not there, numbers.
+        arguments: its run-time arguments in order: tensors, the first of which says the device, None for a tensor that
+            is not there, numbers.
         constants: its constants in order, which come after them.
         num_warps: per program.
-        num_stages: how many steps of a matmul's loop are on their way at a time; None leaves it to Triton.
+        num_stages: how many steps of a matmul's loop are in flight; None leaves it to Triton.
     """
-    one = Launch(function, grid, arguments, constants, num_warps, num_stages)
     if _recorded is not None:
-        _recorded.append(one)
+        # Aliases: what is recorded keeps no tensor of the op alive.
+        aliases = tuple(one.detach() if isinstance(one, Tensor) else one for one in arguments)
+        _recorded.append(Launch(function, grid, aliases, constants, num_warps, num_stages))
         return
-    wrote = writer()
-    if wrote is None:
-        _start(one)
-        return
-    with disable_current_modes():  # what the interpreter calls of torch is not the op's
-        start = _start(one)
-    wrote.launched(start, (*arguments, *constants))
-
-
-def _start(one: Launch) -> Callable[..., Any]:
-    """Run a kernel, and return what runs it again with other tensors of the same kinds."""
-    if INTERPRETED:
+    if INTERPRETED and _stub is None:
         mend_interpreter()
-        start: Callable[..., Any] = one.function[one.grid]
-        start(*one.arguments, *one.constants)
-        return start
-    device = next(given.device for given in one.arguments if isinstance(given, Tensor))
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return _start_compiled(one, device.index)
-    return _start_compiled(one, device.index)
-
-
-def _start_compiled(made: Launch, device_index: int) -> Callable[..., Any]:
-    function, grid, arguments, constants, num_warps, num_stages = made
-    # What Triton compiles anew for: a tensor's dtype and alignment, an integer's width, that there is no tensor.
+        function[grid](*arguments, *constants)
+        return
+    device = arguments[0].device
+    # What Triton compiles a kernel again for: a tensor's dtype and alignment, an absent tensor, an integer's width.
     kinds = [
-        (one.dtype, one.data_ptr() % ALIGNMENT == 0, ON_AMD and has_short_offsets(one))
+        (one.dtype, not one.data_ptr() % _ALIGNMENT, _ON_AMD and one.untyped_storage().nbytes() < 1 << 31)
         if isinstance(one, Tensor)
-        else one is None or (one.__class__ is int and not _SMALLEST_INT32 <= one <= _LARGEST_INT32)
+        else one is None or not _SMALLEST_INT32 <= one <= _LARGEST_INT32
         for one in arguments
     ]
-    key = (id(function), device_index, num_warps, num_stages, constants, *kinds)
+    key = (id(function), device, num_warps, num_stages, constants, *kinds)
     compiled = _compiled.get(key)
-    whole_grid = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-    if compiled is None:
+    if device.index is None or device.index == torch.cuda.current_device():
+        _start(compiled, key, function, grid, arguments)
+    else:
+        with torch.cuda.device(device):
+            _start(compiled, key, function, grid, arguments)
+
+
+def _start(
+    compiled: Any, key: tuple[Any, ...], function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]
+) -> None:
+    _, _, num_warps, num_stages, constants, *_ = key
+    if _stub is not None:
+        _stub(*arguments, *constants)
+    elif compiled is not None:
+        compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
+    else:
         stages = {} if num_stages is None else {"num_stages": num_stages}
-        compiled = _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
-        return compiled[whole_grid]  # type: ignore[no-any-return]
-    start: Callable[..., Any] = compiled[whole_grid]
-    start(*arguments, *constants)
-    return start
+        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
 
 
 @functools.cache
@@ -158,3 +160,14 @@ def recorded_launches() -> Iterator[list[Launch]]:
             yield _recorded
     finally:
         _recorded = before
+
+
+@contextmanager
+def stubbed_launches() -> Iterator[None]:
+    """Make every launch return at once: what is left of a call's time is Python. Used by `bench op --overhead`."""
+    global _stub
+    before, _stub = _stub, lambda *_: None
+    try:
+        yield
+    finally:
+        _stub = before

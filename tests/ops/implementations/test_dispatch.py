@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops
-from fuselayers.ops.forms.compiled import why_not_compiled
-from fuselayers.ops.forms.dispatch import second_order, takes_kernels
-from fuselayers.ops.forms.launch import INTERPRETED, launch, why_no_kernels
-from fuselayers.ops.forms.meter import KernelFault, Launch
+from fuselayers.ops.implementations import dispatch as dispatch_module
+from fuselayers.ops.implementations.compiled import why_not_compiled
+from fuselayers.ops.implementations.dispatch import run, second_order, takes_kernels
+from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing import check_transforms
+from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.cases import CASES, Case, all_cases, marks_of, one_of_each_every_day
 from tests.ops.contract import (
     CHECKS,
@@ -145,6 +147,78 @@ def test_dynamic_shapes(case: Case) -> None:
 
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="bytes are counted in Triton's interpreter")
+class Subclass(Tensor):
+    pass
+
+
+def served(x: Tensor, *, backend: str = "auto", compiled_from: int | None = 64) -> str:
+    """Which implementation serves a call."""
+    name: str = run(backend, lambda x: "formula", lambda x: "compiled", (x,), compiled_from=compiled_from)
+    return name
+
+
+@pytest.mark.skipif(why_not_compiled(torch.device("cpu")) is not None, reason="nothing can be compiled here")
+class TestOnACPU:
+    """Which implementation "auto" takes on a CPU follows from the arguments and from torch's settings alone."""
+
+    def test_the_compiled_implementation_from_a_number_of_elements_on(self) -> None:
+        assert served(torch.ones(8, 8)) == "compiled"
+        assert served(torch.ones(7, 9)) == "formula"
+        assert served(torch.ones(8, 8), compiled_from=None) == "formula"
+        assert served(torch.ones(8, 8), backend="eager") == "formula"
+
+    def test_the_formula_for_float64_subclasses_and_transforms(self) -> None:
+        assert served(torch.ones(8, 8, dtype=torch.float64)) == "formula"
+        assert served(torch.ones(8, 8).as_subclass(Subclass)) == "formula"
+        inside = []
+        torch.vmap(lambda x: (inside.append(served(x)), x)[1])(torch.ones(2, 8, 8))
+        assert inside == ["formula"]
+
+    def test_the_formula_where_torch_shall_be_deterministic(self) -> None:
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert served(torch.ones(8, 8)) == "formula"
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_the_formula_under_a_dispatch_mode(self) -> None:
+        with FlopCounterMode(display=False):
+            assert served(torch.ones(8, 8)) == "formula"
+
+    @pytest.mark.parametrize("name", ["dropout", "rms_norm", "gated_activation", "rotary"])
+    def test_ops_that_gain_by_it(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert compiles(name, monkeypatch)
+
+    @pytest.mark.parametrize("name", ["layer_norm", "softmax", "residual_layer_norm"])
+    def test_ops_that_are_one_kernel_of_torchs(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert not compiles(name, monkeypatch)
+
+
+def compiles(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a large call of an op on a CPU takes the compiled implementation."""
+    x, weight = torch.ones(512, 512), torch.ones(512)
+    calls: dict[str, Any] = {
+        "dropout": lambda: ops.dropout(x, 0.5),
+        "gated_activation": lambda: ops.gated_activation(x, x),
+        "layer_norm": lambda: ops.layer_norm(x, weight=weight),
+        "residual_layer_norm": lambda: ops.residual_layer_norm(x, x, weight=weight),
+        "rms_norm": lambda: ops.rms_norm(x, weight=weight),
+        "rotary": lambda: ops.rotary(x, x, x[:, :256], x[:, :256]),
+        "softmax": lambda: ops.softmax(x),
+    }
+    asked: list[bool] = []
+    original = dispatch_module._pays_compiled
+
+    def look(tensors: Any, compiled_from: int | None) -> bool:
+        asked.append(original(tensors, compiled_from))
+        return False  # nothing is compiled for the answer
+
+    monkeypatch.setattr(dispatch_module, "_pays_compiled", look)
+    calls[name]()
+    return asked == [True]
+
+
+@on_kernels
 class TestBytes:
     @all_cases
     def test_kernels_move_what_their_docstrings_say(self, case: Case, launches: list[Launch]) -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.ops.forms.interpreter import mend_interpreter
-from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.forms.triton_language import tl
+from fuselayers.ops.implementations.interpreter import mend_interpreter
+from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
+from fuselayers.ops.implementations.triton_language import tl
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(not INTERPRETED, reason="is about Triton's interpreter")]
 

@@ -5,9 +5,16 @@ import pytest
 import torch
 
 from fuselayers import ops
-from fuselayers.ops.forms import launch as launch_module
-from fuselayers.ops.forms.launch import INTERPRETED, kernel, launch, num_processors, recorded_launches, why_no_kernels
-from fuselayers.ops.forms.triton_language import HAS_TRITON, tl
+from fuselayers.ops.implementations import launch as launch_module
+from fuselayers.ops.implementations.launch import (
+    INTERPRETED,
+    kernel,
+    launch,
+    num_processors,
+    recorded_launches,
+    why_no_kernels,
+)
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.normalise import forward as normalise_forward
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
@@ -101,8 +108,12 @@ class TestLaunch:
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
         monkeypatch.setattr(torch.cuda, "device", Device)
         function = Function()
-        launch_module.launch(function, (1,), (torch.zeros(64),), ())
-        assert entered == [torch.device("cpu")]
+
+        class OnAnother(torch.Tensor):
+            device = torch.device("cuda:2")
+
+        launch_module.launch(function, (1,), (torch.zeros(64).as_subclass(OnAnother),), ())
+        assert entered == [torch.device("cuda:2")]
         assert len(function.runs) == 1
 
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fuselayers.ops.forms.triton_language import HAS_TRITON, tile_function, triton
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, tile_function, triton
 
 
 def test_here_it_is_triton() -> None:
@@ -19,7 +19,7 @@ import sys
 sys.modules["triton"] = None
 import torch
 from fuselayers import ops
-from fuselayers.ops.forms.meter import metered
+from fuselayers.testing.meter import metered
 x = torch.tensor([[-1.0, 2.0]])
 assert ops.bias_activation_dropout(x, activation="relu").tolist() == [[0.0, 2.0]]
 for call in lambda: ops.bias_activation_dropout(x, activation="relu", backend="triton"), metered().__enter__:

@@ -29,8 +29,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from .interpreter import mend_interpreter
-from .triton_language import HAS_TRITON
+from ..ops.implementations.interpreter import mend_interpreter
+from ..ops.implementations.triton_language import HAS_TRITON
 
 __all__ = ["KernelFault", "Launch", "Traffic", "metered"]
 

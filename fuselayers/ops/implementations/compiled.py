@@ -1,12 +1,13 @@
-"""compiled -- an op's formula as one piece of C++, made by Inductor. Used by dispatch for the ops' forms on a CPU.
+"""compiled -- an op's formula compiled to C++ by Inductor: the implementation of the ops on a CPU.
 
-What is compiled is forward, and backward, each by itself and without autograd. So what is kept between the two is the
-op's own choice, the same as with its kernels, and a backward may be differentiated again.
+Forward and backward are compiled separately and without autograd. So the op decides what is saved between them, as with
+its kernels, and a backward can be differentiated again.
 
-A call is looked up by its dtypes, shapes and options, and goes straight to the code that was made for them. The first
-code is for the first shape; where a size turns out to change, the next code is for any size there.
+A call's dtypes, shapes and options are the key of a cache. The first code is for the first shape; where a size changes,
+the next code takes any size there.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -21,29 +22,24 @@ from ...partition.compile_call import CompiledCall, compile_call
 from ...partition.compilers import why_inductor_is_unavailable
 from .launch import INTERPRETED
 
-__all__ = ["compiled", "why_not_compiled"]
+__all__ = ["can_compile", "compiled", "why_not_compiled"]
 
-# For one choice of options and dtypes. What would need more runs op by op.
+# For one choice of options and dtypes. Beyond it the formula runs op by op.
 _MOST_CODES: Final = 16
 _MOST_CALLS: Final = 4096
 
 
 def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable[..., Any]:
-    """Return a function that compiles `formula` at its first call, and again for what is new to it.
+    """Return a function that compiles `formula` at its first call, and again for new dtypes, shapes and options.
+
+    Where Inductor cannot compile the formula it runs op by op, and a FallbackWarning says so once.
 
     Args:
-        formula: a function of tensors, one at least, and of options: numbers, strings, dtypes, lists of them. Each
-            combination of these gets code of its own, equal ones the same. It writes to no tensor, and what it returns
-            are new ones. It is called where autograd records nothing.
-        any_size: whether the first code is for any size already.
-
-    Raises:
-        BackendUnavailableError: at the call, if Inductor cannot compile it. If it could before, for other sizes or
-            options, the formula runs op by op instead; that is said once, as a FallbackWarning.
+        formula: a function of tensors, at least one, and of options: numbers, strings, dtypes, lists of them. It writes
+            to no tensor and returns new ones. It is called where autograd does not record.
+        any_size: True compiles for any size from the start.
     """
-    # Dynamo may come by in a frame that it could not compile, and has no business here.
-    own = _Compiled(formula, any_size)
-    return disable_dynamo("Inductor compiled it")(lambda *arguments: own.call(*arguments))
+    return disable_dynamo("Inductor compiled it")(functools.partial(_Compiled(formula, any_size).call))
 
 
 class _Compiled:
@@ -97,11 +93,9 @@ class _Compiled:
                     raise BackendUnavailableError(f"it would be code for more than {_MOST_CODES} combinations of sizes")
                 code = _Code(formula, tensors, self._changing(codes, tensors))
             except BackendUnavailableError as error:
-                name = getattr(self._formula, "__qualname__", type(self._formula).__name__)
-                if not any(self._codes.values()):
-                    raise BackendUnavailableError(f"{name} cannot be compiled: {error}") from error
                 if not self._said:
                     self._said = True
+                    name = getattr(self._formula, "__qualname__", type(self._formula).__name__)
                     shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
                     text = f"{self._formula.__module__}.{name} runs op by op for {shapes}: {error}"
                     warnings.warn(text, FallbackWarning, stacklevel=2)
@@ -169,10 +163,19 @@ def _of_tensors(formula: Callable[..., Any], arguments: Sequence[Any]) -> Callab
     return of_tensors
 
 
+@functools.cache
+def can_compile() -> bool:
+    """Return whether formulas can be compiled for the CPU. It is looked up once: a search for a compiler takes time."""
+    return why_not_compiled(torch.device("cpu")) is None
+
+
 def why_not_compiled(device: torch.device) -> str | None:
     """Return None if formulas can be compiled for `device`, else what is missing."""
     if device.type != "cpu":
-        return f"the ops' compiled form is for a CPU, got {device.type}; fuse(op, backend='inductor') compiles there"
+        return (
+            f"the ops' compiled implementation is for a CPU, got {device.type}; "
+            "fuse(op, backend='inductor') compiles there"
+        )
     if INTERPRETED:
         return "TRITON_INTERPRET is set, and the kernels take its place"
     return why_inductor_is_unavailable("cpu")

@@ -1,19 +1,20 @@
-"""dispatch -- which form of an op a call takes: its formula, or a form of its own. Used by every op that has kernels.
+"""dispatch -- which implementation of an op serves a call. Used by every op that has kernels.
 
-    formula     plain torch, op by op; a compiler and the transforms of `torch.func` see through it
+    formula     plain torch, op by op; compilers and the transforms of `torch.func` trace it
     kernels     written in Triton: on a GPU, or in Triton's interpreter
-    compiled    forward and backward of the formula, each made one piece of C++ by Inductor: on a CPU
+    compiled    forward and backward of the formula, each compiled to C++ by Inductor: on a CPU
 
 `backend` chooses:
 
-    "auto"      inside a compiled function, under a transform of `torch.func` and for tensor subclasses the formula;
-                else on a GPU the kernels, where each op of the formula would be a trip to memory, and on a CPU what a
-                measurement says (see choice)
+    "auto"      the formula inside a compiled function, under a transform of `torch.func`, for tensor subclasses and in
+                float64; else on a GPU the kernels, and on a CPU the compiled implementation where the op says that it
+                pays (`compiled_from`)
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
-    "inductor"  the compiled form, on a CPU; inside a compiled function the formula, which is compiled there
+    "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
 
-All forms give the same numbers to rounding, and the same mask.
+All of them give the same numbers to rounding, and the same mask. Which one serves depends on the arguments and on
+torch's settings, never on a measurement: numbers do not depend on the clock.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,22 +24,30 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, is_traced
 from ...names import no_such
 from ...partition import BackendUnavailableError
-from .choice import call_faster
-from .compiled import compiled, why_not_compiled
+from .compiled import can_compile, compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
-from .writer import not_written, writer
 
-__all__ = ["BACKENDS", "autocast_dtype", "define", "each_once", "needs_grad", "run", "second_order", "takes_kernels"]
+__all__ = [
+    "BACKENDS",
+    "COMPILED_FROM",
+    "autocast_dtype",
+    "define",
+    "each_once",
+    "needs_grad",
+    "run",
+    "second_order",
+    "takes_kernels",
+]
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
+COMPILED_FROM: Final = 1 << 16
+"""Elements from which the compiled implementation pays, where it pays at all: its call alone takes some 50 us."""
+
 _PLAIN: Final = frozenset({Tensor, nn.Parameter, NoneType})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
-
-# Torch may have other ideas of it the next time, and op by op it would be held in memory whole.
-_FORMULA: Final = "the formula serves"
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -50,17 +59,20 @@ def run(
     tensors: Sequence[Tensor | None],
     options: tuple[Any, ...] = (),
     *,
-    obstacle: str | None = None,
+    compiled_from: int | None = None,
+    unsupported_reason: str | None = None,
 ) -> Any:
-    """Return what `formula` or `fused` makes of the tensors and the options, as the backend says.
+    """Return what `formula` or `fused` makes of the tensors and the options.
 
     Args:
         backend: one of BACKENDS.
         formula: the op in plain torch.
         fused: the same op through those that `define` returned, with its gradients.
-        tensors: of both the first arguments. The first of them says the device.
-        options: of both the other arguments, which are hashable.
-        obstacle: why the kernels cannot take this call, if they cannot.
+        tensors: the first arguments of both. The first of them says the device.
+        options: the other arguments of both.
+        compiled_from: from how many elements of the first tensor on "auto" takes the compiled implementation on a CPU;
+            None for a formula that compiling does not make faster.
+        unsupported_reason: why the kernels cannot take this call, or None if they can.
 
     Raises:
         ValueError: no such backend.
@@ -69,20 +81,24 @@ def run(
     """
     first = tensors[0]
     assert first is not None
-    if backend == "auto" and first.is_cpu and not torch.compiler.is_dynamo_compiling():
-        not_written(_FORMULA)
-        if INTERPRETED or _why_plain(tensors) is not None:
-            return formula(*tensors, *options)
-        return call_faster(formula, fused, tensors, options)
-    if backend == "inductor":
-        own = _takes_compiled(first.device, tensors)
+    if backend == "auto" and first.is_cpu:
+        # Inside a compiler a question about a size would become a guard: it comes last.
+        fuses = (
+            compiled_from is not None
+            and not INTERPRETED
+            and not is_traced()
+            and first.numel() >= compiled_from
+            and _unsupported_tensor(tensors) is None
+            and not torch.are_deterministic_algorithms_enabled()
+            and can_compile()
+        )
+    elif backend == "inductor":
+        fuses = _takes_compiled(first.device, tensors)
     else:
-        own = takes_kernels(backend, *tensors, obstacle=obstacle)
-    if not own:
-        not_written(_FORMULA)
-    elif is_compiling():
-        tensors = each_once(tensors)
-    return (fused if own else formula)(*tensors, *options)
+        fuses = takes_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
+    if not fuses:
+        return formula(*tensors, *options)
+    return fused(*(each_once(tensors) if is_compiling() else tensors), *options)
 
 
 def each_once(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -105,19 +121,19 @@ def _takes_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> b
         raise BackendUnavailableError(
             f"backend 'inductor' cannot run here: {unavailable}; or leave it to backend='auto'"
         )
-    reason = _why_plain(tensors)
+    reason = _unsupported_class(tensors)
     if reason is not None:
         raise RuntimeError(f"backend 'inductor' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
 
 
-def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = None) -> bool:
-    """Return whether a call on these tensors goes to the op's kernels. Used by ops that have no compiled form.
+def takes_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str | None = None) -> bool:
+    """Return whether the op's kernels serve a call on these tensors. Used by ops that have no compiled implementation.
 
     Args:
         backend: one of BACKENDS.
-        tensors: all of the call's tensors, the first of which is there and says the device.
-        obstacle: as for `run`.
+        tensors: all tensors of the call; the first says the device.
+        unsupported_reason: as for `run`.
 
     Raises:
         ValueError: no such backend.
@@ -129,7 +145,8 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
         return False
     if backend == "inductor":
         raise BackendUnavailableError(
-            "backend 'inductor' cannot run here: this op has no compiled form; fuse(op, backend='inductor') compiles it"
+            "backend 'inductor' cannot run here: this op has no compiled implementation; "
+            "fuse(op, backend='inductor') compiles it"
         )
     if backend not in BACKENDS:
         raise ValueError(no_such("backend", backend, BACKENDS))
@@ -138,28 +155,28 @@ def takes_kernels(backend: str, *tensors: Tensor | None, obstacle: str | None = 
     if backend == "auto":
         if not tensors[0].is_cuda or is_compiling() or INTERPRETED:
             return False
-        return why_no_kernels(device) is None and (obstacle or _why_no_kernels_for(tensors)) is None
+        return why_no_kernels(device) is None and (unsupported_reason or _unsupported_tensor(tensors)) is None
     unavailable = why_no_kernels(device)
     if unavailable is not None:
         raise BackendUnavailableError(f"backend 'triton' cannot run here: {unavailable}; or leave it to backend='auto'")
-    reason = obstacle or _why_no_kernels_for(tensors)
+    reason = unsupported_reason or _unsupported_tensor(tensors)
     if reason is not None:
         raise RuntimeError(f"backend 'triton' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
 
 
-def _why_no_kernels_for(tensors: Sequence[Tensor | None]) -> str | None:
+def _unsupported_tensor(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
         if tensor is not None and tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-    return None if is_compiling() else _why_plain(tensors)
+    return None if is_compiling() else _unsupported_class(tensors)
 
 
-def _why_plain(tensors: Sequence[Tensor | None]) -> str | None:
+def _unsupported_class(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
-    return "inside a transform of torch.func" if transforms_are_active() else None
+    return "inside a transform of torch.func" if is_traced() else None
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
@@ -217,13 +234,13 @@ def second_order(
 def define(
     schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, formula: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Give torch an op that is one fused piece, and return what calls it.
+    """Register `torch.ops.fuselayers.name` and return it.
 
     Args:
-        schema: "name(Tensor x, ...) -> Tensor"; the op is `torch.ops.fuselayers.name`.
+        schema: "name(Tensor x, ...) -> Tensor".
         launch: launches the kernels, on the device of its tensors.
         fake: makes the results without computing them.
-        formula: the same in plain torch, for the compiled form; None if it has none.
+        formula: the same in plain torch, for the compiled implementation; None if there is none.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
@@ -233,13 +250,5 @@ def define(
     elif formula is not None:
         _library.impl(name, compiled(formula), "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    op = getattr(torch.ops.fuselayers, name).default
-    # Torch makes floats of whole numbers where an op wants floats; a kernel is compiled for either.
-    floats = {place for place, one in enumerate(op._schema.arguments) if str(one.type) == "float"}
-
-    def call(*arguments: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling() or writer() is None:
-            return op(*arguments)
-        return launch(*(float(one) if place in floats else one for place, one in enumerate(arguments)))
-
-    return call
+    op: Callable[..., Any] = getattr(torch.ops.fuselayers, name).default
+    return op
