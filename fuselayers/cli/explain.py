@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
-    parser.add_argument("--svg", metavar="FILE", help="draw the graph there; the suffix may also be .png or .dot")
+    parser.add_argument("--svg", metavar="FILE", help="draw the graph there; a .dot file is for Graphviz")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the receipt there")
 

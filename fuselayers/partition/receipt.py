@@ -1,6 +1,7 @@
 """Receipt -- what a fused function saves, what it computes again, why, and what that costs."""
 
 import io
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .cost import CostModel, flops_of
-from .draw import draw_curve, draw_graphs
+from .draw import check_suffix, draw_graphs
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
@@ -162,7 +163,7 @@ class Receipt:
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
     def draw(self, path: str | Path) -> Path:
-        """Draw the graphs with the cut in colour, into a .svg, .png or .dot file; returns its path.
+        """Draw the graphs and what is saved, into an .svg or .dot file; returns its path.
 
         Raises:
             ValueError: another kind of file.
@@ -177,18 +178,32 @@ class Receipt:
         Raises:
             ValueError: another kind of file, or several graphs.
         """
-        whole = self.forward_flops or 1.0
+        path = Path(path)
+        check_suffix(path, ".svg", ".png")
+        curve = self.pareto(points=points)
+        # matplotlib takes half a second to import.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
-        def point(saved_bytes: int, flops: float) -> tuple[float, float]:
-            return saved_bytes / 1e6, 100 * flops / whole
-
-        curve = [point(one.saved_bytes, one.recomputed_flops) for one in self.pareto(points=points)]
-        marks = {
-            f"this ({self.partition})" if rule == "this" else rule: point(totals.saved_bytes, totals.recomputed_flops)
-            for rule, totals in self.totals.items()
-            if rule != "default"
-        }
-        return draw_curve(curve, marks, Path(path), title=f"{self.subject}, {self.backend}")
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axis = figure.add_subplot()
+        sizes = [point.saved_bytes / 1e6 for point in curve]
+        share = 100 / (self.forward_flops or 1.0)
+        # Between two points, a budget costs what the smaller one costs.
+        axis.step(sizes, [share * point.recomputed_flops for point in curve], where="pre", marker="o", label="budget")
+        rules = [rule for rule in self.totals if rule != "default"]
+        for rule, marker in zip(rules, itertools.cycle("*sv^DP"), strict=False):
+            totals = self.totals[rule]
+            label = f"this ({self.partition})" if rule == "this" else rule
+            place = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
+            axis.plot(*place, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend reads mathematics
+        axis.set(xlabel="MB saved for backward", ylabel="% of forward's FLOPs recomputed")
+        axis.set_title(f"{self.subject}, {self.backend}", fontsize=10, parse_math=False)
+        axis.legend()
+        axis.grid(alpha=0.3)
+        figure.savefig(path, dpi=120)
+        return path
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=120)
