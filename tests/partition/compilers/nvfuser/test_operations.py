@@ -135,6 +135,20 @@ def test_a_relu_of_integers_is_left_to_torch(on_the_cpu: StandIn) -> None:
     assert rules == [True, False, True]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_widened_for_every_op(dtype: torch.dtype, on_the_cpu: StandIn) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return x.isnan(), torch.nn.functional.pad(x, (1, 1)), x.isinf()
+
+    x = SPECIAL.to(dtype)
+    torch.testing.assert_close(tuple(region_of(fn, x)(x)), fn(x), equal_nan=True)
+    assert on_the_cpu.executions == 1
+
+
+def test_a_cat_of_two_dtypes_has_their_common_one(on_the_cpu: StandIn) -> None:
+    assert_op(aten.cat.default, ([X, INTEGERS], 0), {}, on_the_cpu)
+
+
 def test_a_product_of_booleans_is_their_and(on_the_cpu: StandIn) -> None:
     assert_op(aten.mul.Tensor, (MASK, ~MASK[:1]), {}, on_the_cpu)
 
