@@ -23,8 +23,8 @@ _RED, _BLUE, _GREY, _GREEN = "#d1495b", "#74b3ce", "#ced4da", "#95d5b2"
 _ONE_GRAPH: Final = {"returned": _RED, "computed": _GREY, "input": _GREEN}
 _CUT_GRAPH: Final = {"saved": _RED, "recomputed": _BLUE, "forward, time runs down": _GREY, "backward, up": _GREEN}
 _ROW: Final = 14  # pixels for one op
-# For ops on the left and on the right: where they are, where their labels begin, and where their edges bend to.
-_LEFT, _RIGHT = (400, "end", 1), (720, "start", -1)
+# Where ops are, how their labels are aligned, and to which side their edges bend.
+_LEFT, _RIGHT, _ALONE = (400, "end", 1), (720, "start", -1), (120, "start", -1)
 
 
 class _Panel(NamedTuple):
@@ -192,9 +192,9 @@ def _svg(panels: Sequence[_Panel], title: str, legend: Mapping[str, str]) -> str
     top = 60.0
     for panel in panels:
         height = _ROW * max(len(panel.left), len(panel.right))
-        at: dict[str, tuple[float, float, int]] = {}
+        at: dict[str, tuple[int, float, int]] = {}
         boxes = []
-        for ops, (x, anchor, inwards) in ((panel.left, _LEFT), (panel.right, _RIGHT)):
+        for ops, (x, anchor, inwards) in ((panel.left, _LEFT), (panel.right, _RIGHT if panel.left else _ALONE)):
             for row, (name, (label, colour)) in enumerate(ops.items()):
                 down = (row + 0.5) * height / len(ops)
                 y = top + (height - down if panel.left and ops is panel.right else down)
@@ -205,7 +205,7 @@ def _svg(panels: Sequence[_Panel], title: str, legend: Mapping[str, str]) -> str
         for start, end, width in panel.edges:
             (x, y, inwards), (to_x, to_y, _) = at[start], at[end]
             # An edge within one side is a curve, so that it does not cover the others.
-            bend = (x + to_x) / 2 + (0 if x != to_x else inwards * min(12 + abs(to_y - y) / 4, 100))
+            bend = (x + to_x) / 2 if x != to_x else x + inwards * min(12 + abs(to_y - y) / 4, 100)
             style = f'stroke="{_RED}" stroke-width="{width:.1f}"' if width else f'stroke="{_GREY}"'
             lines.append(f'<path d="M{x} {y:.1f}Q{bend:.1f} {(y + to_y) / 2:.1f} {to_x} {to_y:.1f}" {style}/>')
         lines += boxes

@@ -128,7 +128,9 @@ def test_one_graph(suffix: str, tmp_path: Path) -> None:
     assert "aten.cos.default  float32[3]" in text
     assert "return (a + b).cos().cos()" in text
     if suffix != ".dot":
-        assert len(elements(path, "rect")) == len([node for node in graph.graph.nodes if node.op != "output"])
+        boxes = elements(path, "rect")
+        assert len(boxes) == len([node for node in graph.graph.nodes if node.op != "output"])
+        assert {one.get("x") for one in boxes} == {"116"}  # on the left, with the labels beside them
 
 
 def test_one_graph_for_graphviz(tmp_path: Path) -> None:

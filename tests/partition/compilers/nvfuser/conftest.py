@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,11 +27,10 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "nvfuser_direct", stand_in)
     monkeypatch.setattr(availability, "_DEVICE_TYPES", {"cuda", "cpu"})
-    definitions.forget_definitions()
+    monkeypatch.setattr(definitions, "_definitions", OrderedDict())
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         yield stand_in
-    definitions.forget_definitions()
     if "NVFUSER_DEFINITIONS" in os.environ:
         folder = Path(os.environ["NVFUSER_DEFINITIONS"])
         folder.mkdir(parents=True, exist_ok=True)

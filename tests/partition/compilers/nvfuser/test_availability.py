@@ -67,13 +67,13 @@ def of_version(version: str) -> ModuleType:
 @pytest.mark.parametrize("version", ["0.2.34", "0.2.9+git1a2b3c4", "0.1", "of no number"])
 def test_an_older_one_does_not_serve(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
-    said = f"nvfuser_direct is of version {version}, and 0.2.35 or newer is wanted"
+    said = f"nvfuser_direct has version {version}, and 0.2.35 or newer is needed"
     assert why_nvfuser_is_unavailable("cuda") == said
 
 
 def test_one_that_says_no_version_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", ModuleType("nvfuser_direct"))
-    said = "nvfuser_direct is of version unknown, and 0.2.35 or newer is wanted"
+    said = "nvfuser_direct has version unknown, and 0.2.35 or newer is needed"
     assert why_nvfuser_is_unavailable("cuda") == said
 
 
