@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
     parser.add_argument("--svg", metavar="FILE", help="draw the graph there; a .dot file is for Graphviz")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
-    parser.add_argument("--json", metavar="FILE", help="write the receipt there")
+    parser.add_argument("--json", metavar="FILE", help="write the report there")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -58,16 +58,16 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         plain = model.module if isinstance(model, FusedModule) else model
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
         inputs = example_batch(plain, config, sizes, device="meta")
-    receipt = explain(plain, *inputs, backend=arguments.backend, partition=cut)
-    receipt.print(console, most=arguments.rows)
+    report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
+    report.print(console, most=arguments.rows)
     if arguments.json:
-        text = receipt.to_json() + "\n"
+        text = report.to_json() + "\n"
         write_whole(Path(arguments.json), lambda file: file.write(text.encode()))
     written = [arguments.json] if arguments.json else []
     if arguments.svg:
-        written.append(str(receipt.draw(arguments.svg)))
+        written.append(str(report.draw(arguments.svg)))
     if arguments.pareto:
-        written.append(str(receipt.draw_pareto(arguments.pareto)))
+        written.append(str(report.draw_pareto(arguments.pareto)))
     if written:
         console.print(f"written: {', '.join(written)}", highlight=False, soft_wrap=True)
     return 0

@@ -29,6 +29,10 @@ from .graph_compilers import ts_compile as ts_compile
 from .joint_graph import PartitionError as PartitionError
 from .machine import Machine as Machine
 from .machine import machine_of as machine_of
+from .memory_report import MemoryReport as MemoryReport
+from .memory_report import RecomputedValue as RecomputedValue
+from .memory_report import SavedValue as SavedValue
+from .memory_report import Totals as Totals
 from .partitioners import PARTITIONERS as PARTITIONERS
 from .partitioners import Partitioner as Partitioner
 from .partitioners import SavingRule as SavingRule
@@ -38,10 +42,6 @@ from .partitioners import default_partition as default_partition
 from .partitioners import min_cut as min_cut
 from .partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .partitioners import partitioner as partitioner
-from .receipt import Receipt as Receipt
-from .receipt import RecomputedValue as RecomputedValue
-from .receipt import SavedValue as SavedValue
-from .receipt import Totals as Totals
 from .report import FusionReport as FusionReport
 from .report import GraphReport as GraphReport
 from .saved_bytes import saved_bytes as saved_bytes

@@ -1,4 +1,4 @@
-"""explain -- a receipt for every byte: what a fused function would save and compute again, without running it."""
+"""explain -- reports the memory that a fused function would save for backward, without running it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -16,9 +16,9 @@ from .fake_twins import fake_twins
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
+from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
-from .receipt import Receipt, RecomputedValue, SavedValue, Totals
 from .saved_bytes import saved_bytes
 from .torch_private import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 
@@ -37,10 +37,10 @@ def explain(
     partition: str | Partitioner | None = None,
     device: torch.device | str = "cpu",
     **kwargs: Any,
-) -> Receipt:
+) -> MemoryReport:
     """Return what `fuse(fn)` saves for backward and what it computes again, each with its reason and its price.
 
-    Where a graph break splits `fn`, each graph has its part of the receipt, and what two of them keep counts in both.
+    Where a graph break splits `fn`, the report covers all graphs, and a value that two graphs save counts twice.
 
     Nothing is run and nothing is allocated, so it also works for a model on the meta device that is larger than this
     machine.
@@ -61,10 +61,10 @@ def explain(
 
     >>> def tutorial(a, b, c, d):
     ...     return (a + b + c + d).cos().cos()
-    >>> receipt = explain(tutorial, *[torch.randn(8, 16, requires_grad=True) for _ in range(4)])
-    >>> [(value.name, value.shape, value.num_bytes) for value in receipt.saved]
+    >>> report = explain(tutorial, *[torch.randn(8, 16, requires_grad=True) for _ in range(4)])
+    >>> [(value.name, value.shape, value.num_bytes) for value in report.saved]
     [('add_2', (8, 16), 512)]
-    >>> receipt.totals["eager"].saved_bytes
+    >>> report.totals["eager"].saved_bytes
     1024
     """
     options = _options_of(fn)
@@ -94,7 +94,7 @@ def explain(
     cost = explained[0].cost
     forward_flops, backward_flops = (sum(one.flops[side] for one in explained) for side in (0, 1))
     forward_bytes, backward_bytes = (sum(one.ideal_bytes[side] for one in explained) for side in (0, 1))
-    return Receipt(
+    return MemoryReport(
         subject=_name(fn),
         backend=backend,
         partition=_text(cut),
@@ -114,7 +114,7 @@ def explain(
 
 
 class _Explained:
-    """The parts of a receipt that one graph gives."""
+    """The content of a memory report for one graph."""
 
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
         self.joint = _joint_of(captured)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.partition import (
-    Receipt,
+    MemoryReport,
     aot_function,
     budget,
     default_partition,
@@ -28,7 +28,7 @@ def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def receipt() -> Receipt:
+def report() -> MemoryReport:
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((32, 48), (48, 96), (96, 48))]
     return explain(layer, *inputs, partition=budget(0.8))
 
@@ -37,11 +37,11 @@ def elements(path: Path, tag: str) -> list[ET.Element]:
     return ET.parse(path).getroot().findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
 
 
-def test_svg_has_a_red_line_for_each_reader_of_a_saved_value(receipt: Receipt, tmp_path: Path) -> None:
-    path = receipt.draw(tmp_path / "cut.svg")
-    (graph,) = receipt.graphs
+def test_svg_has_a_red_line_for_each_reader_of_a_saved_value(report: MemoryReport, tmp_path: Path) -> None:
+    path = report.draw(tmp_path / "cut.svg")
+    (graph,) = report.graphs
     read = {node.name: node for node in graph.backward.graph.find_nodes(op="placeholder")}
-    expected = sum(len(read[value.name].users) for value in receipt.saved if value.name in read)
+    expected = sum(len(read[value.name].users) for value in report.saved if value.name in read)
     lines = [one for one in elements(path, "path") if one.get("stroke") == SAVED]
     assert len(lines) == expected > 0
     # From forward on the left to backward on the right; the largest value has the widest line.
@@ -50,9 +50,9 @@ def test_svg_has_a_red_line_for_each_reader_of_a_saved_value(receipt: Receipt, t
     assert max(float(one.get("stroke-width", 0)) for one in lines) == 3.0
 
 
-def test_svg_has_every_op_inside_of_the_picture(receipt: Receipt, tmp_path: Path) -> None:
-    path = receipt.draw(tmp_path / "cut.svg")
-    (graph,) = receipt.graphs
+def test_svg_has_every_op_inside_of_the_picture(report: MemoryReport, tmp_path: Path) -> None:
+    path = report.draw(tmp_path / "cut.svg")
+    (graph,) = report.graphs
     labels = [(one.text or "").split("  ")[:2] for one in elements(path, "text")]
     for module in (graph.forward, graph.backward):
         for node in module.graph.nodes:
@@ -61,23 +61,23 @@ def test_svg_has_every_op_inside_of_the_picture(receipt: Receipt, tmp_path: Path
     height = float(ET.parse(path).getroot().get("height", 0))
     assert all(0 < float(one.get("y", 0)) < height for one in boxes)
     assert len({(one.get("x"), one.get("y")) for one in boxes}) == len(boxes)
-    assert sum(one.get("fill") == RECOMPUTED for one in boxes) == len(receipt.recomputed) > 0
+    assert sum(one.get("fill") == RECOMPUTED for one in boxes) == len(report.recomputed) > 0
 
 
-def test_dot_has_both_graphs_and_the_cut_between_them(receipt: Receipt, tmp_path: Path) -> None:
-    text = receipt.draw(tmp_path / "cut.dot").read_text()
+def test_dot_has_both_graphs_and_the_cut_between_them(report: MemoryReport, tmp_path: Path) -> None:
+    text = report.draw(tmp_path / "cut.dot").read_text()
     assert text.startswith('digraph "layer: budget(0.8) for inductor ')
-    (graph,) = receipt.graphs
+    (graph,) = report.graphs
     for side, module in (("forward", graph.forward), ("backward", graph.backward)):
         for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
             assert f'"{side}0.{node.name}" [label="{node.name}  aten.mm.default' in text
     crossing = re.findall(rf'"forward0\.(\w+)" -> "backward0\.(\w+)" \[color="{SAVED}"', text)
-    assert {start for start, _ in crossing} == {value.name for value in receipt.saved}
+    assert {start for start, _ in crossing} == {value.name for value in report.saved}
     recomputed = re.findall(rf'"backward0\.(\w+)" \[.*fillcolor="{RECOMPUTED}"', text)
-    assert set(recomputed) == {value.name for value in receipt.recomputed}
+    assert set(recomputed) == {value.name for value in report.recomputed}
 
 
-def test_a_curve_is_drawn(receipt: Receipt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_curve_is_drawn(report: MemoryReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.axes import Axes
 
     steps: list[str] = []
@@ -85,19 +85,19 @@ def test_a_curve_is_drawn(receipt: Receipt, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         Axes, "step", lambda axis, *a, where, **k: steps.append(where) or step(axis, *a, where=where, **k)
     )
-    text = receipt.draw_pareto(tmp_path / "curve.svg", points=4).read_text()
+    text = report.draw_pareto(tmp_path / "curve.svg", points=4).read_text()
     assert "torch min_cut" in text
     assert "MB saved for backward" in text
-    assert matplotlib.image.imread(receipt.draw_pareto(tmp_path / "curve.png", points=2)).shape[0] > 200
+    assert matplotlib.image.imread(report.draw_pareto(tmp_path / "curve.png", points=2)).shape[0] > 200
     # The curve goes from the most memory to the least, and a budget between two points costs what the smaller one does.
     assert steps == ["pre", "pre"]
 
 
-def test_other_files_are_refused(receipt: Receipt, tmp_path: Path) -> None:
+def test_other_files_are_refused(report: MemoryReport, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg or \.dot, got '.*cut\.png'$"):
-        receipt.draw(tmp_path / "cut.png")
+        report.draw(tmp_path / "cut.png")
     with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg or \.png, got '.*curve\.dot'$"):
-        receipt.draw_pareto(tmp_path / "curve.dot")
+        report.draw_pareto(tmp_path / "curve.dot")
     assert not list(tmp_path.iterdir())
 
 

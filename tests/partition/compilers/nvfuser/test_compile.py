@@ -142,9 +142,9 @@ def test_autocast_is_in_the_graph(on_the_cpu: StandIn) -> None:
 def test_explain_tells_what_is_saved(on_the_cpu: StandIn) -> None:
     fn = fused(CASES["bias_dropout_residual_layer_norm-prenorm"].fn)
     inputs = CASES["bias_dropout_residual_layer_norm-prenorm"].inputs(torch.float32)
-    receipt = explain(fn, *inputs)
-    assert receipt.backend == "nvfuser"
-    assert receipt.totals["this"].saved_bytes == saved_bytes(fn, *inputs)
+    report = explain(fn, *inputs)
+    assert report.backend == "nvfuser"
+    assert report.totals["this"].saved_bytes == saved_bytes(fn, *inputs)
 
 
 on_a_gpu = pytest.mark.skipif(

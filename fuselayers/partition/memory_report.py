@@ -1,4 +1,4 @@
-"""Receipt -- what a fused function saves, what it computes again, why, and what that costs."""
+"""MemoryReport -- what a fused function saves, what it computes again, why, and what that costs."""
 
 import io
 import itertools
@@ -18,7 +18,7 @@ from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
 
-__all__ = ["ParetoPoint", "Receipt", "RecomputedValue", "SavedValue", "Totals"]
+__all__ = ["MemoryReport", "ParetoPoint", "RecomputedValue", "SavedValue", "Totals"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ParetoPoint:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class MemoryReport:
     """What `explain` found out. Print it, or read its parts.
 
     Attributes:
@@ -147,10 +147,10 @@ class Receipt:
             points: how many budgets are tried, evenly spaced from what the default rule saves to the least possible.
 
         Raises:
-            ValueError: the receipt is for several graphs; explain the parts.
+            ValueError: the report is for several graphs; explain the parts.
         """
         if len(self.graphs) != 1:
-            raise ValueError(f"a curve needs one graph, this receipt has {len(self.graphs)}; explain the parts alone")
+            raise ValueError(f"a curve needs one graph, this report has {len(self.graphs)}; explain the parts alone")
         (graph,) = self.graphs
         fused = self.backend != "eager"
         least = smallest_saved_bytes(graph.joint, cost=self.cost)
@@ -239,15 +239,15 @@ class Receipt:
         )
 
 
-def _totals_table(receipt: Receipt) -> Table:
+def _totals_table(report: MemoryReport) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("rule")
     for heading in ("saved", "of eager", "ops again", "FLOPs again"):
         table.add_column(heading, justify="right")
-    eager = receipt.totals["eager"].saved_bytes
-    for rule, totals in receipt.totals.items():
+    eager = report.totals["eager"].saved_bytes
+    for rule, totals in report.totals.items():
         share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
-        again = f"{totals.recomputed_flops / receipt.forward_flops:.1%}" if receipt.forward_flops else "-"
+        again = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
         table.add_row(rule, _size(totals.saved_bytes), share, str(totals.recomputed_ops), again)
     return table
 
