@@ -35,7 +35,7 @@ from .memory_report import SavedValue as SavedValue
 from .memory_report import Totals as Totals
 from .partitioners import PARTITIONERS as PARTITIONERS
 from .partitioners import Partitioner as Partitioner
-from .partitioners import SavingRule as SavingRule
+from .partitioners import SavePolicy as SavePolicy
 from .partitioners import budget as budget
 from .partitioners import default as default
 from .partitioners import default_partition as default_partition

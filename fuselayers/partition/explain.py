@@ -18,7 +18,7 @@ from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
-from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
+from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .saved_bytes import saved_bytes
 from .torch_private import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 
@@ -118,7 +118,7 @@ class _Explained:
 
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
         self.joint = _joint_of(captured)
-        choice = cut if isinstance(cut, SavingRule) else None
+        choice = cut if isinstance(cut, SavePolicy) else None
         self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
         if choice is not None:
@@ -277,7 +277,7 @@ def _options_of(fn: Any) -> Any:
 
 
 def _text(cut: Partitioner) -> str:
-    if not isinstance(cut, SavingRule):
+    if not isinstance(cut, SavePolicy):
         return str(getattr(cut, "__name__", type(cut).__name__))
     return cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})"
 

@@ -18,7 +18,7 @@ from torch._inductor.compile_fx import compile_fx
 
 from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.partitioners import Partitioner, SavingRule, partitioner
+from fuselayers.partition.partitioners import Partitioner, SavePolicy, partitioner
 from fuselayers.partition.torch_private import (
     CustomPartitionerFn,
     FakeTensorMode,
@@ -80,7 +80,7 @@ def split_of(fn: Callable[..., Any], *args: Any, partition: str | Partitioner, f
     """The forward and the backward module that a partitioner makes of `fn`."""
     seen: list[Any] = []
     own = partitioner(partition)
-    cut: Any = functools.partial(own, compiler="inductor" if fused else "eager") if isinstance(own, SavingRule) else own
+    cut: Any = functools.partial(own, compiler="inductor" if fused else "eager") if isinstance(own, SavePolicy) else own
 
     def keep(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         seen.append(cut(joint_module, joint_inputs, **options))
