@@ -165,11 +165,11 @@ class _Explained:
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
                 num_bytes=size,
-                reason=self._why_saved(node, static) if chosen_by_us else "the partitioner that was given chose it",
+                reason=self._why_saved(node, static) if chosen_by_us else "the given partitioner chose it",
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
-        """The edge that was cut, against the one that was not."""
+        """The reason why a value is saved, with the prices of saving and of recomputing it."""
         readers = [user.name for user in node.users if user in self.joint.from_gradients]
         reads = f"read by {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''}; " if readers else ""
         if static:
@@ -180,14 +180,14 @@ class _Explained:
         if once is not None:
             return f"{reads}{once}"
         if self._rule == default.name:
-            return f"{reads}the default rule keeps what backward reads, and computes nothing but views again"
+            return f"{reads}`default` saves what backward reads, and recomputes nothing but views"
         saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
         if self.cost.total(again) > self.cost.total(saving):
-            return f"{reads}{priced}, computing it again {self.cost.total(again):,.0f} bytes moved"
+            return f"{reads}{priced}, recomputing it {self.cost.total(again):,.0f} bytes moved"
         sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
         names = ", ".join(source.name for source in sources[:2]) or "its source"
-        return f"{reads}{priced} bytes moved; computing it again would need {names}, which costs more"
+        return f"{reads}{priced} bytes moved; recomputing it would need {names}, which costs more"
 
     def _recomputed_value(self, node: fx.Node) -> RecomputedValue:
         price = self.cost.recomputing(node, self.joint)
@@ -220,7 +220,7 @@ def _cut_copy(captured: CapturedGraph, cut: Callable[..., Any]) -> tuple[fx.Grap
 
 
 def _handed_over(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
-    """What a forward returns beyond its outputs."""
+    """The values that forward returns for backward, after its outputs."""
     returned: Any = forward.graph.output_node().args[0]
     return [value for value in returned[num_outputs:] if isinstance(value, fx.Node)]
 
@@ -236,7 +236,7 @@ def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Nod
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
-    """What any partitioner's forward and backward save and repeat: counted on the graphs, whoever made them."""
+    """The figures of forward and backward graphs of any partitioner."""
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[place] for place in static if place < len(inputs)}
     storages = dict.fromkeys(storage_of(node) for node in _handed_over(forward, num_outputs))
@@ -249,7 +249,7 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
 
 
 def _ends_bytes(module: fx.GraphModule) -> int:
-    """Bytes of what goes in and what comes out, once each."""
+    """The bytes of the inputs and the outputs, once each."""
     output = module.graph.output_node()
     ends = {storage_of(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
     return sum(num_bytes(node) for node in ends)

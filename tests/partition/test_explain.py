@@ -124,7 +124,7 @@ def test_the_default_rule_gives_its_own_reason() -> None:
     reasons = [value.reason for value in report.saved if value.op == "aten.mm.default"]
     assert reasons
     for reason in reasons:
-        assert reason.endswith("the default rule keeps what backward reads, and computes nothing but views again")
+        assert reason.endswith("`default` saves what backward reads, and recomputes nothing but views")
 
 
 def test_attentions_backward_has_flops() -> None:
@@ -161,7 +161,7 @@ def test_each_value_is_named_with_its_line_and_its_reason() -> None:
     assert (matmul.shape, matmul.dtype, matmul.num_bytes) == ((ROWS, 4 * HIDDEN), "float32", 4 * ONE)
     assert matmul.source.startswith(__file__)
     assert matmul.source.endswith("return x + F.dropout(F.gelu(x @ up) @ down, 0.1)")
-    assert "computing it again" in matmul.reason
+    assert "recomputing it" in matmul.reason
     seed = next(value for value in report.saved if value.num_bytes == 8)
     assert seed.reason == "it draws random numbers"
     assert by_op["input"].reason.endswith("it is an input")
@@ -232,7 +232,7 @@ def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
     report, ours = explain(layer, *inputs, partition=mine), explain(layer, *inputs)
     assert report.partition == "mine"
     assert report.totals["this"] == ours.totals["this"]
-    assert {value.reason for value in report.saved} == {"the partitioner that was given chose it"}
+    assert {value.reason for value in report.saved} == {"the given partitioner chose it"}
 
 
 def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
@@ -244,7 +244,7 @@ def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
     report = explain(broken, torch.randn(ROWS, HIDDEN, requires_grad=True))
     assert len(report.graphs) == 2
     assert report.totals["this"].saved_bytes == 2 * ONE
-    with pytest.raises(ValueError, match=r"^a curve needs one graph, this report has 2; explain the parts alone$"):
+    with pytest.raises(ValueError, match=r"^a curve needs one graph, this report has 2; explain each part on its own$"):
         report.pareto()
 
 

@@ -49,7 +49,7 @@ def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryRepo
     assert sizes == sorted(sizes, reverse=True)
     assert flops == sorted(flops)
     assert flops[0] == 0
-    assert sizes[-1] == (32 * 48 + 48 * 96 + 96 * 48) * 4  # the inputs, which cannot be computed again
+    assert sizes[-1] == (32 * 48 + 48 * 96 + 96 * 48) * 4  # the inputs, which cannot be recomputed
 
 
 def test_the_curve_is_at_the_reports_own_prices(monkeypatch: pytest.MonkeyPatch) -> None:
