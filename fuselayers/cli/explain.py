@@ -16,7 +16,7 @@ __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 SUMMARY = "show what a model saves for backward, and why"
 DESCRIPTION = """\
 Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and
-prints what is saved, what is computed again, why, and what eager and PyTorch's own partitioners would save.
+prints what is saved, what is recomputed, why, and what eager and PyTorch's own partitioners would save.
 
   fuselayers explain model=gpt_nano
   fuselayers explain model=gpt2_small --svg gpt2.svg --pareto curve.png
@@ -24,7 +24,7 @@ prints what is saved, what is computed again, why, and what eager and PyTorch's 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the rule, and the files to write."""
+    """Add the model, the partitioner, and the files to write."""
     parser.add_argument(
         "overrides", nargs="+", metavar="OVERRIDE", help="of the config: model=gpt2_small norm=rms_norm"
     )

@@ -325,66 +325,22 @@ def _size(fd: FusionDefinition, arg: Value, dim: int) -> Value:
     return fd.add(DataType.Int, None, lambda x: x.shape[dim], (arg,))
 
 
-_FLOAT_NAMES = [
-    "acos",
-    "acosh",
-    "asin",
-    "asinh",
-    "atan",
-    "atan2",
-    "atanh",
-    "ceil",
-    "cos",
-    "cosh",
-    "erf",
-    "erfc",
-    "exp",
-    "exp2",
-    "expm1",
-    "floor",
-    "fmod",
-    "frac",
-    "lgamma",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "pow",
-    "reciprocal",
-    "relu",
-    "remainder",
-    "round",
-    "rsqrt",
-    "sigmoid",
-    "sin",
-    "sinh",
-    "sqrt",
-    "tan",
-    "tanh",
-    "trunc",
-]
+def _all(names: str, takes: Sequence[type], *, gives: DataType | None = None) -> dict[str, Any]:
+    return {name: _elementwise(getattr(torch, name), takes, gives=gives) for name in names.split()}
+
+
 OPERATIONS: Mapping[str, Any] = {
-    **{name: _elementwise(getattr(torch, name), [float]) for name in _FLOAT_NAMES},
+    **_all("acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp2 expm1 floor fmod frac", [float]),
+    **_all("lgamma log log10 log1p log2 pow reciprocal relu remainder round rsqrt sigmoid sin sinh", [float]),
+    **_all("sqrt tan tanh trunc", [float]),
     "silu": _elementwise(F.silu, [float]),
     "truediv": _elementwise(torch.true_divide, [float]),
-    **{
-        name: _elementwise(getattr(torch, name), [float, int])
-        for name in ("abs", "add", "maximum", "minimum", "mul", "neg", "sub")
-    },
-    **{
-        name: _elementwise(getattr(torch, name), [float], gives=DataType.Bool)
-        for name in ("isinf", "isnan", "isneginf", "isposinf")
-    },
-    **{
-        name: _elementwise(getattr(torch, name), [float, int, bool], gives=DataType.Bool)
-        for name in ("eq", "ge", "gt", "le", "lt", "ne")
-    },
-    **{name: _elementwise(getattr(torch, name), [bool]) for name in ("logical_and", "logical_not", "logical_or")},
-    **{
-        name: _elementwise(getattr(torch, name), [int, bool])
-        for name in ("bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor")
-    },
-    **{name: _elementwise(getattr(torch, name), [int]) for name in ("bitwise_left_shift", "bitwise_right_shift")},
+    **_all("abs add maximum minimum mul neg sub", [float, int]),
+    **_all("isinf isnan isneginf isposinf", [float], gives=DataType.Bool),
+    **_all("eq ge gt le lt ne", [float, int, bool], gives=DataType.Bool),
+    **_all("logical_and logical_not logical_or", [bool]),
+    **_all("bitwise_and bitwise_not bitwise_or bitwise_xor", [int, bool]),
+    **_all("bitwise_left_shift bitwise_right_shift", [int]),
     "broadcast": _broadcast,
     "cast": _cast,
     "cat": _cat,
