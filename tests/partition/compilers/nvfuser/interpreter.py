@@ -1,15 +1,14 @@
 """A stand-in for `nvfuser_direct` that runs definitions with torch on the CPU.
 
-nvFuser needs a GPU and a wheel of its own. This module takes the same calls, with nvFuser's parameter names, and checks
-what a wrong translation would break:
+nvFuser needs a GPU and a separate wheel. This module takes the same calls for the operations that the backend emits,
+and raises RuntimeError for the mistakes that a translation can make:
 
-- operands of one op have one dtype and one rank, numbers are of the dtype's kind, and nothing is computed in half
-  precision. nvFuser would promote and broadcast, by rules that are not torch's, so we never rely on them;
-- only a size that was 1 when the definition was made is broadcast, expanded or squeezed;
-- inputs have the layout, dtype and device that they were defined with, and an output is no input.
+- Operands of different dtypes or ranks, numbers of another kind than the tensor, and computing in half precision.
+  nvFuser would promote and broadcast these, by rules that are not torch's.
+- Broadcasting, expanding or squeezing a size that was not 1 when the definition was made.
+- An input of another layout, dtype or device than was defined, and an output that is an input or another output.
 
-It has only the operations that the backend emits. It shows nothing of nvFuser's kernels: `make test-nvfuser` builds the
-same definitions with the real package.
+It cannot test nvFuser's kernels. `make test-nvfuser` builds the same definitions with the real package.
 """
 
 from __future__ import annotations
@@ -90,9 +89,9 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_fits(value: Any, dtype: DataType) -> None:
-    """A tensor or a truth has the dtype, a number is of its kind; a size may stand beside any number."""
+    """Check an operand beside a tensor of a dtype: the same dtype, a number of its kind, or a size."""
     if not isinstance(value, Value):
-        check(type(value) is _KINDS[dtype] and dtype is not DataType.Bool, f"{value!r} is no constant of {dtype}")
+        check(type(value) is _KINDS[dtype] and dtype is not DataType.Bool, f"{value!r} is not a number of {dtype}")
     elif value.dtype is not dtype:
         check(_is_size(value) and dtype is not DataType.Bool, f"{value} is {value.dtype}, beside {dtype}")
 
@@ -122,7 +121,10 @@ def _elementwise(function: Callable[..., Tensor], takes: Sequence[type], *, give
     def emit(fd: FusionDefinition, *operands: Any) -> Value:
         tensors = [one for one in operands if isinstance(one, Value) and one.axes is not None]
         if not tensors:
-            check(all(map(_is_size, operands)) and function in _ON_SIZES, f"{function} of {operands} is no tensor")
+            check(
+                all(map(_is_size, operands)) and function in _ON_SIZES,
+                f"{function} is not supported for scalars: {operands}",
+            )
             return fd.add(DataType.Int, None, _ON_SIZES[function], operands)
         dtype = tensors[0].dtype
         check(_KINDS.get(dtype) in takes, f"{function.__name__} computes {list(takes)}, got {dtype}")
@@ -145,7 +147,7 @@ _ON_SIZES: Mapping[Any, Callable[..., Any]] = {torch.mul: operator.mul, torch.su
 
 def _where(fd: FusionDefinition, condition: Value, x: Any, y: Any) -> Value:
     tensors = [one for one in (x, y) if isinstance(one, Value) and one.axes is not None]
-    check(tensors, "a choice between two numbers has a dtype of nvFuser's")
+    check(tensors, "where needs a tensor beside the condition")
     check(condition.dtype is DataType.Bool, f"a condition is Bool, got {condition.dtype}")
     dtype = tensors[0].dtype
     for one in (x, y):
@@ -169,7 +171,7 @@ def _set(fd: FusionDefinition, arg: Value) -> Value:
 
 def _stride_order(fd: FusionDefinition, arg: Value, stride_order: Sequence[int]) -> Value:
     rank = len(_axes(arg))
-    check(sorted(stride_order) == list(range(rank)), f"no order of {rank} dimensions: {stride_order}")
+    check(sorted(stride_order) == list(range(rank)), f"not an order of {rank} dimensions: {stride_order}")
     outer_first = sorted(range(rank), key=lambda dim: -stride_order[dim])
     back = [outer_first.index(dim) for dim in range(rank)]
 
@@ -181,7 +183,7 @@ def _stride_order(fd: FusionDefinition, arg: Value, stride_order: Sequence[int])
 
 def _dims_of(arg: Value, dims: Sequence[int]) -> Sequence[int]:
     fits = dims and len({*dims}) == len(dims) and all(type(dim) is int and 0 <= dim < len(_axes(arg)) for dim in dims)
-    check(fits, f"no dimensions of {len(_axes(arg))}: {dims}")
+    check(fits, f"not dimensions of a tensor with {len(_axes(arg))}: {dims}")
     return dims
 
 
@@ -192,7 +194,7 @@ def _without(arg: Value, dims: Sequence[int], keepdim: bool) -> Axes:
 
 
 def _sum(fd: FusionDefinition, arg: Value, dims: Any, keepdim: bool = False, dtype: DataType | None = None) -> Value:
-    # nvFuser adds integers up in int64, unless a dtype is named.
+    # nvFuser sums integers in int64, unless a dtype is given.
     found = dtype or (arg.dtype if _KINDS[arg.dtype] is float else DataType.Int)
     axes = _without(arg, _dims_of(arg, dims), keepdim)
     return fd.add(found, axes, lambda x: x.sum(dims, keepdim, dtype=found.value), (arg,))
@@ -200,7 +202,7 @@ def _sum(fd: FusionDefinition, arg: Value, dims: Any, keepdim: bool = False, dty
 
 def _extreme(function: Callable[..., Tensor]) -> Any:
     def emit(fd: FusionDefinition, arg: Value, dims: Any, keepdim: bool = False) -> Value:
-        check(arg.dtype is not DataType.Bool, "booleans have no largest")
+        check(arg.dtype is not DataType.Bool, "max and min take no booleans")
         axes = _without(arg, _dims_of(arg, dims), keepdim)
         return fd.add(arg.dtype, axes, lambda x: function(x, dims, keepdim), (arg,))
 
@@ -222,7 +224,10 @@ def _var_mean(fd: FusionDefinition, arg: Value, dims: Any, correction: int, keep
 
 
 def _broadcast(fd: FusionDefinition, arg: Value, is_broadcast_dim: Sequence[bool]) -> Value:
-    check(is_broadcast_dim.count(False) == len(_axes(arg)), f"{is_broadcast_dim} has to name {arg}'s dimensions")
+    check(
+        is_broadcast_dim.count(False) == len(_axes(arg)),
+        f"{is_broadcast_dim} must be False for each dimension of {arg}",
+    )
     old = iter(_axes(arg))
     axes = tuple(True if new else next(old) for new in is_broadcast_dim)
     view = tuple(None if new else slice(None) for new in is_broadcast_dim)
@@ -243,18 +248,18 @@ def _squeeze(fd: FusionDefinition, arg: Value, dims: Sequence[int]) -> Value:
 def _expand(fd: FusionDefinition, arg: Value, shape: Sequence[Any]) -> Value:
     axes = _axes(arg)
     check(len(shape) == len(axes), f"expand of {len(axes)} dimensions to {len(shape)}")
-    kept = [type(size) is int and size == -1 for size in shape]
-    for axis, size, same in zip(axes, shape, kept, strict=True):
+    stays = [type(size) is int and size == -1 for size in shape]
+    for axis, size, same in zip(axes, shape, stays, strict=True):
         check(same or (axis is not False and _is_size(size)), f"expands a size that may not be 1 to {size}")
     grown = tuple(
         axis if same or (type(size) is int and size == 1) else False
-        for axis, size, same in zip(axes, shape, kept, strict=True)
+        for axis, size, same in zip(axes, shape, stays, strict=True)
     )
     return fd.add(arg.dtype, grown, lambda x, sizes: x.expand(sizes), (arg, shape))
 
 
 def _new_axes(sizes: Sequence[Any]) -> Axes:
-    check(isinstance(sizes, list) and all(map(_is_size, sizes)), f"no list of sizes: {sizes}")
+    check(isinstance(sizes, list) and all(map(_is_size, sizes)), f"not a list of sizes: {sizes}")
     return tuple(None if isinstance(size, Value) or size == -1 else size == 1 for size in sizes)
 
 
@@ -265,17 +270,20 @@ def _reshape(fd: FusionDefinition, arg: Value, new_shape: Sequence[Any]) -> Valu
 
 def _permute(fd: FusionDefinition, arg: Value, dims: Sequence[int]) -> Value:
     axes = _axes(arg)
-    check(sorted(dims) == list(range(len(axes))), f"no order of {len(axes)} dimensions: {dims}")
+    check(sorted(dims) == list(range(len(axes))), f"not an order of {len(axes)} dimensions: {dims}")
     return fd.add(arg.dtype, tuple(axes[dim] for dim in dims), lambda x: x.permute(tuple(dims)), (arg,))
 
 
 def _slice(fd: FusionDefinition, arg: Value, starts: Sequence[Any], ends: Sequence[Any]) -> Value:
     axes = _axes(arg)
-    check(len(starts) == len(ends) == len(axes) and all(map(_is_size, (*starts, *ends))), f"cut at {starts}, {ends}")
+    check(
+        len(starts) == len(ends) == len(axes) and all(map(_is_size, (*starts, *ends))),
+        f"not the ends of a slice: {starts}, {ends}",
+    )
 
     def compute(x: Tensor, firsts: Sequence[int], lasts: Sequence[int]) -> Tensor:
         for first, last, size in zip(firsts, lasts, x.shape, strict=True):
-            check(0 <= first < last <= size, f"cuts {first}:{last} of {size}")
+            check(0 <= first < last <= size, f"slice {first}:{last} of a size of {size}")
         return x[tuple(map(slice, firsts, lasts))]
 
     # An end that is a value is the whole size.
@@ -298,7 +306,7 @@ def _cat(fd: FusionDefinition, tensors: Sequence[Value], dim: int) -> Value:
 def _pad(fd: FusionDefinition, arg: Value, pad_widths: Sequence[int], value: Any) -> Value:
     _check_fits(value, arg.dtype)
     axes = list(_axes(arg))
-    check(len(pad_widths) % 2 == 0 and len(pad_widths) <= 2 * len(axes), f"no widths of {arg}: {pad_widths}")
+    check(len(pad_widths) % 2 == 0 and len(pad_widths) <= 2 * len(axes), f"not widths for {arg}: {pad_widths}")
     for place, width in enumerate(pad_widths):
         if width:
             axes[-1 - place // 2] = None
@@ -471,7 +479,7 @@ class FusionDefinition:
             self.inputs.append(made)
             self._checks.append(check_number)
         else:
-            check(type(value) is _KINDS[dtype], f"{value!r} is no constant of {dtype}")
+            check(type(value) is _KINDS[dtype], f"{value!r} is not a number of {dtype}")
             self._steps.append((made, lambda: value, ()))
         return self.record("fd.define_scalar", made, value, dtype)
 
@@ -486,7 +494,7 @@ class FusionDefinition:
     ) -> Value:
         """An input; `shape` has 1 or -1, `contiguity` is outermost first, `stride_order` counts from the innermost."""
         rank = len(shape)
-        check(sorted(stride_order) == list(range(rank)), f"no order of {rank} dimensions: {stride_order}")
+        check(sorted(stride_order) == list(range(rank)), f"not an order of {rank} dimensions: {stride_order}")
         check(len(contiguity) == rank, f"contiguity of {rank} dimensions: {contiguity}")
         check(not (is_cpu and rank), "only a tensor without dimensions may be on the CPU")
         outer_first = sorted(range(rank), key=lambda dim: -stride_order[dim])
