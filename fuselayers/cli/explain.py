@@ -16,7 +16,7 @@ __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 SUMMARY = "show what a model saves for backward, and why"
 DESCRIPTION = """\
 Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and
-prints what is saved, what is computed again, why, and what eager and PyTorch's own partitioners would save.
+prints what is saved, what is recomputed, why, and what eager and PyTorch's own partitioners would save.
 
   fuselayers explain model=gpt_nano
   fuselayers explain model=gpt2_small --svg gpt2.svg --pareto curve.png
@@ -24,7 +24,7 @@ prints what is saved, what is computed again, why, and what eager and PyTorch's 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, the rule, and the files to write."""
+    """Add the model, the partitioner, and the files to write."""
     parser.add_argument(
         "overrides", nargs="+", metavar="OVERRIDE", help="of the config: model=gpt2_small norm=rms_norm"
     )
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
-    parser.add_argument("--svg", metavar="FILE", help="draw the graph there; the suffix may also be .png or .dot")
+    parser.add_argument("--svg", metavar="FILE", help="draw the graph there; a .dot file is for Graphviz")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
-    parser.add_argument("--json", metavar="FILE", help="write the receipt there")
+    parser.add_argument("--json", metavar="FILE", help="write the report there")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -58,16 +58,16 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         plain = model.module if isinstance(model, FusedModule) else model
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
         inputs = example_batch(plain, config, sizes, device="meta")
-    receipt = explain(plain, *inputs, backend=arguments.backend, partition=cut)
-    receipt.print(console, most=arguments.rows)
+    report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
+    report.print(console, most=arguments.rows)
     if arguments.json:
-        text = receipt.to_json() + "\n"
+        text = report.to_json() + "\n"
         write_whole(Path(arguments.json), lambda file: file.write(text.encode()))
     written = [arguments.json] if arguments.json else []
     if arguments.svg:
-        written.append(str(receipt.draw(arguments.svg)))
+        written.append(str(report.draw(arguments.svg)))
     if arguments.pareto:
-        written.append(str(receipt.draw_pareto(arguments.pareto)))
+        written.append(str(report.draw_pareto(arguments.pareto)))
     if written:
         console.print(f"written: {', '.join(written)}", highlight=False, soft_wrap=True)
     return 0

@@ -1,15 +1,14 @@
-"""draw -- a joint graph as a picture: forward on the left, backward on the right, what is saved in colour between them.
+"""draw -- graphs as an .svg picture, or as a .dot file for Graphviz.
 
-Time runs down on the left and up on the right, so that an op's gradient stands beside the op, and a saved value is a
-line from one side to the other. Each side is drawn as a subway map: a value has a lane of its own from the op that
-makes it to its last reader. `draw_graph` and `draw_joint_graph` are functorch's names, for one traced graph and for a
-joint graph on its way to the partitioner.
+A cut graph has forward on the left, where time runs down, and backward on the right, where time runs up, so that an
+op's gradient is beside the op. A red line is a saved value: the wider the line, the larger the value. `draw_graph` and
+`draw_joint_graph` are functorch's names.
 """
 
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
+from xml.sax.saxutils import escape
 
 import torch
 import torch.fx as fx
@@ -18,20 +17,22 @@ from .joint_graph import CutGraph, JointGraph
 from .node_kinds import num_bytes, source_line, storage_of
 from .partitioners import default_partition
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+__all__ = ["check_suffix", "draw_graph", "draw_graphs", "draw_joint_graph"]
 
-__all__ = ["dot_text", "draw_curve", "draw_graph", "draw_graphs", "draw_joint_graph"]
+_RED, _BLUE, _GREY, _GREEN = "#d1495b", "#74b3ce", "#ced4da", "#95d5b2"
+_ONE_GRAPH: Final = {"returned": _RED, "computed": _GREY, "input": _GREEN}
+_CUT_GRAPH: Final = {"saved": _RED, "recomputed": _BLUE, "forward, time runs down": _GREY, "backward, up": _GREEN}
+_ROW: Final = 14  # pixels for one op
+# Where ops are, how their labels are aligned, and to which side their edges bend.
+_LEFT, _RIGHT, _ALONE = (400, "end", 1), (720, "start", -1), (120, "start", -1)
 
-_SAVED: Final = "#d1495b"
-_AGAIN: Final = "#2e86ab"
-_FORWARD: Final = "#6c757d"
-_BACKWARD: Final = "#3a7d44"
-_ROW: Final = 0.16  # inches for one op
-_MOST_LABELS: Final = 120
-_WIDTH: Final = 11.0
-_PICTURES: Final = (".svg", ".png", ".dot")
+
+class _Panel(NamedTuple):
+    """A graph: label and colour of each op by name, and edges, with the width of the line of a saved value, else 0."""
+
+    left: Mapping[str, tuple[str, str]]
+    right: Mapping[str, tuple[str, str]]
+    edges: Sequence[tuple[str, str, float]]
 
 
 def draw_graph(
@@ -43,19 +44,16 @@ def draw_graph(
     parse_stack_trace: bool = False,
     dot_graph_shape: str | None = None,
 ) -> Path:
-    """Draw one traced graph, time running down, into an .svg, .png or .dot file. The arguments are functorch's.
+    """Draw one traced graph into an .svg or .dot file, and return the file's path. The arguments are functorch's.
 
     Args:
-        traced: the graph; it stays as it is.
-        fname: where to; without a suffix an .svg is written.
+        traced: the graph; it is not changed.
+        fname: the file; without a suffix it becomes an .svg.
         figname: the title.
         clear_meta: False adds dtype and shape to each value, where they are known.
-        prog: must be None: nothing here needs Graphviz.
+        prog: must be None: Graphviz does not run here.
         parse_stack_trace: True adds the line of the source to each op, where it is known.
         dot_graph_shape: the shape of a node in Graphviz's language, only for a .dot file; None is "box".
-
-    Returns:
-        The file's path.
 
     Raises:
         ValueError: another suffix, a `prog`, or a shape for a file that is not .dot.
@@ -67,55 +65,43 @@ def draw_graph(
     'waves.svg'
     """
     path = Path(fname)
-    path = path if path.suffix else path.with_suffix(".svg")
     if prog is not None:
-        raise ValueError(
-            f"prog must be None, got {prog!r}: pictures are drawn without Graphviz, which can read a .dot file"
-        )
-    _check_shape(path, dot_graph_shape)
-    nodes = [node for node in traced.graph.nodes if node.op != "output"]
+        raise ValueError(f"prog must be None, got {prog!r}: write a .dot file, and run Graphviz on it")
     returned = set(traced.graph.output_node().all_input_nodes)
-    labels = {
-        node: "  ".join(filter(None, _words_on(node, value=not clear_meta, line=parse_stack_trace))) for node in nodes
-    }
-    if path.suffix.lower() == ".dot":
-        lines = [
-            f"digraph {_quoted(figname)} {{",
-            f"  node [shape={_quoted(dot_graph_shape or 'box')}, fontsize=10, style=filled];",
-        ]
-        for node in nodes:
-            fill = "#f4a6b0" if node in returned else "#d8f3dc" if node.op == "placeholder" else "#e9ecef"
-            lines.append(f'  "{node.name}" [label={_quoted(labels[node])}, fillcolor="{fill}"];')
-        lines += [f'  "{source.name}" -> "{node.name}";' for node in nodes for source in node.all_input_nodes]
-        path.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
-        return path
-    figure = _figure(_WIDTH, max(2.0, _ROW * len(nodes)) + 1.0)
-    axis = figure.add_subplot()
-    _draw_one(nodes, labels, returned, axis)
-    figure.suptitle(figname, fontsize=10, parse_math=False)
-    _save(figure, path)
-    return path
+    ops = {}
+    for node in traced.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "output":
+            kind = "returned" if node in returned else "input" if node.op == "placeholder" else "computed"
+            words = [node.name, _op(node)]
+            if isinstance(value, torch.Tensor) and not clear_meta:
+                words.append(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}")
+            words += [source_line(node)] if parse_stack_trace else []
+            ops[node.name] = ("  ".join(words), _ONE_GRAPH[kind])
+    edges = [(source.name, user.name, 0.0) for source in traced.graph.nodes for user in source.users]
+    panel = _Panel({}, ops, [edge for edge in edges if edge[1] in ops])
+    path = path if path.suffix else path.with_suffix(".svg")
+    return _write(path, [panel], title=figname, legend=_ONE_GRAPH, shape=dot_graph_shape)
 
 
 def draw_joint_graph(
     graph: fx.GraphModule,
     joint_inputs: Any,
-    file_name: str | Path = "full_graph.png",
+    file_name: str | Path = "full_graph.svg",
     dot_graph_shape: str | None = None,
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: list[int] | None = None,
     **_: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """A partitioner that draws the joint graph, then cuts it as `default_partition` does. It is functorch's.
+    """Cut a joint graph as `default_partition` does, and draw it. This is functorch's partitioner of that name.
 
-    The picture has forward on the left, backward on the right, and in red what `default_partition` saves. Several
-    graphs write to one file, of which the last remains.
+    If a function has several graphs, all write to the one file, and the last graph remains.
 
     Args:
         graph: the joint graph, from AOTAutograd.
-        joint_inputs: from AOTAutograd too.
-        file_name: an .svg, .png or .dot file; to choose it, pass `functools.partial(draw_joint_graph, file_name=...)`.
+        joint_inputs: from AOTAutograd.
+        file_name: an .svg or .dot file; to choose it, pass `functools.partial(draw_joint_graph, file_name=...)`.
         dot_graph_shape: the shape of a node in Graphviz's language, only for a .dot file; None is "box".
         num_fwd_outputs: how many of the graph's outputs are forward's.
         static_lifetime_input_indices: which of its inputs outlive the call.
@@ -123,282 +109,116 @@ def draw_joint_graph(
     Raises:
         ValueError: another suffix, or a shape for a file that is not .dot.
     """
-    path = Path(file_name)
-    _check_shape(path, dot_graph_shape)
     joint = JointGraph.of(
         graph, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
     )
     forward, backward = joint.split(default_partition.saved_values(joint, fused=True))
-    cut = CutGraph(joint, forward, backward)
-    draw_graphs([cut], path, title="joint graph, cut by default_partition", shape=dot_graph_shape or "box")
+    title = "joint graph, cut by default_partition"
+    draw_graphs([CutGraph(joint, forward, backward)], Path(file_name), title=title, shape=dot_graph_shape)
     return forward, backward
 
 
-def draw_graphs(graphs: Sequence[CutGraph], path: Path, *, title: str, shape: str = "box") -> Path:
-    """Draw graphs below each other into one .svg, .png or .dot file.
-
-    Args:
-        graphs: what to draw.
-        path: where to; the suffix says what kind of file.
-        title: above them.
-        shape: of a node in a .dot file.
+def draw_graphs(graphs: Sequence[CutGraph], path: Path, *, title: str, shape: str | None = None) -> Path:
+    """Draw cut graphs below each other into one .svg or .dot file, and return its path.
 
     Raises:
-        ValueError: another suffix.
+        ValueError: another suffix, or a shape for a file that is not .dot.
     """
-    _check_suffix(path, _PICTURES)
-    if path.suffix.lower() == ".dot":
-        path.write_text(dot_text(graphs, title=title, shape=shape), encoding="utf-8")
-        return path
-    heights = [max(2.0, _ROW * max(len(_ops(graph.forward)), len(_ops(graph.backward)))) for graph in graphs]
-    figure = _figure(_WIDTH, sum(heights) + 1.2)
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)
-    for graph, axis in zip(graphs, axes[:, 0], strict=True):
-        _draw_cut(graph, axis)
-    figure.suptitle(title, fontsize=10, parse_math=False)
-    _save(figure, path)
-    return path
+    panels = [_panel(graph, number) for number, graph in enumerate(graphs)]
+    return _write(path, panels, title=title, legend=_CUT_GRAPH, shape=shape)
 
 
-def draw_curve(
-    curve: Sequence[tuple[float, float]], marks: Mapping[str, tuple[float, float]], path: Path, *, title: str
-) -> Path:
-    """Draw memory against recompute.
-
-    Args:
-        curve: points (MB saved, % of forward's FLOPs run again), from the most memory to the least.
-        marks: single points by name, to compare with.
-        path: a .svg or .png file.
-        title: above it.
-
-    Raises:
-        ValueError: another suffix.
-    """
-    _check_suffix(path, (".svg", ".png"))
-    figure = _figure(7, 4.5)
-    axis = figure.add_subplot()
-    sizes, flops = [size for size, _ in curve], [share for _, share in curve]
-    axis.step(sizes, flops, where="pre", marker="o", color=_AGAIN, label="budget")
-    for (name, (size, share)), marker in zip(marks.items(), itertools.cycle("*sv^DP"), strict=False):
-        axis.plot([size], [share], marker, markersize=9, label=name.replace("$", "\\$"))  # a legend reads mathematics
-    axis.set_xlabel("MB saved for backward")
-    axis.set_ylabel("% of forward's FLOPs run again")
-    axis.set_title(title, fontsize=10, parse_math=False)
-    axis.legend()
-    axis.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    return path
-
-
-def _figure(width: float, height: float) -> "Figure":
-    # matplotlib takes half a second to import, which only who draws should pay.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    # A PNG of more than 2^16 pixels in height cannot be written.
-    figure.savefig(path, dpi=min(120.0, 60_000 / figure.get_figheight()))
-
-
-def dot_text(graphs: Sequence[CutGraph], *, title: str, shape: str = "box") -> str:
-    """The graphs in Graphviz's language, saved values as red edges and what is computed again as blue boxes.
-
-    >>> print(dot_text((), title="nothing"))
-    digraph "nothing" {
-      node [shape="box", fontsize=10, style=filled];
+def _panel(graph: CutGraph, number: int) -> _Panel:
+    joint = graph.joint
+    computed = {node.name for node in graph.forward.graph.nodes if node.op == "call_function"}
+    # A parameter outlives the call anyway, so it does not count as saved.
+    free = {node.name for node in joint.nodes if storage_of(node) in joint.static_inputs}
+    saved = {node.name for node in graph.backward.graph.find_nodes(op="placeholder")} - free
+    sizes = {node.name: num_bytes(node) for node in graph.forward.graph.nodes if node.name in saved}
+    largest = max(sizes.values(), default=0) or 1
+    left = {
+        f"forward{number}.{node.name}": (_label(node), _RED if node.name in sizes else _GREY)
+        for node in graph.forward.graph.nodes
+        if node.op == "call_function" or node.name in sizes
     }
-    <BLANKLINE>
-    """
+    right = {
+        f"backward{number}.{node.name}": (_label(node), _BLUE if node.name in computed else _GREEN)
+        for node in graph.backward.graph.nodes
+        if node.op == "call_function"
+    }
+    edges = []
+    for side, module in (("forward", graph.forward), ("backward", graph.backward)):
+        for source in module.graph.nodes:
+            crosses = side == "backward" and source.op == "placeholder" and source.name in sizes
+            start = f"{'forward' if crosses else side}{number}.{source.name}"
+            width = 0.6 + 2.4 * sizes[source.name] / largest if crosses else 0.0
+            ends = (f"{side}{number}.{user.name}" for user in source.users)
+            edges += [(start, end, width) for end in ends if {start, end} <= left.keys() | right.keys()]
+    return _Panel(left, right, edges)
+
+
+def _label(node: fx.Node) -> str:
+    return f"{node.name}  {_op(node)}  {num_bytes(node):,} B"
+
+
+def _op(node: fx.Node) -> str:
+    return "input" if node.op == "placeholder" else str(node.target)
+
+
+def _write(path: Path, panels: Sequence[_Panel], *, title: str, legend: Mapping[str, str], shape: str | None) -> Path:
+    check_suffix(path, ".svg", ".dot")
+    is_dot = path.suffix.lower() == ".dot"
+    if shape is not None and not is_dot:
+        raise ValueError(f"dot_graph_shape is for a .dot file, which Graphviz draws; got {shape!r} for {str(path)!r}")
+    path.write_text(_dot(panels, title, shape or "box") if is_dot else _svg(panels, title, legend), encoding="utf-8")
+    return path
+
+
+def _dot(panels: Sequence[_Panel], title: str, shape: str) -> str:
     lines = [f"digraph {_quoted(title)} {{", f"  node [shape={_quoted(shape)}, fontsize=10, style=filled];"]
-    for number, graph in enumerate(graphs):
-        again = _names(graph.forward) & _names(graph.backward)
-        saved = _saved_names(graph)
-        for side, module, colour in (("forward", graph.forward, "#e9ecef"), ("backward", graph.backward, "#d8f3dc")):
-            lines.append(f"  subgraph cluster_{side}_{number} {{ label={side};")
-            for node in _ops(module):
-                fill = "#a9d6e5" if side == "backward" and node.name in again else colour
-                label = f"{node.name}\\n{node.target}\\n{num_bytes(node):,} B"
-                tooltip = _quoted(source_line(node))
-                lines.append(
-                    f'    "{side}{number}.{node.name}" [label="{label}", fillcolor="{fill}", tooltip={tooltip}];'
-                )
-            lines.append("  }")
-            for node in _ops(module):
-                for source in node.all_input_nodes:
-                    if source.op != "placeholder":
-                        lines.append(f'  "{side}{number}.{source.name}" -> "{side}{number}.{node.name}";')
-        for name, readers in saved.items():
-            for reader in readers:
-                style = f'[color="{_SAVED}", penwidth=2, constraint=false]'
-                lines.append(f'  "forward{number}.{name}" -> "backward{number}.{reader.name}" {style};')
+    for panel in panels:
+        for name, (label, colour) in {**panel.left, **panel.right}.items():
+            lines.append(f'  "{name}" [label={_quoted(label)}, fillcolor="{colour}"];')
+        for start, end, width in panel.edges:
+            style = f' [color="{_RED}", penwidth={width:.1f}, constraint=false]' if width else ""
+            lines.append(f'  "{start}" -> "{end}"{style};')
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _words_on(node: fx.Node, *, value: bool, line: bool) -> Sequence[str]:
-    """What a node of one traced graph is labelled with: its name, its op, its value, its line in the source."""
-    made = node.meta.get("val")
-    tensor = f"{str(made.dtype).removeprefix('torch.')}{list(made.shape)}" if isinstance(made, torch.Tensor) else ""
-    return (
-        node.name,
-        "input" if node.op == "placeholder" else str(node.target),
-        tensor if value else "",
-        source_line(node) if line else "",
-    )
+def _svg(panels: Sequence[_Panel], title: str, legend: Mapping[str, str]) -> str:
+    lines = [f'<text x="20" y="20">{escape(title)}</text>']
+    for place, (meaning, colour) in enumerate(legend.items()):
+        lines.append(f'<text x="{20 + 170 * place}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
+    top = 60.0
+    for panel in panels:
+        height = _ROW * max(len(panel.left), len(panel.right))
+        at: dict[str, tuple[int, float, int]] = {}
+        boxes = []
+        for ops, (x, anchor, inwards) in ((panel.left, _LEFT), (panel.right, _RIGHT if panel.left else _ALONE)):
+            for row, (name, (label, colour)) in enumerate(ops.items()):
+                down = (row + 0.5) * height / len(ops)
+                y = top + (height - down if panel.left and ops is panel.right else down)
+                at[name] = (x, y, inwards)
+                boxes.append(f'<rect x="{x - 4}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>')
+                place_of = f'x="{x - 10 * inwards}" y="{y + 3:.1f}" text-anchor="{anchor}"'
+                boxes.append(f"<text {place_of}>{escape(label)}</text>")
+        for start, end, width in panel.edges:
+            (x, y, inwards), (to_x, to_y, _) = at[start], at[end]
+            # An edge within one side is a curve, so that it does not cover the others.
+            bend = (x + to_x) / 2 if x != to_x else x + inwards * min(12 + abs(to_y - y) / 4, 100)
+            style = f'stroke="{_RED}" stroke-width="{width:.1f}"' if width else f'stroke="{_GREY}"'
+            lines.append(f'<path d="M{x} {y:.1f}Q{bend:.1f} {(y + to_y) / 2:.1f} {to_x} {to_y:.1f}" {style}/>')
+        lines += boxes
+        top += height + 2 * _ROW
+    style = "<style>text{font:9px sans-serif;fill:#343a40}path{fill:none}</style>"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="1120" height="{top:.0f}">{style}'
+    return "\n".join([head, *lines, "</svg>"]) + "\n"
 
 
-def _draw_one(
-    nodes: Sequence[fx.Node], labels: Mapping[fx.Node, str], returned: Collection[fx.Node], axis: "Axes"
-) -> None:
-    from matplotlib.collections import LineCollection
-
-    lanes = _lanes(nodes)
-    at = {node: (-float(lanes[node]), place + 0.5) for place, node in enumerate(nodes)}
-    data_lines = [(at[source], at[node]) for node in nodes for source in node.all_input_nodes]
-    axis.add_collection(LineCollection(data_lines, colors="#ced4da", linewidths=0.7, zorder=1))
-    kinds = {_BACKWARD: "input", _FORWARD: "computed", _SAVED: "returned"}
-    _draw_ops(
-        axis,
-        nodes,
-        at,
-        lambda node: _SAVED if node in returned else _BACKWARD if node.op == "placeholder" else _FORWARD,
-    )
-    for node in nodes:
-        axis.text(0.6, at[node][1], labels[node], ha="left", va="center", fontsize=6, color="#343a40", parse_math=False)
-    for colour, label in kinds.items():
-        axis.plot([], [], "s", color=colour, label=label)
-    axis.legend(loc="upper center", ncols=3, fontsize=7, frameon=False)
-    axis.set_xlim(-max(lanes.values(), default=0) - 1, 30)
-    axis.set_ylim(len(nodes) + 1, -2)
-    axis.axis("off")
-
-
-def _draw_cut(graph: CutGraph, axis: "Axes") -> None:
-    from matplotlib.collections import LineCollection
-
-    forward, backward = _ops(graph.forward), _ops(graph.backward)
-    rows = max(len(forward), len(backward), 1)
-    # Both sides take the whole height, whatever the number of their ops.
-    down = {node: rows * (place + 0.5) / len(forward) for place, node in enumerate(forward)}
-    up = {node: rows - rows * (place + 0.5) / len(backward) for place, node in enumerate(backward)}
-    left, right = _lanes(forward), _lanes(backward)
-    widest_left, widest_right = max(left.values(), default=0), max(right.values(), default=0)
-    gap = 6.0
-    at: dict[fx.Node, tuple[float, float]] = {node: (widest_left - left[node], down[node]) for node in forward}
-    at.update({node: (widest_left + gap + right[node], up[node]) for node in backward})
-    data_lines = [
-        (at[source], at[node])
-        for side in (forward, backward)
-        for node in side
-        for source in node.all_input_nodes
-        if source in at
-    ]
-    axis.add_collection(LineCollection(data_lines, colors="#ced4da", linewidths=0.7, zorder=1))
-    by_name = {node.name: node for node in forward}
-    inputs = {node.name: node for node in graph.forward.graph.find_nodes(op="placeholder")}
-    largest = max((num_bytes(node) for node in (*forward, *inputs.values())), default=1) or 1
-    for name, readers in _saved_names(graph).items():
-        node = by_name.get(name) or inputs.get(name)
-        if node is None or not readers:
-            continue
-        start = at.get(node, (widest_left, -1.0))  # an input comes in at the top
-        width = 0.6 + 2.4 * num_bytes(node) / largest
-        cut = [(start, at[reader]) for reader in readers if reader in at]
-        axis.add_collection(LineCollection(cut, colors=_SAVED, linewidths=width, alpha=0.7, zorder=2))
-    again = _names(graph.forward) & _names(graph.backward)
-    saved = set(_saved_names(graph))
-    for nodes, colour_of in (
-        (forward, lambda node: _SAVED if node.name in saved else _FORWARD),
-        (backward, lambda node: _AGAIN if node.name in again else _BACKWARD),
-    ):
-        _draw_ops(axis, nodes, at, colour_of)
-    _label_ops(axis, forward, at, saved, side="right")
-    _label_ops(axis, backward, at, again, side="left")
-    for colour, label in (
-        (_SAVED, "saved"),
-        (_AGAIN, "computed again"),
-        (_FORWARD, "forward, time runs down"),
-        (_BACKWARD, "backward, time runs up"),
-    ):
-        axis.plot([], [], "s", color=colour, label=label)
-    axis.legend(loc="upper center", ncols=4, fontsize=7, frameon=False)
-    axis.set_xlim(-9, widest_left + gap + widest_right + 9)
-    axis.set_ylim(rows + 1, -3)
-    axis.axis("off")
-
-
-def _draw_ops(
-    axis: "Axes", nodes: Sequence[fx.Node], at: dict[fx.Node, tuple[float, float]], colour_of: Callable[[fx.Node], str]
-) -> None:
-    places = [at[node] for node in nodes]
-    if places:
-        colours = [colour_of(node) for node in nodes]
-        axis.scatter([x for x, _ in places], [y for _, y in places], s=9, c=colours, marker="s", zorder=3)
-
-
-def _label_ops(
-    axis: "Axes", nodes: Sequence[fx.Node], at: dict[fx.Node, tuple[float, float]], marked: set[str], *, side: str
-) -> None:
-    """Name the ops; in a large graph only those that are saved, or computed again and large."""
-    if len(nodes) > _MOST_LABELS:
-        nodes = [node for node in nodes if node.name in marked]
-        nodes = sorted(nodes, key=num_bytes, reverse=True)[:_MOST_LABELS]
-    outside = -0.6 if side == "right" else max((x for x, _ in at.values()), default=0.0) + 0.6
-    for node in nodes:
-        size = num_bytes(node)
-        text = f"{node.name}  {size / 1e6:,.2f} MB" if size >= 1e4 else node.name
-        axis.text(outside, at[node][1], text, ha=side, va="center", fontsize=5, color="#343a40")
-
-
-def _lanes(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """For each op the lowest lane that no living value is in."""
-    place = {node: number for number, node in enumerate(nodes)}
-    last = {node: max((place[user] for user in node.users if user in place), default=place[node]) for node in nodes}
-    busy_until: list[int] = []
-    lane: dict[fx.Node, int] = {}
-    for node in nodes:
-        now = place[node]
-        free = next((number for number, until in enumerate(busy_until) if until <= now), len(busy_until))
-        if free == len(busy_until):
-            busy_until.append(0)
-        busy_until[free] = last[node]
-        lane[node] = free
-    return lane
-
-
-def _ops(module: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in module.graph.nodes if node.op == "call_function"]
-
-
-def _names(module: fx.GraphModule) -> set[str]:
-    return {node.name for node in _ops(module)}
-
-
-def _saved_names(graph: CutGraph) -> dict[str, list[fx.Node]]:
-    """What backward takes from forward, with its readers there; parameters, which cost nothing, are left out."""
-    joint = graph.joint
-    kept = {
-        node.name
-        for node in joint.nodes
-        if node not in joint.from_gradients and storage_of(node) not in joint.static_inputs
-    }
-    taken = graph.backward.graph.find_nodes(op="placeholder")
-    return {node.name: list(node.users) for node in taken if node.name in kept}
-
-
-def _check_shape(path: Path, shape: str | None) -> None:
-    _check_suffix(path, _PICTURES)
-    if shape is not None and path.suffix.lower() != ".dot":
-        raise ValueError(f"dot_graph_shape is for a .dot file, which Graphviz draws; got {shape!r} for {str(path)!r}")
-
-
-def _check_suffix(path: Path, allowed: Sequence[str]) -> None:
+def check_suffix(path: Path, *allowed: str) -> None:
+    """Raise ValueError unless a picture's file has one of these suffixes."""
     if path.suffix.lower() not in allowed:
-        raise ValueError(f"a picture's file must end in {', '.join(allowed)}, got {str(path)!r}")
+        raise ValueError(f"a picture's file must end in {' or '.join(allowed)}, got {str(path)!r}")
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""explain -- a receipt for every byte: what a fused function would save and compute again, without running it."""
+"""explain -- reports the memory that a fused function would save for backward, without running it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -17,9 +17,9 @@ from .fake_twins import fake_twins
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
+from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
-from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
-from .receipt import Receipt, RecomputedValue, SavedValue, Totals
+from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .saved_bytes import saved_bytes
 
 __all__ = ["explain"]
@@ -37,10 +37,10 @@ def explain(
     partition: str | Partitioner | None = None,
     device: torch.device | str = "cpu",
     **kwargs: Any,
-) -> Receipt:
+) -> MemoryReport:
     """Return what `fuse(fn)` saves for backward and what it computes again, each with its reason and its price.
 
-    Where a graph break splits `fn`, each graph has its part of the receipt, and what two of them keep counts in both.
+    Where a graph break splits `fn`, the report covers all graphs, and a value that two graphs save counts twice.
 
     Nothing is run and nothing is allocated, so it also works for a model on the meta device that is larger than this
     machine.
@@ -61,10 +61,10 @@ def explain(
 
     >>> def tutorial(a, b, c, d):
     ...     return (a + b + c + d).cos().cos()
-    >>> receipt = explain(tutorial, *[torch.randn(8, 16, requires_grad=True) for _ in range(4)])
-    >>> [(value.name, value.shape, value.num_bytes) for value in receipt.saved]
+    >>> report = explain(tutorial, *[torch.randn(8, 16, requires_grad=True) for _ in range(4)])
+    >>> [(value.name, value.shape, value.num_bytes) for value in report.saved]
     [('add_2', (8, 16), 512)]
-    >>> receipt.totals["eager"].saved_bytes
+    >>> report.totals["eager"].saved_bytes
     1024
     """
     options = _options_of(fn)
@@ -94,7 +94,7 @@ def explain(
     cost = explained[0].cost
     forward_flops, backward_flops = (sum(one.flops[side] for one in explained) for side in (0, 1))
     forward_bytes, backward_bytes = (sum(one.ideal_bytes[side] for one in explained) for side in (0, 1))
-    return Receipt(
+    return MemoryReport(
         subject=_name(fn),
         backend=backend,
         partition=_text(cut),
@@ -114,11 +114,11 @@ def explain(
 
 
 class _Explained:
-    """The parts of a receipt that one graph gives."""
+    """The content of a memory report for one graph."""
 
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
         self.joint = _joint_of(captured)
-        choice = cut if isinstance(cut, SavingRule) else None
+        choice = cut if isinstance(cut, SavePolicy) else None
         self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
         if choice is not None:
@@ -165,11 +165,11 @@ class _Explained:
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
                 num_bytes=size,
-                reason=self._why_saved(node, static) if chosen_by_us else "the partitioner that was given chose it",
+                reason=self._why_saved(node, static) if chosen_by_us else "the given partitioner chose it",
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
-        """The edge that was cut, against the one that was not."""
+        """The reason why a value is saved, with the prices of saving and of recomputing it."""
         readers = [user.name for user in node.users if user in self.joint.from_gradients]
         reads = f"read by {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''}; " if readers else ""
         if static:
@@ -180,14 +180,14 @@ class _Explained:
         if once is not None:
             return f"{reads}{once}"
         if self._rule == default.name:
-            return f"{reads}the default rule keeps what backward reads, and computes nothing but views again"
+            return f"{reads}`default` saves what backward reads, and recomputes nothing but views"
         saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
         if self.cost.total(again) > self.cost.total(saving):
-            return f"{reads}{priced}, computing it again {self.cost.total(again):,.0f} bytes moved"
+            return f"{reads}{priced}, recomputing it {self.cost.total(again):,.0f} bytes moved"
         sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
         names = ", ".join(source.name for source in sources[:2]) or "its source"
-        return f"{reads}{priced} bytes moved; computing it again would need {names}, which costs more"
+        return f"{reads}{priced} bytes moved; recomputing it would need {names}, which costs more"
 
     def _recomputed_value(self, node: fx.Node) -> RecomputedValue:
         price = self.cost.recomputing(node, self.joint)
@@ -220,7 +220,7 @@ def _cut_copy(captured: CapturedGraph, cut: Callable[..., Any]) -> tuple[fx.Grap
 
 
 def _handed_over(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
-    """What a forward returns beyond its outputs."""
+    """The values that forward returns for backward, after its outputs."""
     returned: Any = forward.graph.output_node().args[0]
     return [value for value in returned[num_outputs:] if isinstance(value, fx.Node)]
 
@@ -236,7 +236,7 @@ def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Nod
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
-    """What any partitioner's forward and backward save and repeat: counted on the graphs, whoever made them."""
+    """The figures of forward and backward graphs of any partitioner."""
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[place] for place in static if place < len(inputs)}
     storages = dict.fromkeys(storage_of(node) for node in _handed_over(forward, num_outputs))
@@ -249,7 +249,7 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
 
 
 def _ends_bytes(module: fx.GraphModule) -> int:
-    """Bytes of what goes in and what comes out, once each."""
+    """The bytes of the inputs and the outputs, once each."""
     output = module.graph.output_node()
     ends = {storage_of(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
     return sum(num_bytes(node) for node in ends)
@@ -277,7 +277,7 @@ def _options_of(fn: Any) -> Any:
 
 
 def _text(cut: Partitioner) -> str:
-    if not isinstance(cut, SavingRule):
+    if not isinstance(cut, SavePolicy):
         return str(getattr(cut, "__name__", type(cut).__name__))
     return cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})"
 

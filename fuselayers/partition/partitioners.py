@@ -21,7 +21,7 @@ from .saved_by_min_cut import saved_by_min_cut
 __all__ = [
     "PARTITIONERS",
     "Partitioner",
-    "SavingRule",
+    "SavePolicy",
     "budget",
     "cost_model_for",
     "default",
@@ -46,16 +46,16 @@ class Partitioner(Protocol):
 
 
 @dataclass(frozen=True)
-class SavingRule:
-    """A partitioner of this library: a rule for which values are saved, and the prices it goes by.
+class SavePolicy:
+    """A partitioner of this library: which values are saved, at which prices.
 
-    Call it as a partitioner, or call `saved_values` for the bare decision. Called by itself it prices the graph for a
-    fusing compiler; `compiler="eager"` prices it for one that runs op by op.
+    Call it as a partitioner, or call `saved_values` for the decision alone. The prices are those of a fusing compiler;
+    `compiler="eager"` asks for those of a compiler that runs op by op.
 
     Args:
-        name: the rule: "default", "min_cut" or "budget".
-        cost: the prices; None takes those of the graph's device, and of the compiler that asks.
-        limit: for "budget": bytes if it is an int, a share of what the default rule saves if it is a float.
+        name: "default", "min_cut" or "budget".
+        cost: the prices; None takes those of the graph's device and of the compiler.
+        limit: for "budget": bytes if it is an int, a share of what `default` saves if it is a float.
     """
 
     name: str
@@ -77,7 +77,7 @@ class SavingRule:
         if recomputable_ops is not None:
             raise ValueError(
                 "recomputable_ops is functorch's: here prices decide what is computed again; give them as "
-                "SavingRule('min_cut', cost=CostModel(...))"
+                "SavePolicy('min_cut', cost=CostModel(...))"
             )
         with _garbage_collection_paused():
             joint = JointGraph.of(
@@ -126,10 +126,10 @@ def cost_model_for(joint: JointGraph, *, fused: bool) -> CostModel:
     return CostModel(machine=machine_of(busy), fused=fused)
 
 
-default: Final = SavingRule("default")
+default: Final = SavePolicy("default")
 """Save what eager autograd would save, each tensor once, and no dropout mask."""
 
-min_cut: Final = SavingRule("min_cut")
+min_cut: Final = SavePolicy("min_cut")
 """Save what is cheapest, all told, at the prices of the cost model."""
 
 default_partition: Final = default
@@ -139,7 +139,7 @@ min_cut_rematerialization_partition: Final = min_cut
 """functorch's name for `min_cut`, which goes by prices where functorch's goes by a list of ops, `recomputable_ops`."""
 
 
-def budget(limit: int | float, *, cost: CostModel | None = None) -> SavingRule:
+def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
     """Return a partitioner that keeps within a budget, and recomputes as little as that takes, matmuls included.
 
     Args:
@@ -157,7 +157,7 @@ def budget(limit: int | float, *, cost: CostModel | None = None) -> SavingRule:
     >>> saved_bytes(fused, torch.randn(8, 16, requires_grad=True))  # by default 1024
     512
     >>> budget(1_000_000)
-    SavingRule(name='budget', cost=None, limit=1000000)
+    SavePolicy(name='budget', cost=None, limit=1000000)
     """
     if isinstance(limit, bool) or not isinstance(limit, int | float):
         raise TypeError(f"a budget is an int (bytes) or a float (a share of what eager saves), got {limit!r}")
@@ -165,10 +165,10 @@ def budget(limit: int | float, *, cost: CostModel | None = None) -> SavingRule:
         raise ValueError(f"a budget given as a float is a share, 0 < share <= 1, got {limit}; give bytes as an int")
     if limit <= 0:
         raise ValueError(f"a budget in bytes must be above 0, got {limit}")
-    return SavingRule("budget", cost=cost, limit=limit)
+    return SavePolicy("budget", cost=cost, limit=limit)
 
 
-PARTITIONERS: Final[Mapping[str, SavingRule]] = MappingProxyType({"default": default, "min_cut": min_cut})
+PARTITIONERS: Final[Mapping[str, SavePolicy]] = MappingProxyType({"default": default, "min_cut": min_cut})
 
 
 _BUDGET: Final = "budget:"
@@ -197,7 +197,7 @@ def partitioner(partition: str | Partitioner) -> Partitioner:
     return PARTITIONERS[partition]
 
 
-def _budget_called(name: str) -> SavingRule:
+def _budget_called(name: str) -> SavePolicy:
     number = name.removeprefix(_BUDGET)
     try:
         return budget(int(number) if number.isdecimal() else float(number))

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from fuselayers.cli.main import main
-from fuselayers.partition import Receipt, default, explain
+from fuselayers.partition import MemoryReport, default, explain
 from tests.cli.conftest import TINY_MODEL
 
 MODEL = ("model=gpt_nano", *TINY_MODEL)
 
 
-def explain_a_sine(*_: object, **options: Any) -> Receipt:
+def explain_a_sine(*_: object, **options: Any) -> MemoryReport:
     """In the place of a model, which takes seconds to trace."""
     return explain(torch.sin, torch.ones(8, requires_grad=True), **options)
 
 
 def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {kind: tmp_path / f"receipt.{kind}" for kind in ("svg", "json", "png")}
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("svg", "json", "png")}
     options = ["--svg", str(files["svg"]), "--json", str(files["json"]), "--pareto", str(files["png"])]
     assert main(["explain", *MODEL, "--batch", "2x16", *options]) == 0
     out = capsys.readouterr().out
@@ -37,7 +37,7 @@ def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.Capt
     ("text", "limit"), [("budget:0.3", 0.3), pytest.param("budget:20000", 20_000, marks=pytest.mark.slow)]
 )
 def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
-    file = tmp_path / "receipt.json"
+    file = tmp_path / "report.json"
     assert main(["explain", *MODEL, "--batch", "2x16", "--partition", text, "--json", str(file)]) == 0
     totals = json.loads(file.read_text())["totals"]
     most = limit * totals["default"]["saved_bytes"] if limit < 1 else limit
@@ -47,7 +47,7 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> None:
-    file = tmp_path / "receipt.json"
+    file = tmp_path / "report.json"
     assert main(["explain", *MODEL, "--batch", "1x8", "--backend", "eager", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
     assert content["backend"] == "eager"
@@ -65,7 +65,7 @@ def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> 
 def test_what_a_model_is_explained_with(
     model: str, batch: str | None, shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(model: Any, *inputs: Tensor, **options: Any) -> Receipt:
+    def look(model: Any, *inputs: Tensor, **options: Any) -> MemoryReport:
         assert [tuple(one.shape) for one in inputs] == shapes
         assert (options["backend"], options["partition"]) == ("eager", default)
         assert {one.device.type for one in (*inputs, model(*inputs))} == {"meta"}
@@ -78,7 +78,7 @@ def test_what_a_model_is_explained_with(
 
 @pytest.mark.slow
 def test_a_model_of_images(tmp_path: Path) -> None:
-    saved, file = [], tmp_path / "receipt.json"
+    saved, file = [], tmp_path / "report.json"
     for batch in ([], ["--batch", "3"]):
         assert main(["explain", "model=vit_tiny", "model.num_layers=1", *batch, "--json", str(file)]) == 0
         saved.append(json.loads(file.read_text())["totals"]["eager"]["saved_bytes"])
@@ -102,7 +102,7 @@ def test_a_model_with_a_source_is_given_one(capsys: pytest.CaptureFixture[str]) 
         (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
         (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
-        (["--svg", "cut.pdf"], "a picture's file must end in .svg, .png, .dot, got 'cut.pdf'"),
+        (["--svg", "cut.pdf"], "a picture's file must end in .svg or .dot, got 'cut.pdf'"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.partition import PartitionError, Receipt, budget, explain, fuse, min_cut, saved_bytes
+from fuselayers.partition import MemoryReport, PartitionError, budget, explain, fuse, min_cut, saved_bytes
 
 ROWS, HIDDEN = 32, 48
 ONE = ROWS * HIDDEN * 4  # bytes of one activation
@@ -43,13 +43,13 @@ class Block(nn.Module):
         pytest.param("default", "inductor", marks=pytest.mark.slow),
     ],
 )
-def test_the_receipt_says_what_the_fused_function_saves(backend: str, partition: str) -> None:
+def test_the_report_says_what_the_fused_function_saves(backend: str, partition: str) -> None:
     inputs = layer_inputs()
-    receipt = explain(layer, *inputs, backend=backend, partition=partition)
+    report = explain(layer, *inputs, backend=backend, partition=partition)
     fused = fuse(layer, backend=backend, partition=partition, fallback=())
-    assert receipt.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
-    assert sum(value.num_bytes for value in receipt.saved) == saved_bytes(fused, *inputs)
-    assert receipt.totals["eager"].saved_bytes == saved_bytes(layer, *inputs)
+    assert report.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
+    assert sum(value.num_bytes for value in report.saved) == saved_bytes(fused, *inputs)
+    assert report.totals["eager"].saved_bytes == saved_bytes(layer, *inputs)
 
 
 def _written_over(x: Tensor) -> Tensor:
@@ -85,16 +85,16 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Compiling takes seconds; the receipt of `layer` is compared with what is compiled every day.
+# Compiling takes seconds; the report of `layer` is compared with what is compiled every day.
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_byte_is_in_the_receipt(name: str, backend: str) -> None:
+def test_every_byte_is_in_the_report(name: str, backend: str) -> None:
     function = FUNCTIONS[name]
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    receipt = explain(function, x, backend=backend)
+    report = explain(function, x, backend=backend)
     kept = saved_bytes(fuse(function, backend=backend, fallback=()), x)
-    assert receipt.totals["this"].saved_bytes == sum(value.num_bytes for value in receipt.saved) == kept
-    assert receipt.totals["eager"].saved_bytes == saved_bytes(function, x)
+    assert report.totals["this"].saved_bytes == sum(value.num_bytes for value in report.saved) == kept
+    assert report.totals["eager"].saved_bytes == saved_bytes(function, x)
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -103,8 +103,8 @@ def test_every_byte_is_in_the_receipt(name: str, backend: str) -> None:
 )
 def test_a_function_that_makes_a_constant_tensor(function: Callable[[Tensor], Tensor], backend: str) -> None:
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    receipt = explain(function, x, backend=backend)
-    assert receipt.totals["this"].saved_bytes == saved_bytes(fuse(function, backend=backend, fallback=()), x)
+    report = explain(function, x, backend=backend)
+    assert report.totals["this"].saved_bytes == saved_bytes(fuse(function, backend=backend, fallback=()), x)
 
 
 def test_eager_too_is_counted_without_parameters_and_buffers_wherever_they_come_from() -> None:
@@ -120,18 +120,18 @@ def test_eager_too_is_counted_without_parameters_and_buffers_wherever_they_come_
 
 
 def test_the_default_rule_gives_its_own_reason() -> None:
-    receipt = explain(layer, *layer_inputs(), partition="default")
-    reasons = [value.reason for value in receipt.saved if value.op == "aten.mm.default"]
+    report = explain(layer, *layer_inputs(), partition="default")
+    reasons = [value.reason for value in report.saved if value.op == "aten.mm.default"]
     assert reasons
     for reason in reasons:
-        assert reason.endswith("the default rule keeps what backward reads, and computes nothing but views again")
+        assert reason.endswith("`default` saves what backward reads, and recomputes nothing but views")
 
 
 def test_attentions_backward_has_flops() -> None:
     q = torch.randn(2, 4, 16, 32, requires_grad=True)
-    receipt = explain(lambda q: F.scaled_dot_product_attention(q, q, q), q, backend="eager")
-    assert receipt.forward_flops == 2 * (2 * 2 * 4 * 16 * 16 * 32)
-    assert receipt.backward_flops == 5 * (2 * 2 * 4 * 16 * 16 * 32)
+    report = explain(lambda q: F.scaled_dot_product_attention(q, q, q), q, backend="eager")
+    assert report.forward_flops == 2 * (2 * 2 * 4 * 16 * 16 * 32)
+    assert report.backward_flops == 5 * (2 * 2 * 4 * 16 * 16 * 32)
 
 
 def test_lines_of_code_are_no_markup() -> None:
@@ -139,56 +139,56 @@ def test_lines_of_code_are_no_markup() -> None:
         return x.exp()[places].sin()  # [/nope]
 
     places = torch.tensor([1, 2])
-    receipt = explain(indexed, torch.randn(ROWS, HIDDEN, requires_grad=True), places, partition="default")
-    assert any("[places]" in value.source and "[/nope]" in value.source for value in receipt.saved)
-    text = str(receipt)
+    report = explain(indexed, torch.randn(ROWS, HIDDEN, requires_grad=True), places, partition="default")
+    assert any("[places]" in value.source and "[/nope]" in value.source for value in report.saved)
+    text = str(report)
     assert "[places]" in text
     assert "[/nope]" in text
 
 
 def test_the_rivals_totals_are_what_torch_compile_saves() -> None:
     inputs = layer_inputs()
-    receipt = explain(layer, *inputs)
-    assert receipt.totals["torch min_cut"].saved_bytes == saved_bytes(torch.compile(layer), *inputs)
+    report = explain(layer, *inputs)
+    assert report.totals["torch min_cut"].saved_bytes == saved_bytes(torch.compile(layer), *inputs)
     with torch._functorch.config.patch(activation_memory_budget=1.0):
-        assert receipt.totals["default"].saved_bytes >= receipt.totals["this"].saved_bytes
+        assert report.totals["default"].saved_bytes >= report.totals["this"].saved_bytes
 
 
 def test_each_value_is_named_with_its_line_and_its_reason() -> None:
-    receipt = explain(layer, *layer_inputs())
-    by_op = {value.op: value for value in receipt.saved}
+    report = explain(layer, *layer_inputs())
+    by_op = {value.op: value for value in report.saved}
     matmul = by_op["aten.mm.default"]
     assert (matmul.shape, matmul.dtype, matmul.num_bytes) == ((ROWS, 4 * HIDDEN), "float32", 4 * ONE)
     assert matmul.source.startswith(__file__)
     assert matmul.source.endswith("return x + F.dropout(F.gelu(x @ up) @ down, 0.1)")
-    assert "computing it again" in matmul.reason
-    seed = next(value for value in receipt.saved if value.num_bytes == 8)
+    assert "recomputing it" in matmul.reason
+    seed = next(value for value in report.saved if value.num_bytes == 8)
     assert seed.reason == "it draws random numbers"
     assert by_op["input"].reason.endswith("it is an input")
-    assert not [value for value in receipt.saved if value.dtype == "bool"]
+    assert not [value for value in report.saved if value.dtype == "bool"]
 
 
 def test_what_is_computed_again_is_priced() -> None:
-    receipt = explain(layer, *layer_inputs(), partition=budget(0.7))
-    matmul = next(value for value in receipt.recomputed if value.op == "aten.mm.default")
+    report = explain(layer, *layer_inputs(), partition=budget(0.7))
+    matmul = next(value for value in report.recomputed if value.op == "aten.mm.default")
     assert matmul.flops == 2 * ROWS * HIDDEN * 4 * HIDDEN
     assert matmul.num_bytes == 4 * ONE
     assert matmul.moved_bytes > matmul.num_bytes
-    assert receipt.totals["this"].recomputed_flops == sum(value.flops for value in receipt.recomputed)
-    assert receipt.forward_flops == 2 * 2 * ROWS * HIDDEN * 4 * HIDDEN
-    assert receipt.backward_flops == 2 * receipt.forward_flops + matmul.flops
+    assert report.totals["this"].recomputed_flops == sum(value.flops for value in report.recomputed)
+    assert report.forward_flops == 2 * 2 * ROWS * HIDDEN * 4 * HIDDEN
+    assert report.backward_flops == 2 * report.forward_flops + matmul.flops
 
 
 def test_what_attention_returns_for_backward_alone_is_saved_not_computed_again() -> None:
     for backend in ("inductor", "eager"):
-        receipt = explain(Block(), torch.randn(2, 16, HIDDEN), backend=backend)
-        assert receipt.totals["this"].recomputed_flops == 0
-        assert not [value for value in receipt.recomputed if "attention" in value.op]
+        report = explain(Block(), torch.randn(2, 16, HIDDEN), backend=backend)
+        assert report.totals["this"].recomputed_flops == 0
+        assert not [value for value in report.recomputed if "attention" in value.op]
 
 
 def test_parameters_cost_nothing() -> None:
-    receipt = explain(Block(), torch.randn(2, 16, HIDDEN, requires_grad=True))
-    parameters = [value for value in receipt.saved if value.op == "parameter"]
+    report = explain(Block(), torch.randn(2, 16, HIDDEN, requires_grad=True))
+    parameters = [value for value in report.saved if value.op == "parameter"]
     assert parameters
     assert {value.num_bytes for value in parameters} == {0}
     assert {value.reason.rpartition("; ")[2] for value in parameters} == {"it outlives the call anyway"}
@@ -196,13 +196,13 @@ def test_parameters_cost_nothing() -> None:
 
 def test_the_floor_is_what_goes_in_and_comes_out() -> None:
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    receipt = explain(lambda x: x.sin(), x)
-    assert receipt.forward_ideal_bytes == 2 * ONE  # x read, the sine written; x is saved as it is
-    assert receipt.backward_ideal_bytes == 3 * ONE  # x and the gradient read, x's gradient written
-    assert receipt.forward_flops == 0
+    report = explain(lambda x: x.sin(), x)
+    assert report.forward_ideal_bytes == 2 * ONE  # x read, the sine written; x is saved as it is
+    assert report.backward_ideal_bytes == 3 * ONE  # x and the gradient read, x's gradient written
+    assert report.forward_flops == 0
     from fuselayers.partition import machine_of
 
-    assert receipt.forward_seconds == pytest.approx(2 * ONE / machine_of("cpu").bandwidth)
+    assert report.forward_seconds == pytest.approx(2 * ONE / machine_of("cpu").bandwidth)
 
 
 def test_nothing_runs_and_nothing_is_allocated() -> None:
@@ -210,17 +210,17 @@ def test_nothing_runs_and_nothing_is_allocated() -> None:
     with torch.device("meta"):
         model = Block(1 << 16)
         x = torch.empty(64, 512, 1 << 16, requires_grad=True)
-    receipt = explain(model, x)
-    assert receipt.totals["this"].saved_bytes > 10**10
-    assert receipt.totals["this"].saved_bytes < receipt.totals["eager"].saved_bytes
+    report = explain(model, x)
+    assert report.totals["this"].saved_bytes > 10**10
+    assert report.totals["this"].saved_bytes < report.totals["eager"].saved_bytes
 
 
 def test_a_fused_function_is_explained_with_its_own_options() -> None:
     inputs = layer_inputs()
     fused = fuse(layer, backend="eager", partition=budget(0.7))
-    receipt = explain(fused, *inputs)
-    assert (receipt.backend, receipt.partition, receipt.subject) == ("eager", "budget(0.7)", "layer")
-    assert receipt.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
+    report = explain(fused, *inputs)
+    assert (report.backend, report.partition, report.subject) == ("eager", "budget(0.7)", "layer")
+    assert report.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
     assert explain(fuse(Block(), backend="eager"), torch.randn(2, 16, HIDDEN)).subject == "Block"
 
 
@@ -229,10 +229,10 @@ def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
         return min_cut(joint_module, joint_inputs, **options)
 
     inputs = layer_inputs()
-    receipt, ours = explain(layer, *inputs, partition=mine), explain(layer, *inputs)
-    assert receipt.partition == "mine"
-    assert receipt.totals["this"] == ours.totals["this"]
-    assert {value.reason for value in receipt.saved} == {"the partitioner that was given chose it"}
+    report, ours = explain(layer, *inputs, partition=mine), explain(layer, *inputs)
+    assert report.partition == "mine"
+    assert report.totals["this"] == ours.totals["this"]
+    assert {value.reason for value in report.saved} == {"the given partitioner chose it"}
 
 
 def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
@@ -241,11 +241,11 @@ def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
         torch._dynamo.graph_break()
         return y.cos()
 
-    receipt = explain(broken, torch.randn(ROWS, HIDDEN, requires_grad=True))
-    assert len(receipt.graphs) == 2
-    assert receipt.totals["this"].saved_bytes == 2 * ONE
-    with pytest.raises(ValueError, match=r"^a curve needs one graph, this receipt has 2; explain the parts alone$"):
-        receipt.pareto()
+    report = explain(broken, torch.randn(ROWS, HIDDEN, requires_grad=True))
+    assert len(report.graphs) == 2
+    assert report.totals["this"].saved_bytes == 2 * ONE
+    with pytest.raises(ValueError, match=r"^a curve needs one graph, this report has 2; explain each part on its own$"):
+        report.pareto()
 
 
 def test_errors() -> None:
@@ -265,8 +265,8 @@ def test_nothing_of_the_function_is_touched() -> None:
     block, x = Block(), torch.randn(2, 16, HIDDEN, requires_grad=True)
     before = {name: value.clone() for name, value in block.state_dict().items()}
     state = torch.get_rng_state()
-    receipt = explain(block, x)
-    assert isinstance(receipt, Receipt)
+    report = explain(block, x)
+    assert isinstance(report, MemoryReport)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
     assert x.grad is None

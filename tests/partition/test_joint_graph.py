@@ -8,7 +8,7 @@ from fuselayers import ops
 from fuselayers.partition import default, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.node_kinds import storage_of
-from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.partitioners import SavePolicy
 from tests.partition import tracing
 from tests.partition.tracing import called, joint_graph_of
 
@@ -151,7 +151,7 @@ class TestMutatedInputs:
 
     @pytest.mark.parametrize("choice", [default, min_cut], ids=["default", "min_cut"])
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_the_clone_is_what_is_saved(self, shape: tuple[int, ...], choice: SavingRule) -> None:
+    def test_the_clone_is_what_is_saved(self, shape: tuple[int, ...], choice: SavePolicy) -> None:
         joint = self.traced(*shape)
         saved = choice.saved_values(joint, fused=True)
         assert torch.ops.aten.clone.default in [node.target for node in saved]

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx as fx
 
 from ..._torch.tracing import aot_autograd, forget_donated_buffers
-from ..partitioners import Partitioner, SavingRule, partitioner
+from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import replayed_dropout_pass, seeded_dropout_pass
 
 __all__ = ["compile_ahead_of_time"]
@@ -39,7 +39,7 @@ def compile_ahead_of_time(
     """
     own = partitioner(partition)
     # A user's partitioner keeps the signature it has.
-    cut: Callable[..., Any] = functools.partial(own, compiler=compiler) if isinstance(own, SavingRule) else own
+    cut: Callable[..., Any] = functools.partial(own, compiler=compiler) if isinstance(own, SavePolicy) else own
     no_mask_pass = replayed_dropout_pass if torch_random else seeded_dropout_pass
 
     def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:

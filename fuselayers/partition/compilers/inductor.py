@@ -10,7 +10,7 @@ from torch.utils._triton import has_triton
 from ..._torch.tracing import compile_with_inductor, cpp_compiler, donates_buffers
 from ..cache import sources_hash
 from ..machine import machine_of
-from ..partitioners import Partitioner, SavingRule, partitioner
+from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
 __all__ = ["compile_inductor", "why_inductor_is_unavailable"]
@@ -56,7 +56,7 @@ class _InductorPartitioner:
         # so nothing is found for it across processes.
         machines = [machine_of(device_type) for device_type in ("cpu", "cuda")]
         settings = f"{torch_random}-{donates_buffers()}-{machines}"
-        self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavingRule) else str(uuid.uuid4())
+        self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavePolicy) else str(uuid.uuid4())
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any

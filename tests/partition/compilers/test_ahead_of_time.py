@@ -9,7 +9,7 @@ from torch._decomp import get_decompositions
 from torch.nn import functional as F
 
 import fuselayers.ops  # noqa: F401 (hands the fusion core its masks)
-from fuselayers.partition import SavingRule, default
+from fuselayers.partition import SavePolicy, default
 from fuselayers.partition.compilers.ahead_of_time import compile_ahead_of_time
 from fuselayers.partition.compilers.straight_line import straight_line
 
@@ -54,13 +54,13 @@ def test_each_graph_is_made_runnable_once() -> None:
 @pytest.mark.parametrize("compiler", ["eager", "nvfuser"])
 def test_a_rule_is_told_for_whom_it_prices(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    original = SavingRule.__call__
+    original = SavePolicy.__call__
 
-    def spy(self: SavingRule, *args: Any, **options: Any) -> Any:
+    def spy(self: SavePolicy, *args: Any, **options: Any) -> Any:
         told.append(options["compiler"])
         return original(self, *args, **options)
 
-    monkeypatch.setattr(SavingRule, "__call__", spy)
+    monkeypatch.setattr(SavePolicy, "__call__", spy)
     compiled(torch.sin, Graphs(), compiler=compiler)(torch.randn(4, requires_grad=True))
     assert told == [compiler]
 

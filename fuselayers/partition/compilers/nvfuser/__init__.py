@@ -1,4 +1,4 @@
-"""nvFuser: what it can fuse of a graph goes to it as `FusionDefinition`s, and torch runs the rest."""
+"""The nvFuser backend: regions of a graph run as `FusionDefinition`s, and torch runs the rest."""
 
 from .availability import nvfuser_hint as nvfuser_hint
 from .availability import why_nvfuser_is_unavailable as why_nvfuser_is_unavailable

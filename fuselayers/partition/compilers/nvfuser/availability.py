@@ -1,7 +1,7 @@
-"""Whether nvFuser can serve here, and how to get it if not.
+"""Whether nvFuser is available, and how to get it.
 
-nvFuser is a package of its own, built against one version of torch and one of CUDA. Its wheels lag behind torch's: the
-newest is for torch 2.9, which this library is too new for, so it has to be built.
+nvFuser is a separate package, built against one version of torch and one of CUDA. Its newest wheel is for torch 2.9,
+and this library needs a newer torch, so nvFuser has to be built from source.
 """
 
 import importlib
@@ -15,16 +15,16 @@ import torch
 __all__ = ["OLDEST_VERSION", "fused_device_types", "load_nvfuser", "nvfuser_hint", "why_nvfuser_is_unavailable"]
 
 OLDEST_VERSION: Final = "0.2.35"
-"""The oldest version of nvFuser that was handed the definitions made here; of an older one, operations may differ."""
+"""The oldest version of nvFuser that our definitions were built with; an older one may have other operations."""
 
 _MODULE: Final = "nvfuser_direct"
 _SOURCE: Final = "https://github.com/NVIDIA/Fuser"
-# What nvFuser generates code for. The tests add the CPU, on which they run a stand-in for it.
+# nvFuser compiles for these. The tests add the CPU, where they run a stand-in.
 _DEVICE_TYPES: Final = {"cuda"}
 
 
 def fused_device_types() -> frozenset[str]:
-    """The types of devices whose tensors nvFuser takes."""
+    """The device types that nvFuser compiles for."""
     return frozenset(_DEVICE_TYPES)
 
 
@@ -52,16 +52,16 @@ def why_nvfuser_is_unavailable(device_type: str) -> str | None:
         if error.name == _MODULE:
             return f"{_MODULE} is not installed"
         return f"{_MODULE} cannot be imported: {_first_line(error)}"
-    except Exception as error:  # the loader's own words: a symbol or a library that is missing, or the driver
+    except Exception as error:  # of the loader: a symbol, a library or the driver is missing
         return f"{_MODULE} cannot be imported: {_first_line(error)}"
     version = str(module.version()) if hasattr(module, "version") else "unknown"
     if _numbers(version) < _numbers(OLDEST_VERSION):
-        return f"{_MODULE} is of version {version}, and {OLDEST_VERSION} or newer is wanted"
+        return f"{_MODULE} has version {version}, and {OLDEST_VERSION} or newer is needed"
     return None
 
 
 def nvfuser_hint(*, cuda: str | None = torch.version.cuda, torch_version: str = torch.__version__) -> str:
-    """Return what would make nvFuser available to this torch.
+    """Return how to make nvFuser available to this torch.
 
     >>> nvfuser_hint(cuda="13.0", torch_version="2.11.0+cu130")
     'no wheel is known for torch 2.11 with CUDA 13.0; build nvFuser against it: https://github.com/NVIDIA/Fuser'
@@ -75,7 +75,7 @@ def nvfuser_hint(*, cuda: str | None = torch.version.cuda, torch_version: str = 
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers, without what a build adds to it: 0.2.36+git12ab is (0, 2, 36)."""
+    """A version as numbers, without the build's suffix: 0.2.36+git12ab is (0, 2, 36)."""
     return tuple(int(number) for number in re.split(r"[^\d.]", version, maxsplit=1)[0].split(".") if number)
 
 

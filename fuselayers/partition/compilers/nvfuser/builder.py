@@ -1,11 +1,11 @@
-"""What a translation of one op writes to: a `FusionDefinition` under construction, and the values it has so far.
+"""The `FusionDefinition` under construction, and the rules that translate one op each into it.
 
-bfloat16 and float16 are read, computed with in float32, and rounded where a value leaves the definition. Nothing is
-rounded in between: that is what fusing gains in accuracy, and what Inductor does as well.
+bfloat16 and float16 are cast to float32 on reading, and rounded where a value leaves the definition. Nothing is rounded
+in between: fusing is more accurate by that, in Inductor too.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -36,7 +36,7 @@ NAMES_OF_DTYPES: Final = {
     torch.int32: "Int32",
     torch.bool: "Bool",
 }
-"""The dtypes that a translated graph may hold, by their names in nvFuser's `DataType`."""
+"""The supported dtypes, and their names in nvFuser's `DataType`."""
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -45,47 +45,47 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def tensor_of(node: fx.Node) -> torch.Tensor:
-    """The fake tensor that a node stands for."""
+    """The fake tensor of a node."""
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
 
 
 def source_of(node: fx.Node) -> fx.Node:
-    """A node's first argument, where it is a tensor."""
+    """A node's first argument, if it is a tensor."""
     source = node.args[0]
     assert isinstance(source, fx.Node)
     return source
 
 
 def argument_of(node: fx.Node, place: int, name: str, default: Any) -> Any:
-    """An argument that may be given by its place or by its name, or not at all."""
+    """An argument that is positional, or a keyword, or left out."""
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
 
 def is_number(argument: Any) -> bool:
-    """True for a number that is known while the graph is translated."""
+    """True for a Python number."""
     return isinstance(argument, bool | int | float)
 
 
 def is_size(argument: Any) -> bool:
-    """True for a node that is a size, which only a call knows."""
+    """True for a node that is a symbolic size."""
     return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), int | torch.SymInt)
 
 
 class Value(NamedTuple):
-    """A tensor of a definition: nvFuser's object, and the dtype that it has there."""
+    """A tensor of a definition: nvFuser's handle, and its dtype there."""
 
     handle: Any
     dtype: torch.dtype
 
 
 class Kind(Enum):
-    """What an op is to a region of ops: see `regions`."""
+    """How `regions` treats an op."""
 
     COMPUTES = "computes"
-    CARRIES = "puts values side by side in new memory, or takes one of a tuple"
-    MOVES = "looks at the same values in another way, or copies them"
+    CARRIES = "copies values into new memory, or takes one of a tuple"
+    MOVES = "is a view or a copy"
     MAKES = "makes a tensor from numbers alone"
 
 
@@ -95,17 +95,17 @@ class Rule:
 
     Attributes:
         emit: adds the op to the builder's definition and returns its result, or the tuple of its results.
-        kind: what a region makes of it.
-        accepts: whether a node's arguments are among those that `emit` knows.
+        kind: how a region treats the op.
+        accepts: whether `emit` supports the node's arguments.
     """
 
     emit: "Callable[[Builder, fx.Node], Value | tuple[Value, ...]]"
     kind: Kind = Kind.COMPUTES
-    accepts: Callable[[fx.Node], bool] = field(default=lambda node: True)
+    accepts: Callable[[fx.Node], bool] = lambda node: True
 
 
 class Builder:
-    """A definition and the values of the graph's nodes in it.
+    """A definition, and its value for each node of the graph.
 
     Args:
         definition: the `FusionDefinition` inside its `with`.
@@ -117,11 +117,15 @@ class Builder:
         self.ops = definition.ops
         self.values: dict[fx.Node, Any] = {}
         self._data_types = module.DataType
-        # What is written once. The handles are kept, so that their ids stay their names.
-        self._casts: dict[tuple[int, torch.dtype], Value] = {}
-        self._widened: dict[tuple[int, int], Any] = {}
-        self._sizes: dict[tuple[int, int], Any] = {}
-        self._kept: list[Any] = []
+        # Operand and result of each call of `_once`. The operand is stored so that no other handle gets its id.
+        self._called: dict[tuple[str, int, str], tuple[Any, Any]] = {}
+
+    def _once(self, name: str, handle: Any, argument: Any) -> Any:
+        """Call an operation of nvFuser, unless the same call was made before."""
+        key = (name, id(handle), str(argument))
+        if key not in self._called:
+            self._called[key] = handle, getattr(self.ops, name)(handle, argument)
+        return self._called[key][1]
 
     def data_type(self, dtype: torch.dtype) -> Any:
         """nvFuser's name for a dtype."""
@@ -131,14 +135,10 @@ class Builder:
         """The value in another dtype."""
         if value.dtype == dtype:
             return value
-        key = (id(value.handle), dtype)
-        if key not in self._casts:
-            self._kept.append(value.handle)
-            self._casts[key] = Value(self.ops.cast(value.handle, self.data_type(dtype)), dtype)
-        return self._casts[key]
+        return Value(self._once("cast", value.handle, self.data_type(dtype)), dtype)
 
     def value(self, node: fx.Node) -> Value:
-        """What a node has become."""
+        """The value of a node that is a tensor."""
         found = self.values[node]
         assert isinstance(found, Value)
         return found
@@ -146,8 +146,8 @@ class Builder:
     def operand(self, argument: Any, dtype: torch.dtype, rank: int) -> Any:
         """An argument of an elementwise op, in a dtype and with leading dimensions added up to a rank.
 
-        A number becomes one of the dtype's kind, since nvFuser's promotion is not torch's: an integer tensor times a
-        float is a double there. A symbolic size stays what it is.
+        A number becomes one of the dtype's kind, since nvFuser's promotion is not torch's: there an integer tensor
+        times a float is a double. A symbolic size is not cast.
         """
         if not isinstance(argument, fx.Node):
             return self.number(argument, dtype)
@@ -156,29 +156,24 @@ class Builder:
             return found
         handle = self.cast(found, dtype).handle
         missing = rank - argument.meta["val"].dim()
-        if not missing:
-            return handle
-        key = (id(handle), missing)
-        if key not in self._widened:
-            self._kept.append(handle)
-            self._widened[key] = self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing))
-        return self._widened[key]
+        return self._once("broadcast", handle, [True] * missing + [False] * (rank - missing)) if missing else handle
+
+    def operands(self, node: fx.Node, count: int) -> list[Any]:
+        """The first arguments of an elementwise op, in the dtype and the rank of its result."""
+        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
+        return [self.operand(argument, dtype, rank) for argument in node.args[:count]]
 
     def size_of(self, handle: Any, dim: int) -> Any:
-        """The size of a tensor of the definition in one dimension, whatever it will be."""
-        key = (id(handle), dim)
-        if key not in self._sizes:
-            self._kept.append(handle)
-            self._sizes[key] = self.ops.size(handle, dim)
-        return self._sizes[key]
+        """The size of a tensor of the definition in one dimension, as a scalar of the definition."""
+        return self._once("size", handle, dim)
 
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
-        """A number of the kind that a dtype is of."""
+        """A number of the dtype's kind."""
         if dtype == torch.bool:
-            # The binding would take Python's True for an integer.
+            # nvFuser would take Python's True for an integer.
             return self.definition.define_scalar(bool(argument), self.data_type(dtype))
         return float(argument) if dtype.is_floating_point else int(argument)
 
     def size(self, argument: Any) -> Any:
-        """A size: an int, or what a symbolic one has become."""
+        """A size: an int, or the definition's scalar for a symbolic one."""
         return self.values[argument] if isinstance(argument, fx.Node) else argument

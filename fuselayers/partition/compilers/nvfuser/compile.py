@@ -1,4 +1,4 @@
-"""The nvFuser compiler: elementwise ops and reductions fused by nvFuser, the rest run by torch op by op."""
+"""The nvFuser compiler: nvFuser runs elementwise ops and reductions, and torch runs the rest op by op."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ __all__ = ["compile_nvfuser", "with_masks_for_nvfuser", "with_regions"]
 def compile_nvfuser(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
-    """Trace forward and backward of a Dynamo graph, cut them, and return a function whose regions nvFuser runs.
+    """Trace forward and backward of a Dynamo graph, cut them, and return a function whose regions run in nvFuser.
 
     Args:
-        graph_module: the graph; it is used up.
-        example_inputs: what it will be called with first.
-        partition: what to save.
+        graph_module: the graph; it is changed.
+        example_inputs: the inputs of the first call.
+        partition: chooses the values that are saved.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
     """
     return compile_ahead_of_time(
@@ -42,8 +42,7 @@ def compile_nvfuser(
 
 
 def with_masks_for_nvfuser(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Replace torch's dropout, in a graph of Dynamo's, by the formula of our own: the mask is then made in the kernel
-    that uses it."""
+    """Replace torch's dropout in a Dynamo graph by our formula, so that the kernel that uses the mask makes it."""
     device_types = fused_device_types() | {"cpu"}
     return seeded_dropout_calls_pass(dropout_in_place_pass(graph_module), device_types=device_types)
 
@@ -53,7 +52,7 @@ def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def with_regions(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Put a call of a `Region` in the place of each part of a graph that nvFuser gets."""
+    """Replace each group of ops that nvFuser can run by a call of a `Region`."""
     graph_module.graph.eliminate_dead_code()
     device = _device_of(graph_module.graph)
     if device is None:
@@ -63,7 +62,7 @@ def with_regions(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _device_of(graph: fx.Graph) -> torch.device | None:
-    """The first device of the graph that nvFuser compiles for; the tensors of another one are left to torch."""
+    """The first device in the graph that nvFuser compiles for; torch runs the ops on other devices."""
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type in fused_device_types():

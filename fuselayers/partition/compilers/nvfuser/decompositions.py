@@ -1,8 +1,8 @@
-"""What is taken apart before a graph is cut: norms, softmaxes and activations, into what nvFuser has operations for.
+"""The ops that are decomposed before a graph is cut: norms, softmaxes, losses and activations.
 
-Taken apart are the ops that nvFuser has no operation for, or has one only in forward. What it has (`exp`, `silu`, sums,
-`var_mean`) stays, as does all that it shall leave to torch: matmuls, attention, convolutions, embeddings, indexing.
-torch's own dropout stays too, for a pass of ours that gives it its mask.
+nvFuser has no operation for these, or only one for forward. Its own operations (`exp`, `silu`, sums, `var_mean`) are
+not decomposed, nor are the ops that torch runs: matmuls, attention, convolutions, embeddings, indexing. torch's dropout
+stays whole too, because a later pass gives it its mask.
 """
 
 import functools
@@ -86,5 +86,5 @@ _NAMES: Final = (
 
 @functools.cache
 def nvfuser_decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's own formulas for these ops, by overload."""
+    """Return torch's decompositions of these ops, by overload."""
     return decompositions_of([getattr(torch.ops.aten, name) for name in _NAMES if hasattr(torch.ops.aten, name)])

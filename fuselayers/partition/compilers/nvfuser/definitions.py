@@ -1,4 +1,4 @@
-"""A region at run time: the definition for the inputs at hand, from a bounded cache that all graphs share."""
+"""Regions at run time, and the bounded cache of definitions that all graphs share."""
 
 import re
 import threading
@@ -16,11 +16,11 @@ from ..straight_line import straight_line
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
 
-__all__ = ["CACHE_SIZE", "Definition", "Region", "definition_for", "forget_definitions", "num_definitions"]
+__all__ = ["CACHE_SIZE", "Definition", "Region", "definition_for"]
 
 CACHE_SIZE: Final = 1024
-"""Definitions kept. A step of a transformer needs some twenty, whatever its depth, for each layout of its inputs; the
-bound is for programs whose layouts never settle."""
+"""The number of cached definitions. A step of a transformer needs about twenty for each layout of its inputs, whatever
+its depth."""
 
 _Key = tuple[str, Layout]
 
@@ -28,38 +28,38 @@ _Key = tuple[str, Layout]
 class Definition:
     """A `FusionDefinition` that threads may share.
 
-    Its first execution turns what was written into what runs, piece by piece, in Python: another thread must not come
-    between. Later ones only read that.
+    nvFuser's first execution changes the definition, in several steps, so only one thread may be in it. Later
+    executions only read.
 
     Args:
-        written: the `FusionDefinition`, after its `with`.
+        fusion: the `FusionDefinition`, after its `with`.
     """
 
-    def __init__(self, written: Any) -> None:
-        self._written = written
+    def __init__(self, fusion: Any) -> None:
+        self._fusion = fusion
         self._first: Final = threading.Lock()
         self._has_run = False
 
     def execute(self, inputs: Sequence[Any], device: torch.device | None) -> Sequence[torch.Tensor]:
         """Return the results for these inputs."""
         with nullcontext() if self._has_run else self._first:
-            results: Sequence[torch.Tensor] = self._written.execute(list(inputs), device=device)
+            results: Sequence[torch.Tensor] = self._fusion.execute(list(inputs), device=device)
         self._has_run = True
         return results
 
 
 _definitions: OrderedDict[_Key, Definition] = OrderedDict()
-# Backward runs in a thread of autograd's.
+# Backward runs in a thread of autograd.
 _lock: Final = threading.Lock()
 
 
 def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Definition:
-    """Return the definition of a region for inputs of a layout: the one there is, or a new one.
+    """Return the definition of a region for a layout, from the cache or a new one.
 
     Args:
-        text: `text_of(graph)`, by which it is known.
+        text: `text_of(graph)`, the key of the cache together with the layout.
         graph: the region.
-        layout: of its inputs.
+        layout: the layouts of its inputs.
     """
     key = (text, layout)
     with _lock:
@@ -74,22 +74,11 @@ def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Definition:
         return made
 
 
-def num_definitions() -> int:
-    """How many definitions are kept."""
-    return len(_definitions)
-
-
-def forget_definitions() -> None:
-    """Drop all definitions."""
-    with _lock:
-        _definitions.clear()
-
-
 def _define(graph: fx.Graph, layout: Layout) -> Any:
     module = load_nvfuser()
     failure: Exception | None = None
     with module.FusionDefinition() as definition:
-        # Raised through the `with`, it would be printed by nvFuser.
+        # nvFuser would print an error that is raised through the `with`.
         try:
             translate(graph, layout, definition, module)
         except Exception as error:
@@ -101,11 +90,11 @@ def _define(graph: fx.Graph, layout: Layout) -> Any:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a graph was traced to expect of one result.
+    """One result of a region, as it was traced.
 
     Attributes:
         dtype: its dtype.
-        shape: its sizes; None for one that only a call knows.
+        shape: its sizes; None for a symbolic one.
         order: its dimensions from the outermost in memory to the innermost.
     """
 
@@ -119,7 +108,7 @@ class _Result:
         return cls(value.dtype, shape, order_of(value))
 
     def check(self, value: torch.Tensor) -> None:
-        """Raise RuntimeError for another dtype or other sizes: what reads the result would read it wrongly."""
+        """Raise RuntimeError for another dtype or other sizes."""
         fits = value.dtype == self.dtype and value.dim() == len(self.shape)
         if not fits or any(size not in (None, came) for size, came in zip(self.shape, value.shape, strict=True)):
             shape = ", ".join("any" if size is None else str(size) for size in self.shape)
@@ -127,17 +116,16 @@ class _Result:
 
 
 class Region:
-    """A function of a graph's tensors that nvFuser runs as one; torch does where nvFuser cannot.
+    """A part of a graph that nvFuser runs as one function, with torch as the fallback.
 
-    Torch runs a call with an input of no elements, of which nvFuser would make a kernel for nothing. It runs the region
-    for good after nvFuser has failed on it, which is said once as a FallbackWarning.
+    torch runs a call with an empty input, and it runs every call after nvFuser has failed once, with a FallbackWarning.
 
     Args:
-        graph_module: the region: returns a tuple of tensors.
-        device: where its tensors are.
+        graph_module: the region; it returns a tuple of tensors.
+        device: the device of its tensors.
 
     Raises:
-        torch.OutOfMemoryError: at a call, when there is no memory for the results: torch would need as much.
+        torch.OutOfMemoryError: at a call without memory for the results: torch would need as much.
     """
 
     __name__ = "nvfuser_region"
@@ -145,14 +133,14 @@ class Region:
     def __init__(self, graph_module: fx.GraphModule, device: torch.device) -> None:
         self.graph = graph_module.graph
         self.text = text_of(self.graph)
-        self.serves = True
+        self.failed = False
         self._device = device
         results: Any = self.graph.output_node().args[0]
         self._results = [_Result.of(node.meta["val"]) for node in results]
         self._in_torch: Callable[[list[Any]], Any] = straight_line(graph_module)
 
     def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:
-        if not self.serves or any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in inputs):
+        if self.failed or any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in inputs):
             results: Sequence[torch.Tensor] = self._in_torch(list(inputs))
             return results
         try:
@@ -160,12 +148,12 @@ class Region:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            # What torch raised inside of nvFuser comes out of its binding as a RuntimeError.
+            # nvFuser's binding turns torch's OutOfMemoryError into a RuntimeError.
             if re.search("out[ _]of[ _]memory", str(error), re.IGNORECASE):
                 raise torch.OutOfMemoryError(str(error)) from error
-            self.serves = False
-            said = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {said[0] if said else ''}"
+            self.failed = True
+            first_line = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {first_line}"
             say_once(f"nvFuser failed on a part of a graph, which torch runs from now on: {reason}")
             return self(*inputs)
 
@@ -173,16 +161,16 @@ class Region:
         definition = definition_for(self.text, self.graph, layout_of(inputs))
         device = self._device if self._device.type == "cuda" else None
         results = definition.execute(inputs, device)
-        # What was traced behind a region counts on its dtypes, sizes and strides, and on new memory: nvFuser may return
-        # an input where a result is equal to it.
+        # The rest of the graph relies on the traced dtypes, sizes and strides, and on new memory. nvFuser may return an
+        # input as a result that is equal to it.
         taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
-        made = []
-        for one, wanted in zip(results, self._results, strict=True):
-            wanted.check(one)
-            result = _laid_out(one, wanted.order)
-            made.append(result.clone() if _address(result) in taken else result)
+        fresh = []
+        for one, traced in zip(results, self._results, strict=True):
+            traced.check(one)
+            result = _laid_out(one, traced.order)
+            fresh.append(result.clone() if _address(result) in taken else result)
             taken.add(_address(result))
-        return made
+        return fresh
 
 
 def _address(value: torch.Tensor) -> int:
@@ -190,7 +178,7 @@ def _address(value: torch.Tensor) -> int:
 
 
 def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """The value with its dimensions in this order in memory, densely; itself where they already are."""
+    """The value, contiguous with its dimensions in this order in memory; a copy only if it is not."""
     if all(dim == number for number, dim in enumerate(order)):
         return value.contiguous()
     outer_first = value.permute(tuple(order))

@@ -1,4 +1,4 @@
-"""Elementwise ops, by their names in nvFuser."""
+"""Elementwise ops."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -24,59 +24,55 @@ __all__ = ["POINTWISE"]
 
 _aten: Final = torch.ops.aten
 
+_FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_INTEGERS: Final = (torch.int64, torch.int32)
 
-def _in_own_dtype(name: str, places: int) -> Rule:
-    """An op whose operands are computed with in the dtype of the result, as add, exp and the like are."""
+
+def _has(count: int, *dtypes: torch.dtype) -> Callable[[fx.Node], bool]:
+    """Whether the first arguments are tensors, numbers and sizes, at least one a tensor, and the result has a dtype."""
+
+    def accepts(node: fx.Node) -> bool:
+        operands = node.args[:count]
+        tensors = [one for one in operands if isinstance(one, fx.Node) and isinstance(one.meta["val"], torch.Tensor)]
+        known = all(is_number(one) or one in tensors or is_size(one) for one in operands)
+        fits = not dtypes or tensor_of(node).dtype in dtypes
+        return len(operands) == count and bool(tensors) and known and fits
+
+    return accepts
+
+
+def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
+    """An op that computes in the dtype of its result, as add and exp do, for the dtypes that nvFuser has it for."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
-        operands = [builder.operand(argument, dtype, rank) for argument in node.args[:places]]
-        return Value(getattr(builder.ops, name)(*operands), dtype)
+        handle = getattr(builder.ops, name)(*builder.operands(node, count))
+        return Value(handle, computed_in(tensor_of(node).dtype))
 
-    # Of booleans, a maximum is another op.
-    return Rule(emit, accepts=lambda node: tensor_of(node).dtype != torch.bool and _has(places)(node))
+    return Rule(emit, accepts=_has(count, *(dtypes or (*_FLOATS, *_INTEGERS))))
 
 
 def _product(builder: Builder, node: fx.Node) -> Value:
-    rule = _on_booleans("logical_and", 2) if tensor_of(node).dtype == torch.bool else _in_own_dtype("mul", 2)
-    value = rule.emit(builder, node)
-    assert isinstance(value, Value)
-    return value
-
-
-def _on_floats(name: str, places: int = 1) -> Rule:
-    """The same for an op that nvFuser has for floats only."""
-    rule = _in_own_dtype(name, places)
-    return Rule(rule.emit, accepts=lambda node: tensor_of(node).dtype.is_floating_point and _has(places)(node))
-
-
-def _on_integers(name: str, places: int) -> Rule:
-    """The same for an op that nvFuser has for integers only."""
-    rule = _in_own_dtype(name, places)
-    whole = (torch.int64, torch.int32)
-    return Rule(rule.emit, accepts=lambda node: tensor_of(node).dtype in whole and _has(places)(node))
+    name = "logical_and" if tensor_of(node).dtype == torch.bool else "mul"
+    return Value(getattr(builder.ops, name)(*builder.operands(node, 2)), computed_in(tensor_of(node).dtype))
 
 
 def _with_alpha(name: str) -> Rule:
-    """add and sub: the second operand may come with a factor."""
+    """add and sub: the second operand may have a factor."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
-        left, right = (builder.operand(argument, dtype, rank) for argument in node.args[:2])
+        dtype = computed_in(tensor_of(node).dtype)
+        left, right = builder.operands(node, 2)
         alpha = argument_of(node, 2, "alpha", 1)
         if alpha != 1:
             right = builder.ops.mul(right, builder.number(alpha, dtype))
         return Value(getattr(builder.ops, name)(left, right), dtype)
 
-    def accepts(node: fx.Node) -> bool:
-        boolean = tensor_of(node).dtype == torch.bool  # where adding is another op
-        return not boolean and not isinstance(argument_of(node, 2, "alpha", 1), fx.Node) and _has(2)(node)
-
-    return Rule(emit, accepts=accepts)
+    has_operands = _has(2, *_FLOATS, *_INTEGERS)
+    return Rule(emit, accepts=lambda node: is_number(argument_of(node, 2, "alpha", 1)) and has_operands(node))
 
 
 def _comparison(name: str) -> Rule:
-    """An op that compares in the dtype that its operands are promoted to."""
+    """An op that compares in the dtype to which its operands are promoted."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
         promoted, rank = _promoted(node), tensor_of(node).dim()
@@ -89,7 +85,7 @@ def _comparison(name: str) -> Rule:
 
 
 def _rounded(argument: Any, dtype: torch.dtype) -> Any:
-    """A number as a half precision holds it: by that torch goes, so that 0.1 equals a tensor of it."""
+    """A number rounded to half precision, where torch compares in it: a bfloat16 tensor of 0.1 equals 0.1."""
     rounds = is_number(argument) and computed_in(dtype) != dtype
     return torch.tensor(argument, dtype=dtype).item() if rounds else argument
 
@@ -100,47 +96,29 @@ def _promoted(node: fx.Node) -> torch.dtype:
     return torch.result_type(left, right)
 
 
-def _on_booleans(name: str, places: int) -> Rule:
-    """An op that looks at whether its operands are zero."""
+def _logical(name: str, count: int) -> Rule:
+    """An op on whether its operands are zero."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        operands = [builder.operand(argument, torch.bool, tensor_of(node).dim()) for argument in node.args[:places]]
-        return Value(getattr(builder.ops, name)(*operands), torch.bool)
+        return Value(getattr(builder.ops, name)(*builder.operands(node, count)), torch.bool)
 
-    return Rule(emit, accepts=_has(places))
-
-
-def _on_bits(name: str) -> Rule:
-    rule = _in_own_dtype(name, 2)
-    return Rule(rule.emit, accepts=lambda node: not tensor_of(node).dtype.is_floating_point)
+    return Rule(emit, accepts=_has(count))
 
 
-def _asks(name: str) -> Rule:
-    """isnan and its kin, which look at a float."""
+def _float_test(name: str) -> Rule:
+    """isnan and its like."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
         return Value(getattr(builder.ops, name)(builder.value(source_of(node)).handle), torch.bool)
 
-    return Rule(emit, accepts=lambda node: tensor_of(source_of(node)).dtype.is_floating_point)
-
-
-def _has(places: int) -> Callable[[fx.Node], bool]:
-    """Whether the first arguments are tensors and numbers, one tensor at least among them."""
-
-    def accepts(node: fx.Node) -> bool:
-        operands = node.args[:places]
-        tensors = [one for one in operands if isinstance(one, fx.Node) and isinstance(one.meta["val"], torch.Tensor)]
-        known = all(is_number(one) or one in tensors or is_size(one) for one in operands)
-        return len(operands) == places and bool(tensors) and known
-
-    return accepts
+    return Rule(emit, accepts=lambda node: tensor_of(source_of(node)).dtype in _FLOATS)
 
 
 def _power(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(tensor_of(node).dtype)
     x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
     exponent = node.args[1]
-    # The powers that formulas are full of, without the general function.
+    # Common powers have cheaper operations.
     if exponent == 1:
         return Value(x, dtype)
     if exponent == 2:
@@ -157,14 +135,13 @@ def _power(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts_power(node: fx.Node) -> bool:
-    return is_number(node.args[1]) and tensor_of(node).dtype.is_floating_point
+    return is_number(node.args[1]) and tensor_of(node).dtype in _FLOATS
 
 
 def _sign(builder: Builder, node: fx.Node) -> Value:
-    # In two comparisons, so that the sign of nan is 0, as in torch.
+    # Two comparisons give 0 for nan, as torch does.
     dtype = computed_in(tensor_of(node).dtype)
-    x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
-    zero = builder.number(0, dtype)
+    (x,), zero = builder.operands(node, 1), builder.number(0, dtype)
     above = builder.cast(Value(builder.ops.gt(x, zero), torch.bool), dtype)
     below = builder.cast(Value(builder.ops.lt(x, zero), torch.bool), dtype)
     return Value(builder.ops.sub(above.handle, below.handle), dtype)
@@ -182,7 +159,7 @@ def _accepts_where(node: fx.Node) -> bool:
 
 
 def _clamp(builder: Builder, node: fx.Node) -> Value:
-    # Two steps, so that nan stays nan and either bound may be missing.
+    # maximum and minimum propagate nan, and either bound may be missing.
     dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
     handle = builder.operand(node.args[0], dtype, rank)
     lowest, highest = _bounds(node)
@@ -207,7 +184,7 @@ def _accepts_clamp(node: fx.Node) -> bool:
 
 
 def _convert(builder: Builder, node: fx.Node) -> Value:
-    # To a half precision it is nothing here: the value is rounded where it leaves the definition.
+    # To half precision nothing happens here: the value is rounded where it leaves the definition.
     return builder.cast(builder.value(source_of(node)), computed_in(tensor_of(node).dtype))
 
 
@@ -217,60 +194,55 @@ def _accepts_copy(node: fx.Node) -> bool:
     return same and moved <= {"device", "layout"}
 
 
-def _overloads(packet: Any, *names: str) -> tuple[Any, ...]:
-    return tuple(getattr(packet, name) for name in names)
+def _overloads(rule: Rule, overloads: str, *names: str) -> dict[Any, Rule]:
+    return {getattr(getattr(_aten, name), overload): rule for name in names for overload in overloads.split()}
 
 
-_BOTH: Final = ("Tensor", "Scalar")
-_OF_ANGLES: Final = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh")
+_ANGLES: Final = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh")
 _EXPONENTIALS: Final = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "sigmoid", "silu")
 _ROUNDINGS: Final = ("ceil", "floor", "frac", "round", "trunc")
-# Of integers nvFuser has a relu too, which goes through float32 and loses digits.
-_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "relu", "rsqrt", "sqrt", *_OF_ANGLES, *_EXPONENTIALS)
+# nvFuser's relu of integers goes through float32 and loses digits.
+_FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "relu", "rsqrt", "sqrt", *_ANGLES, *_EXPONENTIALS)
+_SHIFTS: Final = (("bitwise_left_shift", "__lshift__"), ("bitwise_right_shift", "__rshift__"))
 
 _table: dict[Any, Rule] = {
-    **{getattr(_aten, name).default: _on_floats(name) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
-    **{getattr(_aten, name).default: _asks(name) for name in ("isinf", "isnan", "isneginf", "isposinf")},
-    **{getattr(_aten, name).default: _in_own_dtype(name, 1) for name in ("abs", "neg")},
-    **{one: _with_alpha("add") for one in _overloads(_aten.add, *_BOTH)},
-    **{one: _with_alpha("sub") for one in _overloads(_aten.sub, *_BOTH)},
-    **{one: Rule(_product, accepts=_has(2)) for one in _overloads(_aten.mul, *_BOTH)},
-    **{one: _in_own_dtype("truediv", 2) for one in _overloads(_aten.div, *_BOTH)},
-    **{getattr(_aten, name).default: _in_own_dtype(name, 2) for name in ("maximum", "minimum")},
-    _aten.atan2.default: _on_floats("atan2", 2),
-    **{
-        getattr(getattr(_aten, name), overload): _comparison(name)
-        for name in ("eq", "ge", "gt", "le", "lt", "ne")
-        for overload in _BOTH
-    },
-    **{getattr(_aten, name).default: _on_booleans(name, 2) for name in ("logical_and", "logical_or")},
-    _aten.logical_not.default: _on_booleans("logical_not", 1),
-    **{
-        getattr(getattr(_aten, name), overload): _on_bits(name)
-        for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
-        for overload in _BOTH
-    },
-    **{
-        getattr(getattr(_aten, name), overload): _on_integers(name, 2)
-        for name in ("bitwise_left_shift", "bitwise_right_shift")
-        for overload in ("Tensor", "Tensor_Scalar")
-    },
-    **{one: _on_integers("bitwise_left_shift", 2) for one in _overloads(_aten.__lshift__, *_BOTH)},
-    **{one: _on_integers("bitwise_right_shift", 2) for one in _overloads(_aten.__rshift__, *_BOTH)},
-    _aten.bitwise_not.default: Rule(
-        _in_own_dtype("bitwise_not", 1).emit, accepts=lambda node: not tensor_of(node).dtype.is_floating_point
-    ),
+    **{getattr(_aten, name).default: _arithmetic(name, 1, *_FLOATS) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
+    **{getattr(_aten, name).default: _float_test(name) for name in ("isinf", "isnan", "isneginf", "isposinf")},
+    **{getattr(_aten, name).default: _arithmetic(name, 1) for name in ("abs", "neg")},
+    **{getattr(_aten, name).default: _arithmetic(name, 2) for name in ("maximum", "minimum")},
+    **_overloads(_with_alpha("add"), "Tensor Scalar", "add"),
+    **_overloads(_with_alpha("sub"), "Tensor Scalar", "sub"),
+    **_overloads(Rule(_product, accepts=_has(2)), "Tensor Scalar", "mul"),
+    **_overloads(_arithmetic("truediv", 2), "Tensor Scalar", "div"),
+    **_overloads(_arithmetic("fmod", 2, *_FLOATS), "Tensor Scalar", "fmod"),
+    **_overloads(_arithmetic("remainder", 2, *_FLOATS), "Tensor Scalar", "remainder"),
+    **_overloads(_arithmetic("pow", 2, *_FLOATS), "Tensor_Tensor Scalar", "pow"),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
-    _aten.pow.Tensor_Tensor: _on_floats("pow", 2),
-    _aten.pow.Scalar: _on_floats("pow", 2),
-    **{one: _on_floats("fmod", 2) for one in _overloads(_aten.fmod, *_BOTH)},
-    **{one: _on_floats("remainder", 2) for one in _overloads(_aten.remainder, *_BOTH)},
-    _aten.sgn.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
-    _aten.sign.default: Rule(_sign, accepts=lambda node: tensor_of(node).dtype != torch.bool),
+    _aten.atan2.default: _arithmetic("atan2", 2, *_FLOATS),
+    **{
+        target: rule
+        for name in ("eq", "ge", "gt", "le", "lt", "ne")
+        for target, rule in _overloads(_comparison(name), "Tensor Scalar", name).items()
+    },
+    **{getattr(_aten, name).default: _logical(name, 2) for name in ("logical_and", "logical_or")},
+    _aten.logical_not.default: _logical("logical_not", 1),
+    **{
+        target: rule
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
+        for target, rule in _overloads(_arithmetic(name, 2, *_INTEGERS, torch.bool), "Tensor Scalar", name).items()
+    },
+    _aten.bitwise_not.default: _arithmetic("bitwise_not", 1, *_INTEGERS, torch.bool),
+    **{
+        target: rule
+        for name, operator in _SHIFTS
+        for target, rule in {
+            **_overloads(_arithmetic(name, 2, *_INTEGERS), "Tensor Tensor_Scalar", name),
+            **_overloads(_arithmetic(name, 2, *_INTEGERS), "Tensor Scalar", operator),
+        }.items()
+    },
+    **_overloads(Rule(_sign, accepts=_has(1, *_FLOATS, *_INTEGERS)), "default", "sgn", "sign"),
     _aten.where.self: Rule(_where, accepts=_accepts_where),
-    **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp, "default", "Tensor")},
-    **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp_min, "default", "Tensor")},
-    **{one: Rule(_clamp, accepts=_accepts_clamp) for one in _overloads(_aten.clamp_max, "default", "Tensor")},
+    **_overloads(Rule(_clamp, accepts=_accepts_clamp), "default Tensor", "clamp", "clamp_min", "clamp_max"),
     torch.ops.prims.convert_element_type.default: Rule(_convert),
     _aten._to_copy.default: Rule(_convert, accepts=_accepts_copy),
 }

@@ -15,7 +15,7 @@ _aten: Final = torch.ops.aten
 
 
 def _dims(node: fx.Node) -> list[int]:
-    """The dimensions reduced over, from the front; all of them where none are named."""
+    """The dimensions that are reduced, in ascending order; all of them if none are named."""
     rank = tensor_of(source_of(node)).dim()
     dims = argument_of(node, 1, "dim", None)
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
@@ -24,13 +24,13 @@ def _dims(node: fx.Node) -> list[int]:
 
 def _reduction(name: str) -> Rule:
     def emit(builder: Builder, node: fx.Node) -> Value:
-        # In the dtype of the result: a sum of integers is one in int64.
+        # In the dtype of the result: int64 for a sum of integers.
         dtype = computed_in(tensor_of(node).dtype)
         keepdim = bool(argument_of(node, 2, "keepdim", False))
         operand = builder.cast(builder.value(source_of(node)), dtype).handle
-        # Of integers nvFuser's sum is in int64 unless told; the other reductions take no dtype.
-        told = {"dtype": builder.data_type(dtype)} if name == "sum" and not dtype.is_floating_point else {}
-        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim, **told), dtype)
+        # nvFuser sums integers in int64 unless a dtype is given; the other reductions take no dtype.
+        options = {"dtype": builder.data_type(dtype)} if name == "sum" and not dtype.is_floating_point else {}
+        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim, **options), dtype)
 
     return Rule(emit, accepts=_accepts)
 
@@ -47,7 +47,7 @@ def _mean(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts(node: fx.Node) -> bool:
-    # Of a tensor without dimensions nothing is left to reduce; booleans have no largest.
+    # A tensor without dimensions has nothing to reduce, and nvFuser has no maximum of booleans.
     return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype != torch.bool
 
 
@@ -61,7 +61,7 @@ def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
 
 
 def _of_variance(builder: Builder, node: fx.Node) -> tuple[Any, ...]:
-    # torch reads a missing correction as 1.
+    # torch's default correction is 1.
     correction: Any = node.kwargs.get("correction")
     correction = 1 if correction is None else int(correction)
     keepdim = bool(node.kwargs.get("keepdim", False))

@@ -1,15 +1,14 @@
-"""Which parts of a graph nvFuser gets: groups of ops that can run as one, each worth a definition.
+"""Chooses the parts of a graph that nvFuser runs: groups of connected ops that can run as one.
 
-Groups grow along the edges of the graph, from producer to consumer, where nothing outside a group would have to run
-in the middle of it. Then each is trimmed:
+Groups grow along the edges of the graph, unless an op outside of a group would have to run in the middle of it. Then:
 
-- what only looks at values in another way goes at the front, where torch does it at no cost, and is done again outside
-  for whoever reads it there: a region's results are tensors of their own, never views of each other or of an input;
-- a group with less than two ops that compute is left to torch: nothing would be fused.
+- views at the front of a group are removed, since torch makes them at no cost. A view or a constant that is read
+  outside is made again there: the results of a region are tensors of their own, never views of each other or of inputs;
+- a group with fewer than two ops that compute is left to torch: nothing would be fused.
 
-Note: [a pass of our own] torch.fx's CapabilityBasedPartitioner joins groups that have nothing to do with each other,
-which makes values live longer (before torch 2.12 that cannot be turned off), and its result depends on the version;
-torch.fx's `fuse_by_partitions` puts the whole graph in another order, which the backward's memory depends on.
+Note: [a pass of our own] torch.fx's CapabilityBasedPartitioner joins groups that are not connected, which makes values
+live longer (before torch 2.12 that cannot be turned off), and its result depends on the version. torch.fx's
+`fuse_by_partitions` reorders the whole graph, and backward's memory depends on the order.
 """
 
 import heapq
@@ -32,9 +31,9 @@ from .shapes import SHAPES
 __all__ = ["RULES", "Group", "extract", "groups_of", "rule_of"]
 
 RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**POINTWISE, **REDUCTIONS, **SHAPES})
-"""How each op that nvFuser can get is translated."""
+"""The rule of each op that nvFuser can run."""
 
-# nvFuser's own limit.
+# nvFuser's limit.
 _HIGHEST_RANK: Final = 8
 _FEWEST_OPS: Final = 2
 
@@ -43,7 +42,7 @@ Group = Sequence[fx.Node]
 
 
 def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
-    """Return how a node is translated, or None if it is left to torch."""
+    """Return the rule of a node, or None if torch runs it."""
     if node.op != "call_function":
         return None
     rule = RULES.get(node.target)
@@ -56,7 +55,7 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
     for source in node.all_input_nodes:
         value = source.meta.get("val")
         if isinstance(value, torch.Tensor):
-            # A number in a tensor may come from the CPU.
+            # A tensor without dimensions may be on the CPU.
             scalar = value.dim() == 0 and value.device.type == "cpu" and value.dtype in NAMES_OF_DTYPES
             if not scalar and not _is_known(value, device):
                 return None
@@ -78,19 +77,19 @@ def _is_known(value: torch.Tensor, device: torch.device) -> bool:
 
 
 def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
-    """Return the regions of a graph, trimmed; the graph itself changes where a view leaves a region."""
+    """Return the regions of a graph; the graph gets a copy of each view that is read outside of its region."""
     graph = graph_module.graph
     kinds = {node: _kind_of(node, rule) for node in graph.nodes if (rule := rule_of(node, device)) is not None}
     groups: list[Group] = []
     for group in _grown(graph, kinds):
-        kept = _trimmed(group, kinds)
-        if sum(kinds[node] == Kind.COMPUTES for node in kept) >= _FEWEST_OPS:
-            groups.append(_with_views_outside(kept, kinds))
+        trimmed = _without_views_at_front(group, kinds)
+        if sum(kinds[node] == Kind.COMPUTES for node in trimmed) >= _FEWEST_OPS:
+            groups.append(_with_views_outside(trimmed, kinds))
     return groups
 
 
 def _kind_of(node: fx.Node, rule: Rule) -> Kind:
-    """A rule's kind; one of the parts that a tensor was split into is a view, as the splitting is."""
+    """A rule's kind; an item of a split is a view, as the split is."""
     if node.target is operator.getitem and RULES[source_of(node).target].kind == Kind.MOVES:
         return Kind.MOVES
     return rule.kind
@@ -101,9 +100,9 @@ class _Growing:
 
     Attributes:
         nodes: its nodes.
-        sources: what they read from outside.
+        sources: the nodes outside that they read.
         first: the place of its first node in the graph.
-        last: that of its last node.
+        last: the place of its last node.
     """
 
     def __init__(self, node: fx.Node, place: int) -> None:
@@ -111,8 +110,8 @@ class _Growing:
         self.sources = {*node.all_input_nodes}
         self.first = self.last = place
 
-    def take_in(self, other: "_Growing") -> None:
-        """Take in another group, in a time that depends on that one's size alone."""
+    def add(self, other: "_Growing") -> None:
+        """Add another group, in a time that depends on that one's size alone."""
         self.sources -= other.nodes
         self.sources |= other.sources - self.nodes
         self.nodes |= other.nodes
@@ -125,7 +124,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
 
     def reaches(target: _Growing, source: _Growing) -> bool:
         """True if a path leads from one group to the other through something outside both."""
-        # Whoever comes before all of the source cannot depend on it: neither the target nor what lies between.
+        # A node before the whole source cannot depend on it.
         if target.last < source.first:
             return False
         stack = [*target.sources - source.nodes]
@@ -144,9 +143,9 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
 
     def join(own: _Growing, other: _Growing | None) -> None:
         if other is not None and other is not own and not (reaches(own, other) or reaches(other, own)):
-            # The smaller into the larger, so that each node moves a few times at most.
+            # The smaller into the larger, so that a node moves a few times at most.
             small, large = sorted((own, other), key=lambda group: len(group.nodes))
-            large.take_in(small)
+            large.add(small)
             group_of.update(dict.fromkeys(small.nodes, large))
 
     for node in graph.nodes:
@@ -155,7 +154,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
         group_of[node] = _Growing(node, place[node])
         for source in node.all_input_nodes:
             join(group_of[node], group_of.get(source))
-    # Then those that read the same tensor, if it is the largest that they read: it is read once.
+    # Then join groups that read the same tensor, if it is the largest that both read: it is then read once.
     for source in graph.nodes:
         readers = [user for user in source.users if user in group_of and source not in group_of[user].nodes]
         for reader in readers[1:]:
@@ -166,20 +165,16 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
     return [sorted(group.nodes, key=place.__getitem__) for group in grown]
 
 
-def _trimmed(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
-    """The group without the views at its front."""
-    kept: set[fx.Node] = set()
+def _without_views_at_front(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
+    inside: dict[fx.Node, None] = {}
     for node in group:
-        if kinds[node] != Kind.MOVES or any(source in kept for source in node.all_input_nodes):
-            kept.add(node)
-    return [node for node in group if node in kept]
+        if kinds[node] != Kind.MOVES or any(source in inside for source in node.all_input_nodes):
+            inside[node] = None
+    return [*inside]
 
 
 def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
-    """The group, after each reader outside of it got its own copy of a view, or of a tensor made from numbers.
-
-    What nobody in the group reads any more goes.
-    """
+    """The group, after readers outside of it got copies of its views and constants; unread ones are erased."""
     inside = {*group}
     for node in reversed(group):
         outer = [user for user in node.users if user not in inside]
@@ -197,10 +192,7 @@ def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> 
 def extract(
     graph_module: fx.GraphModule, groups: Sequence[Group], make: Callable[[fx.GraphModule], Callable[..., Any]]
 ) -> fx.GraphModule:
-    """Put one call in the place of each group: of what `make` makes of the group's own graph.
-
-    A group's own graph returns a tuple; getitems take it apart.
-    """
+    """Replace each group by one call of `make(graph of the group)`, which returns a tuple, and a getitem per result."""
     graph = graph_module.graph
     _bring_together(graph, groups)
     for group in groups:
@@ -235,8 +227,7 @@ def extract(
 
 def _tidied(graph_module: fx.GraphModule) -> fx.GraphModule:
     """The graph of a region with each value computed once."""
-    # What forward computed and what backward's formulas compute are equal here without being one: a cut keeps its two
-    # sides apart by these marks.
+    # A cut marks the nodes of its two sides. Without the marks, equal nodes of forward and backward can be merged.
     for node in graph_module.graph.nodes:
         for mark in ("partitioner_tag", "seq_nr", "recompute", "ac_graph_id"):
             node.meta.pop(mark, None)
@@ -246,8 +237,8 @@ def _tidied(graph_module: fx.GraphModule) -> fx.GraphModule:
 def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
     """Order the graph so that the nodes of a group follow each other, and little else moves.
 
-    A group stands where its last node stood, or after what it waits for. Whatever has an effect keeps its place among
-    its like, and a write to an input stays behind all that came before it.
+    A group takes the place of its last node, or the first place after its sources. Nodes with effects stay in their
+    order, and a write to an input stays after all earlier nodes.
     """
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     unit_of: dict[fx.Node, int] = {}

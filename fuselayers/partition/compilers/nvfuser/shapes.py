@@ -1,4 +1,4 @@
-"""Ops that look at values in another way, and ops that make tensors from numbers."""
+"""Views, ops that copy values into new memory, and ops that make tensors from numbers."""
 
 import operator
 import sys
@@ -39,10 +39,10 @@ def _same(builder: Builder, node: fx.Node) -> Value:
 def _reshape(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
-    kept, wanted = ([size for size in shape if not _is_one(size)] for shape in (old, new))
-    # Which symbolic sizes are equal is not part of `text_of`, and a definition serves all regions of its text.
-    if all(isinstance(size, int) for size in (*kept, *wanted)) and kept == wanted:
-        # Only sizes of 1 come and go, which nvFuser does without looking at the others.
+    source, result = ([size for size in shape if not _is_one(size)] for shape in (old, new))
+    # `text_of` does not say which symbolic sizes are equal, and all regions of one text share a definition.
+    if all(isinstance(size, int) for size in (*source, *result)) and source == result:
+        # Only sizes of 1 come and go: that needs no reshape.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
         handle = builder.ops.squeeze(handle, gone) if gone else handle
         come = [_is_one(size) for size in new]
@@ -79,7 +79,7 @@ def _squeeze(builder: Builder, node: fx.Node) -> Value:
 
 
 def _squeezed(node: fx.Node) -> list[int]:
-    """The dimensions that go: those named, or all, which are 1 in the graph."""
+    """The dimensions of size 1 among those named, or among all."""
     shape = tensor_of(source_of(node)).shape
     named: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
     named = [named] if isinstance(named, int) else named
@@ -93,7 +93,7 @@ def _expand(builder: Builder, node: fx.Node) -> Value:
     if missing:
         handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
     sizes: Any = node.args[1]
-    # -1 for what stays: nvFuser would take a size for a new one.
+    # -1 for a dimension that stays: for nvFuser, a size would be a new one.
     grown = [
         builder.size(size) if place < missing or _is_one(shape[place - missing]) else -1
         for place, size in enumerate(sizes)
@@ -152,12 +152,12 @@ def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
     handle, dtype = builder.value(source_of(node))
     rank = _rank(source_of(node))
     dim = int(argument_of(node, 2, "dim", 0)) % rank
-    parts, start = [], 0
-    for part in node.meta["val"]:
-        end = start + part.shape[dim]
-        parts.append(Value(_cut(builder, handle, rank, dim, start, end), dtype))
+    pieces, start = [], 0
+    for piece in node.meta["val"]:
+        end = start + piece.shape[dim]
+        pieces.append(Value(_cut(builder, handle, rank, dim, start, end), dtype))
         start = end
-    return tuple(parts)
+    return tuple(pieces)
 
 
 def _unbind(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -169,8 +169,7 @@ def _unbind(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
 
 
 def _cut(builder: Builder, handle: Any, rank: int, dim: int, start: int, end: Any) -> Any:
-    """A part of one dimension, with the whole of the others: in nvFuser's own words, by which it knows that they stay
-    as they are."""
+    """A range of one dimension, and the whole of the others: by `size_of`, nvFuser knows that they stay the same."""
     starts = [start if place == dim else 0 for place in range(rank)]
     ends = [end if place == dim else builder.size_of(handle, place) for place in range(rank)]
     return builder.ops.slice(handle, starts, ends)
@@ -182,25 +181,25 @@ def _accepts_unbind(node: fx.Node) -> bool:
 
 def _accepts_split(node: fx.Node) -> bool:
     dim = int(argument_of(node, 2, "dim", 0))
-    return all(isinstance(part.shape[dim], int) for part in (source_of(node).meta["val"], *node.meta["val"]))
+    return all(isinstance(piece.shape[dim], int) for piece in (source_of(node).meta["val"], *node.meta["val"]))
 
 
 def _cat(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
-    parts: Any = node.args[0]
-    handles = [builder.cast(builder.value(part), dtype).handle for part in parts]
+    pieces: Any = node.args[0]
+    handles = [builder.cast(builder.value(piece), dtype).handle for piece in pieces]
     return Value(builder.ops.cat(handles, int(argument_of(node, 1, "dim", 0)) % _rank(node)), dtype)
 
 
 def _accepts_cat(node: fx.Node) -> bool:
-    parts: Any = node.args[0]
-    # torch lets an empty vector stand beside tensors of any rank.
-    return all(part.meta["val"].dim() == _rank(node) for part in parts)
+    pieces: Any = node.args[0]
+    # torch allows an empty vector beside tensors of any rank.
+    return all(piece.meta["val"].dim() == _rank(node) for piece in pieces)
 
 
 def _getitem(builder: Builder, node: fx.Node) -> Value:
-    (parts, place) = node.args
-    value: Value = builder.values[parts][place]  # type: ignore[index]
+    (results, place) = node.args
+    value: Value = builder.values[results][place]  # type: ignore[index]
     return value
 
 
@@ -226,7 +225,7 @@ def _slice_backward(builder: Builder, node: fx.Node) -> Value:
 
 
 def _filled(node: fx.Node) -> tuple[int, Any, Any, Any]:
-    """The dimension of which only a part has a gradient, that part, and the whole's size."""
+    """The dimension, the range in it that has a gradient, and its size."""
     sizes, dim, start, end, _ = node.args[1:]
     dim = int(dim) % _rank(node)  # type: ignore[arg-type]
     size = sizes[dim]  # type: ignore[index]
@@ -250,7 +249,7 @@ def _full(builder: Builder, node: fx.Node) -> Value:
 
 
 def _full_like(builder: Builder, node: fx.Node) -> Value:
-    # Of the other tensor only its sizes are looked at.
+    # Only the sizes of the other tensor are read.
     dtype = computed_in(node.meta["val"].dtype)
     like = builder.value(source_of(node)).handle
     shape = [builder.size_of(like, place) for place in range(_rank(node))]
@@ -312,7 +311,7 @@ _table: dict[Any, Rule] = {
     _aten.select.int: Rule(_select, _MOVES, _accepts_select),
     _aten.alias.default: Rule(_same, _MOVES),
     _aten.detach.default: Rule(_same, _MOVES),
-    # A copy of a value as it stands: alone it is torch's, so that nvFuser never returns its input in the copy's place.
+    # torch runs a clone that stands alone, so that nvFuser never returns its input for it.
     _aten.clone.default: Rule(_same, _MOVES),
     _aten.constant_pad_nd.default: Rule(_pad, Kind.CARRIES, _accepts_pad),
     _aten.slice_backward.default: Rule(_slice_backward, Kind.CARRIES, _accepts_slice_backward),

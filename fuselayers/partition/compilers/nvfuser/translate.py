@@ -1,7 +1,7 @@
-"""A region's graph as a `FusionDefinition`, for inputs whose layout is known.
+"""Translates a region's graph to a `FusionDefinition`, for one layout of its inputs.
 
-nvFuser compiles a definition for any sizes, but not for any layout: which dimensions have size 1, which are expanded,
-which lie next to each other in memory and in what order is part of it.
+A definition works for all sizes, but only for one layout: which dimensions have size 1 or are expanded, their order in
+memory, and which are contiguous.
 """
 
 import functools
@@ -22,15 +22,15 @@ __all__ = ["Layout", "TensorLayout", "layout_of", "order_of", "text_of", "transl
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """What a definition knows of an input tensor.
+    """The properties of an input tensor that a definition depends on.
 
     Attributes:
         shape: 1 where the size is 1, else -1.
         contiguity: for each dimension from the outermost in memory to the innermost: None where the size is 1 or the
-            stride 0, else whether the next one inside lies densely in it.
-        stride_order: for each dimension how many lie inside of it in memory.
+            stride 0, else whether the dimensions inside of it are packed without gaps.
+        stride_order: for each dimension, the number of dimensions inside of it in memory.
         dtype: the dtype.
-        on_cpu: True for a number in a tensor on the CPU.
+        on_cpu: True for a tensor without dimensions on the CPU.
     """
 
     shape: tuple[int, ...]
@@ -45,7 +45,7 @@ Layout = tuple[TensorLayout | None, ...]
 
 
 def layout_of(inputs: Sequence[Any]) -> Layout:
-    """Return what a definition has to know of these inputs."""
+    """Return the layouts of these inputs."""
     return tuple(
         _tensor_layout(value.shape, value.stride(), value.dtype, value.is_cpu and value.dim() == 0)
         if isinstance(value, torch.Tensor)
@@ -54,11 +54,11 @@ def layout_of(inputs: Sequence[Any]) -> Layout:
     )
 
 
-# A layout is looked up at each call; a model has some hundred shapes of tensors.
+# Every call looks its layouts up; a model has some hundred shapes.
 @functools.lru_cache(maxsize=4096)
 def _tensor_layout(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, on_cpu: bool) -> TensorLayout:
     rank = len(sizes)
-    # By stride, outermost first; an expanded dimension stays where it stands among the others.
+    # By stride, outermost first; an expanded dimension keeps its place.
     outer_first = sorted((dim for dim in range(rank) if strides[dim] != 0), key=lambda dim: -strides[dim])
     for dim in range(rank):
         if strides[dim] == 0:
@@ -85,11 +85,11 @@ def order_of(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def translate(graph: fx.Graph, layout: Layout, definition: Any, module: ModuleType) -> None:
-    """Write a region's graph into a definition.
+    """Add a region's graph to a definition.
 
     Args:
-        graph: the region: ops of `RULES`, and an output that is a tuple of tensors.
-        layout: of its inputs.
+        graph: the region: ops of `RULES`, and a tuple of tensors as output.
+        layout: the layouts of its inputs.
         definition: a `FusionDefinition`, inside its `with`.
         module: `nvfuser_direct`.
     """
@@ -119,17 +119,20 @@ def _input(builder: Builder, known: TensorLayout | None) -> Any:
 
 
 def _widen(builder: Builder, node: fx.Node) -> None:
-    """Read half precisions as float32, once."""
+    """Cast an input in half precision to float32, once for all its readers."""
     found = builder.values[node]
     if isinstance(found, Value):
         builder.values[node] = builder.cast(found, computed_in(found.dtype))
 
 
 def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
-    in_rows = all(known is None or known.stride_order == _rows(len(known.shape)) for known in layout)
+    all_row_major = all(known is None or known.stride_order == _row_major(len(known.shape)) for known in layout)
     results: Any = graph.output_node().args[0]
-    inputs = {id(builder.values[node].handle) for node in graph.find_nodes(op="placeholder") if _is_tensor(node)}
-    given = set(inputs)
+    given = {
+        id(builder.values[node].handle)
+        for node in graph.find_nodes(op="placeholder")
+        if isinstance(builder.values[node], Value)
+    }
     for node in results:
         value = node.meta["val"]
         handle = builder.cast(builder.value(node), value.dtype).handle
@@ -137,27 +140,23 @@ def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
         wanted = [0] * rank
         for number, dim in enumerate(order_of(value)):
             wanted[dim] = rank - 1 - number
-        # Where an input lies otherwise than in rows, nvFuser would choose for itself.
-        if rank > 1 and not (in_rows and tuple(wanted) == _rows(rank)):
+        # Unless all are row-major, nvFuser chooses the order of an output from the inputs.
+        if rank > 1 and not (all_row_major and tuple(wanted) == _row_major(rank)):
             handle = builder.ops.stride_order(handle, wanted)
         elif id(handle) in given:
-            handle = builder.ops.set(handle)  # a definition's output is no input, and no other output
+            handle = builder.ops.set(handle)  # an output must not be an input or another output
         given.add(id(handle))
         builder.definition.add_output(handle)
 
 
-def _rows(rank: int) -> tuple[int, ...]:
+def _row_major(rank: int) -> tuple[int, ...]:
     return tuple(range(rank - 1, -1, -1))
 
 
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
 def text_of(graph: fx.Graph) -> str:
-    """Return a region as text: equal texts make equal definitions, of whatever graph they are part.
+    """Return a region as text. Regions of equal text have equal definitions.
 
-    Sizes are in it where a definition depends on them: as arguments, as those of a view's source, and as 1.
+    The text has the sizes that a definition depends on: arguments, the sizes of a view's source, and sizes of 1.
     """
     names = {node: f"v{number}" for number, node in enumerate(graph.nodes)}
 

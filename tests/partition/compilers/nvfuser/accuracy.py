@@ -1,4 +1,4 @@
-"""How far from the truth a fused function may be: twice as far as plain torch in the same dtype."""
+"""The accuracy of a fused function: its error is at most twice that of plain torch in the same dtype."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 __all__ = ["Ran", "assert_accurate", "run"]
 
-# Where plain torch is exact by chance.
+# Relative errors that are allowed where plain torch happens to be exact.
 _TINY = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 
 class Ran:
-    """What a function returned, and the gradients of its inputs."""
+    """The outputs of a function, and the gradients of its inputs."""
 
     def __init__(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         self.outputs = [one.detach() for one in outputs]
@@ -27,11 +27,11 @@ class Ran:
 
 
 def run(fn: Callable[..., Any], inputs: Sequence[Tensor], *, incoming: torch.dtype) -> Ran:
-    """Call a function, and its backward with the same incoming gradients in whatever dtype it is called.
+    """Call a function and its backward, with the same incoming gradients for every dtype.
 
     Args:
         fn: returns a tensor or a tuple of them.
-        inputs: what it is called with.
+        inputs: its arguments.
         incoming: the dtype that the incoming gradients are rounded to.
     """
     returned = fn(*inputs)

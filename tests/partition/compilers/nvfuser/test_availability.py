@@ -37,7 +37,7 @@ def test_it_is_for_cuda_only() -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvfuser_direct", None)  # what import takes for a module that is not there
+    monkeypatch.setitem(sys.modules, "nvfuser_direct", None)  # import reads None as a missing module
     assert why_nvfuser_is_unavailable("cuda") == "nvfuser_direct is not installed"
 
 
@@ -50,7 +50,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (RuntimeError(), "RuntimeError"),
     ],
 )
-def test_what_the_import_raises_is_the_reason(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+def test_the_error_of_the_import_is_the_reason(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
     monkeypatch.setattr(sys, "meta_path", [Fails(error), *sys.meta_path])
     reason = why_nvfuser_is_unavailable("cuda")
     assert reason is not None
@@ -65,20 +65,20 @@ def of_version(version: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("version", ["0.2.34", "0.2.9+git1a2b3c4", "0.1", "of no number"])
-def test_an_older_one_does_not_serve(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_version_is_unavailable(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
-    said = f"nvfuser_direct is of version {version}, and 0.2.35 or newer is wanted"
+    said = f"nvfuser_direct has version {version}, and 0.2.35 or newer is needed"
     assert why_nvfuser_is_unavailable("cuda") == said
 
 
-def test_one_that_says_no_version_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_without_a_version_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", ModuleType("nvfuser_direct"))
-    said = "nvfuser_direct is of version unknown, and 0.2.35 or newer is wanted"
+    said = "nvfuser_direct has version unknown, and 0.2.35 or newer is needed"
     assert why_nvfuser_is_unavailable("cuda") == said
 
 
 @pytest.mark.parametrize("version", ["0.2.35", "0.2.36+git1a2b3c4", "0.2.100", "1.0rc1"])
-def test_a_module_that_can_be_imported_serves(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_version_is_available(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
     assert why_nvfuser_is_unavailable("cuda") is None
     status = {one.name: one for one in backends(device="cuda")}["nvfuser"]
@@ -101,11 +101,11 @@ def test_a_module_that_can_be_imported_serves(version: str, monkeypatch: pytest.
         ),
     ],
 )
-def test_the_hint_names_what_is_missing_and_the_source(cuda: str | None, version: str, hint: str) -> None:
+def test_the_hint_names_the_missing_build_and_the_source(cuda: str | None, version: str, hint: str) -> None:
     assert nvfuser_hint(cuda=cuda, torch_version=version) == hint
 
 
-def test_the_backend_says_why_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_says_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", None)
     here, on_a_gpu = ({one.name: one for one in backends(device=device)}["nvfuser"] for device in ("cpu", "cuda"))
     assert (here.available, here.reason, here.hint) == (False, why_nvfuser_is_unavailable("cpu"), nvfuser_hint())

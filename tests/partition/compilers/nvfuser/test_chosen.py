@@ -1,4 +1,4 @@
-"""How nvFuser comes to serve: asked for by name, with a chain behind it, or chosen by "auto"."""
+"""nvFuser as a backend by name, at the head of a fallback chain, and as a candidate of "auto"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, patience
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.interpreter import StandIn
 from tests.partition.measured import eager_for_inductor
 
 CHAIN = ("triton", "inductor", "eager")
@@ -27,7 +27,7 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(5, 7, requires_grad=True), torch.randn(7)
 
 
-def test_the_chain_is_gone_through_in_order_and_each_step_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chain_is_tried_in_order_with_one_warning_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fallback_warning, "_said", set())
     eager_for_inductor(monkeypatch)
     fused = fuse(wave, backend="nvfuser", fallback=CHAIN)
@@ -56,7 +56,7 @@ def test_without_a_fallback_it_raises() -> None:
         fuse(wave, backend="nvfuser", fallback=())(*inputs())
 
 
-def test_auto_measures_it_and_takes_it_where_it_is_fastest(
+def test_auto_measures_it_and_uses_it_if_it_is_fastest(
     on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
@@ -78,7 +78,7 @@ def test_auto_measures_it_and_takes_it_where_it_is_fastest(
     assert sum(one.executions for one in on_the_cpu.defined) == 2
 
 
-def test_a_frozen_choice_of_it(on_the_cpu: StandIn) -> None:
+def test_it_can_be_pinned(on_the_cpu: StandIn) -> None:
     a, b = inputs()
     fused = fuse(wave, backend="frozen:nvfuser", fallback=())
     torch.testing.assert_close(torch.autograd.grad(fused(a, b).sum(), a), torch.autograd.grad(wave(a, b).sum(), a))

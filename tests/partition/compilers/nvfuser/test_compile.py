@@ -1,4 +1,4 @@
-"""What `fuse(backend="nvfuser")` promises beyond the values: mutation, gradients, what is left to torch, a real GPU."""
+"""`fuse(backend="nvfuser")`: mutation, views, gradients, the ops that torch runs, and a real GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fuselayers.partition import explain, fuse, min_cut, saved_bytes
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.interpreter import StandIn
 from tests.partition.compilers.nvfuser.library import CASES
 
 
@@ -20,8 +20,8 @@ def fused(fn: Any, **options: Any) -> Any:
     return fuse(fn, backend="nvfuser", fallback=(), **options)
 
 
-def test_matmuls_and_attention_stay_torchs(on_the_cpu: StandIn) -> None:
-    """A transformer's layer: two regions around each of what torch computes, none inside it."""
+def test_torch_runs_matmuls_and_attention(on_the_cpu: StandIn) -> None:
+    """In a transformer layer, regions stand between the matmuls and the attention."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True, activation="gelu")
     x = torch.randn(2, 5, 16)
     wide = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True, activation="gelu")
@@ -37,7 +37,7 @@ def test_matmuls_and_attention_stay_torchs(on_the_cpu: StandIn) -> None:
     assert not any(word in script for script in scripts for word in ("matmul", "linear", "sdpa"))
 
 
-def test_an_input_that_is_written_to_is_written_to(on_the_cpu: StandIn) -> None:
+def test_an_input_is_mutated_in_place(on_the_cpu: StandIn) -> None:
     def fill(x: Tensor, y: Tensor) -> Tensor:
         before = x.sin().cos()
         x.add_(y.exp().tanh())
@@ -69,7 +69,7 @@ def test_a_buffer_is_updated_under_gradients(on_the_cpu: StandIn) -> None:
     torch.testing.assert_close(other.mean, plain.mean)
 
 
-def test_a_view_of_an_input_that_is_returned_stays_one(on_the_cpu: StandIn) -> None:
+def test_a_returned_view_of_an_input_is_a_view(on_the_cpu: StandIn) -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.t(), x.sin().cos()
 
@@ -79,7 +79,7 @@ def test_a_view_of_an_input_that_is_returned_stays_one(on_the_cpu: StandIn) -> N
     assert not x.any()
 
 
-def test_without_gradients_one_graph_runs(on_the_cpu: StandIn) -> None:
+def test_without_gradients_only_forward_runs(on_the_cpu: StandIn) -> None:
     weight = torch.randn(4, requires_grad=True)
     fn = fused(lambda x: (x * weight).sin().cos())
     x = torch.randn(3, 4)
@@ -116,7 +116,7 @@ def test_a_users_partitioner_keeps_its_signature(on_the_cpu: StandIn) -> None:
     assert [set(options) >= {"num_fwd_outputs"} and "compiler" not in options for options in seen] == [True]
 
 
-def test_what_nvfuser_does_not_know_runs_in_the_same_graph(on_the_cpu: StandIn) -> None:
+def test_torch_runs_unsupported_ops_in_the_same_graph(on_the_cpu: StandIn) -> None:
     def fn(x: Tensor, table: Tensor) -> Tensor:
         sorted_x = (x.sin() * 2).sort(-1).values
         return (F.embedding(torch.arange(3), table) + sorted_x.cumsum(-1)).tanh() * 2
@@ -142,9 +142,9 @@ def test_autocast_is_in_the_graph(on_the_cpu: StandIn) -> None:
 def test_explain_tells_what_is_saved(on_the_cpu: StandIn) -> None:
     fn = fused(CASES["bias_dropout_residual_layer_norm-prenorm"].fn)
     inputs = CASES["bias_dropout_residual_layer_norm-prenorm"].inputs(torch.float32)
-    receipt = explain(fn, *inputs)
-    assert receipt.backend == "nvfuser"
-    assert receipt.totals["this"].saved_bytes == saved_bytes(fn, *inputs)
+    report = explain(fn, *inputs)
+    assert report.backend == "nvfuser"
+    assert report.totals["this"].saved_bytes == saved_bytes(fn, *inputs)
 
 
 on_a_gpu = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""What is taken apart reaches nvFuser whole: nothing of it is left to torch, forward or backward."""
+"""Functions that are decomposed run in nvFuser whole, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fuselayers.partition import fuse
 from fuselayers.partition.compilers.nvfuser.decompositions import nvfuser_decompositions
 from fuselayers.partition.compilers.nvfuser.definitions import Region
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.interpreter import StandIn
 
 ACTIVATIONS = (
     *(F.celu, F.elu, F.gelu, F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.logsigmoid, F.mish, F.relu),
     *(F.relu6, F.selu, torch.sigmoid, F.silu, F.softplus, F.softsign, torch.tanh, F.tanhshrink),
 )
-# Each between two products, so that there is a region however much of it an op needs.
+# Each stands between two products, so that the region has two ops at least.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "activations": lambda x: torch.stack([activation(x * 1.5) for activation in ACTIVATIONS]) * 2,
     "gelu_tanh": lambda x: F.gelu(x * 1.5, approximate="tanh") * 2,
@@ -52,13 +52,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "stack": lambda x: torch.stack([x * 2, x.sin()], -1) * 2,
     "zeros_like": lambda x: (torch.zeros_like(x) + x.sin()) * 2,
 }
-# Allocated by torch, and never looked at: only their shapes count.
+# Only their shapes are used.
 _HARMLESS = {"empty_like", "detach"}
 
 
 @pytest.fixture
 def left_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the ops that stay outside of regions, of every graph that is compiled."""
+    """The names of the ops that stay outside of regions, in every graph that is compiled."""
     module = sys.modules["fuselayers.partition.compilers.nvfuser.compile"]
     left: list[str] = []
     original: Callable[..., Any] = module.with_regions  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def test_a_function_is_fused_whole(name: str, on_the_cpu: StandIn, left_to_torch
     assert set(left_to_torch) - _HARMLESS == set()
 
 
-def test_what_nvfuser_or_torch_does_itself_is_not_taken_apart() -> None:
+def test_ops_of_nvfuser_or_torch_are_not_decomposed() -> None:
     aten = torch.ops.aten
     whole = {aten.exp, aten.silu, aten.var_mean, aten.sum, aten.mm, aten.embedding, aten.native_dropout, aten.sort}
     assert not whole & {target.overloadpacket for target in nvfuser_decompositions()}

@@ -1,4 +1,4 @@
-"""Fifty functions put together at random, forward and backward, against float64."""
+"""Fifty random compositions of ops, forward and backward, against float64."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from fuselayers.partition import fuse
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.interpreter import StandIn
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Of a and b, both [R, C], and a vector of C; the result is [R, C] again, of about the size of one. None of them jumps,
-# so that a rounding does not change which way an element goes.
+# Steps of a and b, both [R, C], and v, [C]; the result is [R, C] and of magnitude about one. All of them are
+# continuous, so that a rounding error stays small.
 POINTWISE: tuple[Step, ...] = (
     lambda a, b, v: a.tanh(),
     lambda a, b, v: a.sin() * b.cos(),
@@ -77,7 +77,7 @@ def test_a_generated_function_has_the_values_of_plain_torch(number: int, on_the_
     fn = generated(number)
     dynamic = number % 10 == 9
     fused = fuse(fn, backend="nvfuser", fallback=(), dynamic=dynamic)
-    # Two sizes for a dynamic graph, the second of which nothing is compiled for.
+    # A dynamic graph is compiled for the first sizes and called with the second ones too.
     sizes = ((7, 129), (129, 7)) if dynamic else (SIZES[number % len(SIZES)],)
     for rows, columns in sizes:
         inputs = inputs_of(rows, columns)

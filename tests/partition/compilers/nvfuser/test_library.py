@@ -1,4 +1,4 @@
-"""Every op of the library, forward and backward, through the backend and the stand-in for nvFuser."""
+"""Every op of the library on the nvFuser backend: values, gradients, masks, and what is saved."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from fuselayers import ops
 from fuselayers.partition import explain, fuse, saved_bytes
 from tests.ops import truth
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
-from tests.partition.compilers.nvfuser.library import CASES, ON_FILE, as_on_a_gpu
+from tests.partition.compilers.nvfuser.interpreter import StandIn
+from tests.partition.compilers.nvfuser.library import CASES, as_on_a_gpu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# What drops is one formula with another activation or another norm in its frame: one dtype is enough for each.
-_DROPPING = [name for name, case in CASES.items() if case.drops]
-_ONCE = {name: DTYPES[place % 3] for place, name in enumerate(_DROPPING)}
-# What is translated of float16 is translated of bfloat16, but for the scale of a loss's chunks.
+# The ops with dropout are one formula with different activations and norms: each is tested in one dtype.
+DROPPING = {name: DTYPES[place % 3] for place, name in enumerate(name for name, case in CASES.items() if case.drops)}
+# float16 is translated as bfloat16 is, except for the scale of a loss's chunks.
 RUNS = [
     pytest.param(name, dtype, marks=pytest.mark.slow if dtype == torch.float16 and "cross_entropy" not in name else ())
     for name in CASES
     for dtype in DTYPES
-    if name not in _ONCE
+    if name not in DROPPING
 ]
-RUNS += _ONCE.items()
-DROPPING_RUNS = [
-    pytest.param(name, dtype, marks=() if name.endswith("prenorm") else pytest.mark.slow)
-    for name, dtype in _ONCE.items()
-    if name in ON_FILE
+RUNS += DROPPING.items()
+BY_FORMULA = [
+    pytest.param(name, DROPPING[name], marks=() if name.endswith("prenorm") else pytest.mark.slow)
+    for name in (
+        "bias_activation_dropout-gelu",
+        "bias_dropout_residual",
+        "bias_dropout_residual_layer_norm-prenorm",
+        "bias_dropout_residual_rms_norm-post",
+        "dropout",
+    )
 ]
 
 
@@ -40,7 +44,7 @@ def assert_as_plain_torch(name: str, dtype: torch.dtype, stand_in: StandIn) -> N
     plain = run(case.fn, inputs, incoming=dtype)
     wide = [one.detach().double().requires_grad_() if one.requires_grad else one for one in inputs]
     assert_accurate(fused, plain, run(case.fn, wide, incoming=dtype))
-    # In float16 the chunks' scale is reckoned outside of the op that has them.
+    # In float16 the scale of the chunks is computed outside of the op, in regions of its own.
     assert sum(executed) == sum(case.regions) or name == "linear_cross_entropy"
 
 
@@ -49,15 +53,15 @@ def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_t
     assert_as_plain_torch(name, dtype, on_the_cpu)
 
 
-@pytest.mark.parametrize(("name", "dtype"), DROPPING_RUNS, ids=lambda one: str(one).removeprefix("torch."))
-def test_an_op_whose_mask_is_a_formula_has_them_too(name: str, dtype: torch.dtype, as_on_the_gpu: StandIn) -> None:
+@pytest.mark.parametrize(("name", "dtype"), BY_FORMULA, ids=lambda one: str(one).removeprefix("torch."))
+def test_an_op_has_them_with_its_mask_in_the_region(name: str, dtype: torch.dtype, as_on_the_gpu: StandIn) -> None:
     assert_as_plain_torch(name, dtype, as_on_the_gpu)
     assert all("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
 
 
 @pytest.mark.parametrize("columns", [1, *(pytest.param(one, marks=pytest.mark.slow) for one in (20, 32))])
-def test_a_formula_has_a_mask_for_every_width(columns: int, as_on_the_gpu: StandIn) -> None:
-    """What is left of a group at the end of a row is cut off."""
+def test_a_mask_in_the_region_is_right_for_every_width(columns: int, as_on_the_gpu: StandIn) -> None:
+    """The last group of eight columns is cut off at the end of a row."""
     x, seed = torch.ones(3, columns), torch.tensor(7)
     fused = fuse(lambda x, seed: (ops.dropout(x, 0.5, seed=seed) + 1).exp(), backend="nvfuser", fallback=())
     expected = [truth.kept(7, row, columns, 32768) for row in range(3)]
@@ -66,9 +70,8 @@ def test_a_formula_has_a_mask_for_every_width(columns: int, as_on_the_gpu: Stand
 
 
 @pytest.mark.parametrize("name", ["dropout", "bias_activation_dropout-silu", "bias_dropout_residual_rms_norm-pre"])
-def test_the_mask_is_that_of_every_backend(name: str, on_the_cpu: StandIn) -> None:
-    """On a CPU it is made outside of the regions. An element that is dropped is a zero in the gradient of x, whatever
-    else an op computes."""
+def test_the_mask_is_the_same_as_on_every_backend(name: str, on_the_cpu: StandIn) -> None:
+    """A dropped element is a zero in the gradient of x."""
     case = CASES[name]
     inputs = case.inputs(torch.float32)
     fused, plain = (run(fn, inputs, incoming=torch.float32) for fn in (fuse(case.fn, backend="nvfuser"), case.fn))
@@ -89,7 +92,7 @@ def test_a_drawn_seed_gives_eagers_mask(on_the_cpu: StandIn) -> None:
 
 
 @pytest.mark.parametrize("torch_random", [False, True])
-def test_torchs_own_dropout_drops_what_it_drops_on_the_eager_backend(torch_random: bool, on_the_cpu: StandIn) -> None:
+def test_torchs_own_dropout_has_the_mask_of_the_eager_backend(torch_random: bool, on_the_cpu: StandIn) -> None:
     def drops(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x.exp(), 0.5).sin() * 2
 
@@ -105,16 +108,15 @@ def test_torchs_own_dropout_drops_what_it_drops_on_the_eager_backend(torch_rando
 
 def test_the_formula_of_a_mask_is_fused(on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     x, seed = torch.randn(5, 21, requires_grad=True), torch.tensor(-3)
-    keep = ops.keep_mask(seed, x.shape, p=0.25)  # by the CPU's own way
+    keep = ops.keep_mask(seed, x.shape, p=0.25)  # by the op that makes masks on the CPU
     as_on_a_gpu(on_the_cpu, monkeypatch)
     fn = fuse(lambda x, seed: ops.dropout(x, 0.25, seed=seed), backend="nvfuser", fallback=())
     fused = run(fn, (x, seed), incoming=torch.float32)
     torch.testing.assert_close(fused.outputs[0], x.detach() * keep / 0.75)
     assert torch.equal(fused.gradients[0] == 0, ~keep)
-    # One region forward, one backward, and the seed is all that they take beside x and its gradient.
+    # Forward and backward share one definition, of the seed and x or its gradient. No mask is passed in.
     (made,) = on_the_cpu.defined
-    assert made.fusion is not None
-    assert (len(made.fusion.inputs), made.executions) == (2, 2)
+    assert (len(made.inputs), made.executions) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Graphs and regions of functions, without what stands around them when `fuse` makes them."""
+"""Graphs and regions of functions, made without `fuse`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuselayers.partition.compilers.nvfuser.definitions import Region
 from fuselayers.partition.compilers.nvfuser.regions import rule_of
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.interpreter import StandIn
 
 __all__ = ["CPU", "as_tuple", "assert_op", "graph_of", "region_of", "script_of"]
 
@@ -37,15 +37,15 @@ def region_of(fn: Callable[..., Any], *inputs: Tensor) -> Region:
 
 
 def script_of(stand_in: StandIn, fn: Callable[..., Any], *inputs: Any) -> list[str]:
-    """The calls that define a function as one region, once it has run."""
+    """Run a function as one region, and return the calls that define it."""
     region_of(fn, *inputs)(*inputs)
     return stand_in.defined[-1].script().splitlines()
 
 
 def assert_op(target: Any, arguments: Sequence[Any], named: Mapping[str, Any], stand_in: StandIn) -> None:
-    """Fail unless a region has the op itself, and nvFuser's stand-in gives what it gives in torch.
+    """Fail unless a region holds the op, and computes what torch computes.
 
-    Something is computed before it, so that a view stands in the middle of a region.
+    The inputs are computed in the region, so that views are in its middle.
     """
     places = [place for place, one in enumerate(arguments) if isinstance(one, Tensor)]
     lists = isinstance(arguments[0], list) and isinstance(arguments[0][0], Tensor)
@@ -60,7 +60,7 @@ def assert_op(target: Any, arguments: Sequence[Any], named: Mapping[str, Any], s
         return tuple(made) if isinstance(made, list | tuple) else made
 
     region = region_of(fn, *given)
-    assert region.graph.find_nodes(op="call_function", target=target), f"{target} is taken apart before it is traced"
+    assert region.graph.find_nodes(op="call_function", target=target), f"{target} is decomposed before it is traced"
     results = region(*given)
     expected = target(*arguments, **named)
     expected = tuple(expected) if isinstance(expected, list) else as_tuple(expected)

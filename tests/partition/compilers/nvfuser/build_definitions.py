@@ -1,8 +1,9 @@
-"""The real `nvfuser_direct`, imported with a GPU or without one.
+"""Build the definitions that the tests wrote in the real nvFuser: `make test-nvfuser`.
 
-nvFuser writes and prints a definition, and says how it would schedule it, without a driver. But its import asks the
-device what a launch may be as large as, and fails where there is none. So that these are asked of a small library here,
-which answers for an H100, it is loaded before nvFuser is.
+    python build_definitions.py FOLDER
+
+needs torch and `nvfuser_direct`, with a GPU or without. It needs nothing of this library, since nvFuser's newest wheel
+is for a torch that is older than this library's oldest.
 """
 
 import ctypes
@@ -17,8 +18,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["imported_binding"]
+__all__ = ["build"]
 
+# nvFuser's import asks the device for these limits, though building a definition needs no device.
 _PROPERTIES_OF_AN_H100 = """
 #include <driver_types.h>
 
@@ -64,23 +66,19 @@ signed char current_device() { return 0; }
 """
 
 
-def imported_binding() -> Any:
-    """Import `nvfuser_direct`.
+def build(script: str, package: Any) -> None:
+    """Make the definition that a script describes; `package` is `nvfuser_direct`.
 
     Raises:
-        ImportError: it is not installed, or was built for another torch.
-        OSError, CalledProcessError: without a GPU, where there is no C++ compiler, or it cannot compile for this torch.
+        Exception: whatever nvFuser refuses it with.
     """
-    # What is there already may be the stand-in, under its name.
-    imported = "nvfuser_direct" in sys.modules
-    if not imported and not torch.cuda.is_available() and importlib.util.find_spec("nvfuser_direct") is not None:
-        _answer_for_a_device()
-    return importlib.import_module("nvfuser_direct")
+    with package.FusionDefinition() as definition:
+        exec(script, {"fd": definition, "DataType": package.DataType})
 
 
 def _answer_for_a_device() -> None:
-    # CUDA's headers come with Triton.
-    found = importlib.util.find_spec("triton")
+    """Load a library that answers in the place of a GPU: the first library to define a name is the one that is used."""
+    found = importlib.util.find_spec("triton")  # which has CUDA's headers
     assert found is not None
     assert found.origin is not None
     headers = Path(found.origin).parent / "backends" / "nvidia" / "include"
@@ -89,5 +87,25 @@ def _answer_for_a_device() -> None:
         compiler = [os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", f"-I{headers}"]
         source = ["-x", "c++", "-", "-o", str(library)]
         subprocess.run([*compiler, *source], input=_PROPERTIES_OF_AN_H100, text=True, check=True)
-        # For all, and first: what is loaded after it finds these names here.
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+def main(folder: Path) -> int:
+    """Build every definition in the folder; return 1 if one fails or there are none."""
+    if not torch.cuda.is_available():
+        _answer_for_a_device()
+    package = importlib.import_module("nvfuser_direct")
+    scripts = sorted(folder.glob("*.py"))
+    failures = 0
+    for path in scripts:
+        try:
+            build(path.read_text(), package)
+        except Exception as error:
+            failures += 1
+            print(f"{path}: {error}", file=sys.stderr)
+    print(f"nvFuser {package.version()}: built {len(scripts) - failures} of {len(scripts)} definitions")
+    return int(failures > 0 or not scripts)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,6 +1,7 @@
-"""Receipt -- what a fused function saves, what it computes again, why, and what that costs."""
+"""MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
 import io
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,27 +13,26 @@ from rich.markup import escape
 from rich.table import Table
 
 from .cost import CostModel, flops_of
-from .draw import draw_curve, draw_graphs
+from .draw import check_suffix, draw_graphs
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
 
-__all__ = ["ParetoPoint", "Receipt", "RecomputedValue", "SavedValue", "Totals"]
+__all__ = ["MemoryReport", "ParetoPoint", "RecomputedValue", "SavedValue", "Totals"]
 
 
 @dataclass(frozen=True)
 class SavedValue:
-    """A value that forward hands to backward.
+    """A value that forward saves for backward.
 
     Attributes:
         name: of the node in the joint graph.
-        op: what computes it; "input" for an argument, "parameter" for what outlives the call anyway.
+        op: its op; "input" for an argument, "parameter" for a tensor that outlives the call.
         source: `file:line: code` of the user's code, or "".
-        shape: its shape; symbolic sizes as the numbers that the graph was traced with.
+        shape: its shape; a symbolic size as the number that the graph was traced with.
         dtype: its dtype, "int" for a size.
-        num_bytes: what keeping it costs: the memory that it looks at, 0 for a parameter, and 0 for a second look at
-            memory that is kept already.
-        reason: why it was saved: the edge that was cut.
+        num_bytes: the size of its storage; 0 for a parameter, and for a view of memory that is saved already.
+        reason: why it was saved.
     """
 
     name: str
@@ -46,14 +46,14 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class RecomputedValue:
-    """A value of forward that backward computes again.
+    """A value of forward that backward recomputes.
 
     Attributes:
         name: of the node in the joint graph.
-        op: what computes it.
+        op: its op.
         source: `file:line: code` of the user's code, or "".
-        num_bytes: the bytes of the value, which are not kept.
-        moved_bytes: what computing it again moves to and from memory, by the cost model.
+        num_bytes: the size of the value, which is not saved.
+        moved_bytes: the memory traffic of recomputing it, by the cost model.
         flops: its FLOPs if it is a matmul, an attention or a convolution, else 0.
     """
 
@@ -67,11 +67,11 @@ class RecomputedValue:
 
 @dataclass(frozen=True)
 class Totals:
-    """One rule's outcome.
+    """The figures of one partitioner.
 
     Attributes:
-        saved_bytes: bytes kept from forward to backward, each storage once, parameters not at all.
-        recomputed_ops: ops of forward that run a second time.
+        saved_bytes: bytes saved for backward, each storage once, without parameters.
+        recomputed_ops: how many ops of forward backward recomputes.
         recomputed_flops: their FLOPs.
     """
 
@@ -82,33 +82,33 @@ class Totals:
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """One point of the curve of memory against recompute."""
+    """A point of the curve of memory against recompute."""
 
     saved_bytes: int
     recomputed_flops: float
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """What `explain` found out. Print it, or read its parts.
+class MemoryReport:
+    """The result of `explain`. Print it, or read its attributes.
 
     Attributes:
         subject: the function's or module's name.
-        backend: for whose compiler the graph was cut.
-        partition: the rule.
-        machine: whose speed the prices are in.
+        backend: the backend for which the graph was cut.
+        partition: the partitioner.
+        machine: the machine whose speed sets the prices.
         saved: every saved value, in the order of the graph.
-        recomputed: every value computed again, in the order of the graph.
-        totals: by rule: "this", and for comparison "eager" (autograd without any compiler), "default" (this library's),
-            "torch default" and "torch min_cut" (PyTorch's partitioners, unless they cannot cut the graph).
+        recomputed: every recomputed value, in the order of the graph.
+        totals: by partitioner: "this", and for comparison "eager" (autograd without a compiler), "default" (this
+            library's), "torch default" and "torch min_cut" (PyTorch's partitioners, unless they cannot cut the graph).
         forward_flops: FLOPs of forward, counting matmuls, attention and convolutions.
-        backward_flops: FLOPs of backward, what is computed again included.
-        forward_ideal_bytes: what forward must move at least: its inputs, its outputs and what it saves, once each.
-        backward_ideal_bytes: what backward must move at least: what was saved, incoming and outgoing gradients.
-        forward_seconds: the least time for forward on that machine: its FLOPs, or its ideal bytes if they take longer.
+        backward_flops: FLOPs of backward, recomputed ones included.
+        forward_ideal_bytes: the least memory traffic of forward: its inputs, outputs and saved values, once each.
+        backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
+        forward_seconds: the least time for forward on that machine, by its FLOPs or its ideal bytes.
         backward_seconds: the least time for backward.
-        graphs: the graphs themselves.
-        cost: the prices they were cut at; these two are not part of the dict and the JSON.
+        graphs: the graphs; not in the dict and the JSON.
+        cost: the prices; not in the dict and the JSON.
     """
 
     subject: str
@@ -128,7 +128,7 @@ class Receipt:
     cost: CostModel = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but the graphs and their prices, in plain Python types."""
+        """Return all but the graphs and the prices, in plain Python types."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("graphs", "cost")}
         content["saved"] = [asdict(value) for value in self.saved]
         content["recomputed"] = [asdict(value) for value in self.recomputed]
@@ -140,16 +140,18 @@ class Receipt:
         return json.dumps(self.as_dict(), indent=2)
 
     def pareto(self, *, points: int = 12) -> tuple[ParetoPoint, ...]:
-        """Return the curve of memory against recompute: what other budgets would give, least memory last.
+        """Return the curve of memory against recompute for other budgets, from the most memory to the least.
 
         Args:
-            points: how many budgets are tried, evenly spaced from what the default rule saves to the least possible.
+            points: how many budgets are tried, evenly spaced from what `default` saves to the least possible.
 
         Raises:
-            ValueError: the receipt is for several graphs; explain the parts.
+            ValueError: the report is for several graphs.
         """
         if len(self.graphs) != 1:
-            raise ValueError(f"a curve needs one graph, this receipt has {len(self.graphs)}; explain the parts alone")
+            raise ValueError(
+                f"a curve needs one graph, this report has {len(self.graphs)}; explain each part on its own"
+            )
         (graph,) = self.graphs
         fused = self.backend != "eager"
         least = smallest_saved_bytes(graph.joint, cost=self.cost)
@@ -162,13 +164,13 @@ class Receipt:
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
     def draw(self, path: str | Path) -> Path:
-        """Draw the graphs with the cut in colour, into a .svg, .png or .dot file; returns its path.
+        """Draw the graphs and what is saved, into an .svg or .dot file; returns its path.
 
         Raises:
             ValueError: another kind of file.
         """
         saved, eager = self.totals["this"].saved_bytes, self.totals["eager"].saved_bytes
-        title = f"{self.subject}: {self.partition} for {self.backend} keeps {_size(saved)}, eager {_size(eager)}"
+        title = f"{self.subject}: {self.partition} for {self.backend} saves {_size(saved)}, eager {_size(eager)}"
         return draw_graphs(self.graphs, Path(path), title=title)
 
     def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
@@ -177,18 +179,32 @@ class Receipt:
         Raises:
             ValueError: another kind of file, or several graphs.
         """
-        whole = self.forward_flops or 1.0
+        path = Path(path)
+        check_suffix(path, ".svg", ".png")
+        curve = self.pareto(points=points)
+        # matplotlib takes half a second to import.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
-        def point(saved_bytes: int, flops: float) -> tuple[float, float]:
-            return saved_bytes / 1e6, 100 * flops / whole
-
-        curve = [point(one.saved_bytes, one.recomputed_flops) for one in self.pareto(points=points)]
-        marks = {
-            f"this ({self.partition})" if rule == "this" else rule: point(totals.saved_bytes, totals.recomputed_flops)
-            for rule, totals in self.totals.items()
-            if rule != "default"
-        }
-        return draw_curve(curve, marks, Path(path), title=f"{self.subject}, {self.backend}")
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axis = figure.add_subplot()
+        sizes = [point.saved_bytes / 1e6 for point in curve]
+        share = 100 / (self.forward_flops or 1.0)
+        # Between two points, a budget costs what the smaller one costs.
+        axis.step(sizes, [share * point.recomputed_flops for point in curve], where="pre", marker="o", label="budget")
+        rules = [rule for rule in self.totals if rule != "default"]
+        for rule, marker in zip(rules, itertools.cycle("*sv^DP"), strict=False):
+            totals = self.totals[rule]
+            label = f"this ({self.partition})" if rule == "this" else rule
+            place = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
+            axis.plot(*place, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend reads mathematics
+        axis.set(xlabel="MB saved for backward", ylabel="% of forward's FLOPs recomputed")
+        axis.set_title(f"{self.subject}, {self.backend}", fontsize=10, parse_math=False)
+        axis.legend()
+        axis.grid(alpha=0.3)
+        figure.savefig(path, dpi=120)
+        return path
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=120)
@@ -201,7 +217,7 @@ class Receipt:
 
         Args:
             console: where to.
-            most: how many values each table names; the rest is summed up in one row.
+            most: how many values each table lists; one row has the sum of the rest.
         """
         console = console or Console()
         console.print(
@@ -224,16 +240,16 @@ class Receipt:
         )
 
 
-def _totals_table(receipt: Receipt) -> Table:
+def _totals_table(report: MemoryReport) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("rule")
-    for heading in ("saved", "of eager", "ops again", "FLOPs again"):
+    table.add_column("partition")
+    for heading in ("saved", "of eager", "ops recomputed", "FLOPs recomputed"):
         table.add_column(heading, justify="right")
-    eager = receipt.totals["eager"].saved_bytes
-    for rule, totals in receipt.totals.items():
+    eager = report.totals["eager"].saved_bytes
+    for rule, totals in report.totals.items():
         share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
-        again = f"{totals.recomputed_flops / receipt.forward_flops:.1%}" if receipt.forward_flops else "-"
-        table.add_row(rule, _size(totals.saved_bytes), share, str(totals.recomputed_ops), again)
+        recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
+        table.add_row(rule, _size(totals.saved_bytes), share, str(totals.recomputed_ops), recomputed)
     return table
 
 
@@ -255,30 +271,30 @@ def _saved_table(saved: Sequence[SavedValue], most: int) -> Table:
         table.add_row(f"{len(rest)} more", "", "", _size(sum(value.num_bytes for value in rest)), "", "")
     free = len(saved) - len(by_size)
     if free:
-        table.add_row(f"{free} for free", "", "", "0 B", "parameters, and views of what is kept already", "")
+        table.add_row(f"{free} for free", "", "", "0 B", "parameters, and views of saved memory", "")
     return table
 
 
 def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:
-    table = Table(title="computed again", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="recomputed", title_justify="left", box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
     table.add_column("op", overflow="fold")
-    for heading in ("not kept", "moved again", "FLOPs"):
+    for heading in ("not saved", "moved", "FLOPs"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("source", overflow="fold", ratio=1)
-    dear = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
-    for value in dear[:most]:
+    costliest = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
+    for value in costliest[:most]:
         cells = (_size(value.num_bytes), _size(value.moved_bytes), _flops(value.flops) if value.flops else "")
         table.add_row(value.name, escape(value.op), *cells, escape(_short(value.source)))
-    if dear[most:]:
-        rest = dear[most:]
+    if costliest[most:]:
+        rest = costliest[most:]
         moved = _size(sum(value.moved_bytes for value in rest))
         table.add_row(f"{len(rest)} more", "", _size(sum(value.num_bytes for value in rest)), moved, "", "")
     return table
 
 
 def _short(source: str) -> str:
-    """The line without the folders of its file."""
+    """The source without the folders of its file."""
     file, _, rest = source.partition(":")
     return f"{Path(file).name}:{rest}" if rest else source
 

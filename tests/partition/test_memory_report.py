@@ -1,0 +1,67 @@
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers.partition import CostModel, MemoryReport, budget, explain, machine_of
+from fuselayers.partition.partitioners import SavePolicy
+
+
+def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return F.gelu(x @ up).square() @ down
+
+
+@pytest.fixture(scope="module")
+def report() -> MemoryReport:
+    shapes = (32, 48), (48, 96), (96, 48)
+    return explain(layer, *[torch.randn(shape, requires_grad=True) for shape in shapes])
+
+
+def test_json_holds_every_figure(report: MemoryReport) -> None:
+    content = json.loads(report.to_json())
+    assert content["subject"] == "layer"
+    assert content["totals"]["this"]["saved_bytes"] == report.totals["this"].saved_bytes
+    assert [value["name"] for value in content["saved"]] == [value.name for value in report.saved]
+    assert content["saved"][0].keys() == {"name", "op", "source", "shape", "dtype", "num_bytes", "reason"}
+    assert "graphs" not in content
+
+
+def test_text_names_what_costs_most_and_sums_up_the_rest(report: MemoryReport) -> None:
+    text = str(report)
+    assert text.startswith("layer: min_cut for inductor, prices of ")
+    largest = max(report.saved, key=lambda value: value.num_bytes)
+    assert largest.name in text
+    lines = text.splitlines()
+    eager = next(line for line in lines if line.startswith("eager"))
+    assert eager.split()[3:5] == ["1.00", "x"]
+    from rich.console import Console
+
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
+    report.print(console, most=1)
+    assert f"{len([value for value in report.saved if value.num_bytes]) - 1} more" in console.export_text()
+
+
+def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryReport) -> None:
+    curve = report.pareto(points=6)
+    sizes, flops = [point.saved_bytes for point in curve], [point.recomputed_flops for point in curve]
+    assert sizes == sorted(sizes, reverse=True)
+    assert flops == sorted(flops)
+    assert flops[0] == 0
+    assert sizes[-1] == (32 * 48 + 48 * 96 + 96 * 48) * 4  # the inputs, which cannot be recomputed
+
+
+def test_the_curve_is_at_the_reports_own_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    dear = CostModel(machine=machine_of("cpu"), memory_price=9.0)
+    report = explain(torch.sin, torch.randn(8, requires_grad=True), partition=budget(1.0, cost=dear))
+    used = []
+    monkeypatch.setattr(SavePolicy, "saved_values", lambda rule, joint, *, fused: used.append(rule.cost) or [])
+    report.pareto(points=2)
+    assert used == [dear, dear]
+    assert "cost" not in report.as_dict()
+
+
+def test_two_explanations_of_the_same_are_equal(report: MemoryReport) -> None:
+    shapes = (32, 48), (48, 96), (96, 48)
+    assert explain(layer, *[torch.randn(shape, requires_grad=True) for shape in shapes]) == report
