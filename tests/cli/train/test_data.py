@@ -65,12 +65,6 @@ def test_the_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
     assert _bytes(text.held_out_N) == bytes(range(180, 200))
 
 
-def test_both_parts_of_two_files_have_text(tmp_path: Path) -> None:
-    for held_out in (0.001, 0.999):
-        text = read_text(str(_folder(tmp_path, 2)), held_out=held_out)
-        assert _bytes(text.train_N).count(b"\0") == _bytes(text.held_out_N).count(b"\0") == 1
-
-
 def test_errors_name_the_path_and_what_to_do(tmp_path: Path) -> None:
     empty_file, empty_folder = tmp_path / "empty.txt", tmp_path / "folder"
     empty_file.touch()
@@ -122,13 +116,6 @@ def test_batches_depend_on_seed_step_and_micro_batch_alone() -> None:
     assert torch.equal(state, torch.get_rng_state())
     for other in ({"seed": 2, "step": 7}, {"seed": 1, "step": 8}, {"seed": 1, "step": 7, "micro_batch": 1}):
         assert not torch.equal(first, training_batch(train_N, **other, **size)[0])
-
-
-def test_batches_reach_the_whole_text_and_targets_follow_their_tokens() -> None:
-    train_N = torch.arange(21, dtype=torch.uint8)
-    tokens_BT, targets_BT = training_batch(train_N, seed=0, step=0, batch_size=1000, sequence_length=16)
-    assert torch.equal(tokens_BT + 1, targets_BT)
-    assert set(tokens_BT[:, 0].tolist()) == set(range(5))
 
 
 @pytest.mark.parametrize("size", [17, 18, 1000])

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Choice, Decoder, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
-from fuselayers.ops import dropout
+from fuselayers.components import Choice, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
 from fuselayers.partition import saved_bytes
 from tests.components.adapter import Adapter
 from tests.components.attention import contract
@@ -69,34 +68,8 @@ def test_an_adapter_in_place_of_a_projection_is_called(share_projection: bool, p
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("name", ["key_projection", "value_projection"])
-def test_a_hook_on_a_projection_is_called(name: str) -> None:
-    layer, x = made(), torch.randn(2, 7, HIDDEN_DIM)
-    expected, calls = layer(x), []
-    handle = getattr(layer, name).register_forward_hook(lambda module, *_: calls.append(module))
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
-    assert calls == [getattr(layer, name)]
-    handle.remove()
-    layer(x)
-    assert len(calls) == 1
-
-
 def test_padding() -> None:
     contract.assert_padding_is_nothing(made(num_kv_heads=2))
-
-
-def test_dropout_falls_on_the_probabilities() -> None:
-    layer = made(dropout=0.4)
-    x = torch.randn(3, 7, HIDDEN_DIM)
-    q, k, v = heads_of(layer, x, None)
-    shares = (q @ (layer.key_projection.weight[:, :7] @ k).mT / math.sqrt(2)).softmax(-1)
-    torch.manual_seed(2)
-    expected = joined(layer, dropout(shares, 0.4) @ (layer.value_projection.weight[:, :7] @ v))
-    torch.manual_seed(2)
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
-    kept = copy.deepcopy(layer)
-    kept.dropout = 0.0
-    torch.testing.assert_close(layer.eval()(x), kept(x))
 
 
 def test_what_backward_keeps_grows_with_the_tokens() -> None:
@@ -123,21 +96,6 @@ def test_a_model_fills_in_its_context_length() -> None:
         attention=Choice("linformer", {"num_heads": 2, "projected_length": 3}),
     )
     assert tuple(model.blocks[0].attention.key_projection.weight.shape) == (3, 9)
-
-
-def test_it_cannot_be_causal() -> None:
-    text = (
-        "attention 'linformer' cannot hide the tokens that follow, which a causal model needs; "
-        "those that can: favor, linear, local, multi_head, pooling"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        Decoder(
-            vocab_size=5,
-            hidden_dim=8,
-            num_layers=1,
-            context_length=9,
-            attention=Choice("linformer", {"num_heads": 2}),
-        )
 
 
 def test_a_block_alone_must_be_told_the_context_length() -> None:

@@ -3,14 +3,12 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.components import Decoder, Encoder, LocalAttention, MultiHeadAttention
-from fuselayers.ops import dropout
 from fuselayers.partition import saved_bytes
 from tests.components.attention import contract
-from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small, weights_of
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
 
 
 def made(**options: object) -> LocalAttention:
@@ -53,25 +51,6 @@ def test_causal_and_padding(p: float) -> None:
     contract.assert_causal(made(num_kv_heads=2, dropout=p).eval())
     for causal in (True, False):
         contract.assert_padding_is_nothing(made(num_kv_heads=2, causal=causal, dropout=p).eval())
-
-
-def test_dropout_falls_on_the_probabilities() -> None:
-    layer = made(dropout=0.4, window=7)
-    x, real_BT = torch.randn(4, 7, HIDDEN_DIM), contract.padding(7)
-    q, k, v = heads_of(layer, x, None)
-    shares = weights_of(q @ k.mT / math.sqrt(2), allowed(7, real_BT, causal=True))
-    torch.manual_seed(2)
-    # One block of seven queries, and in front of its keys an empty block of seven.
-    expected = joined(layer, dropout(F.pad(shares, (7, 0)), 0.4)[..., 7:] @ v)
-    torch.manual_seed(2)
-    torch.testing.assert_close(layer(x, key_padding_mask=real_BT), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(layer.eval()(x), made_like(layer, dropout=0.0)(x))
-
-
-def made_like(layer: LocalAttention, **options: object) -> LocalAttention:
-    other = made(window=layer.window, **options)
-    other.load_state_dict(layer.state_dict())
-    return other
 
 
 @pytest.mark.parametrize("causal", [True, False])

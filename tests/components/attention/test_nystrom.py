@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Choice, Decoder, Encoder, MultiHeadAttention, NystromAttention
+from fuselayers.components import Encoder, MultiHeadAttention, NystromAttention
 from fuselayers.partition import saved_bytes
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
@@ -93,17 +93,6 @@ def test_built_on_meta() -> None:
 
 def test_a_step_of_training() -> None:
     contract.assert_trains(Encoder, "nystrom", num_heads=6, num_landmarks=3, conv_kernel_size=3)
-
-
-def test_it_cannot_be_causal() -> None:
-    text = (
-        "attention 'nystrom' cannot hide the tokens that follow, which a causal model needs; "
-        "those that can: favor, linear, local, multi_head, pooling"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        Decoder(
-            vocab_size=5, hidden_dim=8, num_layers=1, context_length=9, attention=Choice("nystrom", {"num_heads": 2})
-        )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from fuselayers.components import (
 from fuselayers.components.model import Stack
 from fuselayers.configs import build
 from fuselayers.ops import dropout
-from fuselayers.partition import saved_bytes
 from tests.components.compare import randomise
 from tests.components.registered import registered
 
@@ -234,13 +233,6 @@ def test_deepnorm_of_a_pair() -> None:
     assert {block.residual.alpha for block in (*alone.encoder.blocks, *alone.decoder.blocks)} == {1.5}
 
 
-def test_gpt2_counts_the_branches_of_each_stack() -> None:
-    model = made(hidden_dim=128, num_layers=4, num_decoder_layers=2, init_std=0.1)
-    for stack, branches in ((model.encoder, 8), (model.decoder, 6)):
-        for block in stack.blocks:
-            assert block.attention.out.weight.std().item() == pytest.approx(0.1 / math.sqrt(branches), rel=0.05)
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_model_from_the_meta_device_can_be_initialised_later(scheme: Scheme) -> None:
     base = 4 if scheme == "mup" else None
@@ -253,20 +245,6 @@ def test_a_model_from_the_meta_device_can_be_initialised_later(scheme: Scheme) -
     initialise(model, scheme, num_layers=2, num_decoder_layers=2, base_width=base)
     assert math.isfinite(model(tokens(1, 4), tokens(1, 3)).item())
     assert not [name for name, value in model.named_parameters() if value.isnan().any()]
-
-
-def test_mup_and_logit_scale_multiply() -> None:
-    assert made(init="mup", base_width=2, logit_scale=0.5).logit_scale == 0.125
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_num_parameters_counts_a_tie_once(tied: bool) -> None:
-    model = made(num_layers=1, num_decoder_layers=1, tie_embeddings=tied)
-    attention, feedforward, norm, tables = 4 * 8 * 8 + 4 * 8, 2 * 8 * 32 + 40, 16, 2 * 7 * 8 + 13 * 8
-    expected = 3 * attention + 2 * feedforward + (2 + 3 + 2) * norm + tables + (0 if tied else 13 * 8)
-    assert model.num_parameters() == expected
-    model.encoder.requires_grad_(False)
-    assert model.num_parameters() == expected
 
 
 @pytest.mark.parametrize("block", ["transformer", "reversible"])
@@ -298,18 +276,6 @@ def test_generate_is_reproducible_and_leaves_every_mode_as_it_was() -> None:
     assert [module.training for module in model.modules()] == modes
 
 
-def test_a_few_steps_learn_to_copy() -> None:
-    torch.manual_seed(0)
-    model = made(init_std=0.05, num_layers=1, hidden_dim=16)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    source = torch.randint(1, 13, (32, 4))
-    for _ in range(60):
-        optimizer.zero_grad()
-        model(source, source).backward()
-        optimizer.step()
-    assert (model.generate(source, 4, temperature=0) == source).float().mean() > 0.95
-
-
 def test_compiled_and_copied() -> None:
     model = made(dropout=0.2, num_layers=1)
     source, targets = tokens(2, 5), tokens(2, 6)
@@ -326,12 +292,6 @@ def test_compiled_and_copied() -> None:
         assert other.head is None
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(step(compiled), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_reversible_stacks_save_what_two_layers_save() -> None:
-    source, targets = tokens(4, 7), tokens(4, 7)
-    few, many = (saved_bytes(made(block="reversible", num_layers=layers), source, targets) for layers in (2, 6))
-    assert few == many
 
 
 @pytest.mark.parametrize(
@@ -407,3 +367,10 @@ def test_errors_of_generate() -> None:
         made().generate(tokens(1, 3), -1)
     with pytest.raises(TypeError, match=r"^source must be int64 or int32, got torch.float32"):
         made().generate(torch.zeros(1, 3), 1)
+
+
+def test_gpt2_counts_the_branches_of_each_stack() -> None:
+    model = made(hidden_dim=128, num_layers=4, num_decoder_layers=2, init_std=0.1)
+    for stack, branches in ((model.encoder, 8), (model.decoder, 6)):
+        for block in stack.blocks:
+            assert block.attention.out.weight.std().item() == pytest.approx(0.1 / math.sqrt(branches), rel=0.05)
