@@ -14,8 +14,6 @@ from fuselayers.components import (
     GatedMLP,
     LayerNorm,
     LearnedPosition,
-    LocalAttention,
-    MultiHeadAttention,
     PreResidual,
     RelativePosition,
     RMSNorm,
@@ -106,12 +104,6 @@ def test_a_weight_that_is_another_quantity_does_not_carry(
         assert carry_weights(source, build_source()).complete
 
 
-def test_projections_mean_the_same_in_every_attention() -> None:
-    source, target = randomise(MultiHeadAttention(8, num_heads=2)), LocalAttention(8, num_heads=2, window=3)
-    assert carry_weights(source, target).complete
-    assert torch.equal(target.qkv.weight, source.qkv.weight)
-
-
 def test_another_shape_is_told_with_both_and_left_as_it_was() -> None:
     source, target = randomise(MLP(4)), MLP(4, expansion=2.0)
     before = state_of(target)
@@ -167,15 +159,6 @@ def test_one_tied_weight_keeps_the_first_of_two() -> None:
     assert torch.equal(target.head.weight, source.table.weight)
     source.head.weight = source.table.weight
     assert carry_weights(source, target).complete
-
-
-def test_compare_weights_changes_nothing_and_needs_no_values() -> None:
-    source, target = randomise(MLP(3)), MLP(3)
-    before = state_of(target)
-    assert compare_weights(source, target).complete
-    for name, value in target.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert compare_weights(source, MLP(3).to("meta")) == compare_weights(source, target)
 
 
 def test_models_without_values() -> None:

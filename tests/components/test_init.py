@@ -118,19 +118,6 @@ def test_mup_is_gpt2_at_the_base_width_and_smaller_beyond() -> None:
         torch.testing.assert_close(got, wanted, msg=name)
 
 
-def test_mup_leaves_what_has_no_side_as_wide_as_the_model() -> None:
-    attention = Choice("linformer", {"num_heads": 4, "projected_length": 64})
-    model = Encoder(**{**SIZES, "attention": attention}, init="mup", base_width=32)  # type: ignore[arg-type]
-    learning = {id(value): group["lr"] for group in parameter_groups(model, 0.1, 32) for value in group["params"]}
-    for block in model.blocks:
-        of = block.attention
-        assert of.qkv.weight.std().item() == pytest.approx(0.02 / 2, rel=0.05)
-        assert learning[id(of.qkv.weight)] == 0.1 / 4
-        for projection in (of.key_projection, of.value_projection):
-            assert projection.weight.std().item() == pytest.approx(0.02, rel=0.05)
-            assert learning[id(projection.weight)] == 0.1
-
-
 def test_mup_scales_the_logits() -> None:
     tokens = torch.randint(200, (2, 5))
     for model_class in (Decoder, Encoder):
@@ -178,25 +165,6 @@ def test_nothing_of_a_model_from_the_meta_device_is_left_as_it_was(
     ]
     assert not left
     assert math.isfinite(model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).item())
-
-
-def test_plain_torch_modules_too() -> None:
-    model = nn.Sequential(
-        nn.Linear(64, 64),
-        nn.LayerNorm(64),
-        nn.RMSNorm(64),
-        nn.LayerNorm(64, elementwise_affine=False),
-        nn.BatchNorm1d(64),
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(5.0)
-    initialise(model, "bert", num_layers=1, std=0.3)
-    assert model[0].weight.std().item() == pytest.approx(0.3, rel=0.05)
-    assert not model[0].bias.any()
-    for norm in (model[1], model[2], model[4]):
-        assert (norm.weight == 1).all()
-    assert not model[1].bias.any()
 
 
 class Gate(nn.Module):
@@ -304,12 +272,6 @@ def test_errors(arguments: dict[str, object], text: str) -> None:
 def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parameter_groups(nn.Linear(1, 1), *arguments)
-
-
-def test_models_check_the_scheme_before_they_are_built() -> None:
-    for model_class in (Decoder, Encoder):
-        with pytest.raises(ValueError, match=r"^init 'mup' needs base_width"):
-            model_class(**SIZES, init="mup")  # type: ignore[arg-type]
 
 
 class Bare(nn.Module):

@@ -58,17 +58,6 @@ class Shape(nn.Module):
         self.arguments = (width, size, colour, secret, backend)
 
 
-class RoundShape(Shape):
-    """A subclass that documents only what it adds.
-
-    Args:
-        radius: half of its width.
-    """
-
-    def __init__(self, width: int, *, size: float, radius: float = 1.0) -> None:
-        super().__init__(width, size=size)
-
-
 def test_what_is_registered() -> None:
     assert {kind: names(kind) for kind in KINDS} == {
         "activation": (
@@ -121,14 +110,6 @@ def test_options_come_from_the_signature_and_the_docstring() -> None:
         Option("colour", Literal["red", "blue"], "red", "its colour: red or blue."),
         Option("secret", int | None, None, ""),
     )
-
-
-def test_a_subclass_documents_only_what_it_adds() -> None:
-    register("norm", "round_shape")(RoundShape)
-    assert [(option.name, option.doc) for option in options("norm", "round_shape")] == [
-        ("size", "how large it is, in metres."),
-        ("radius", "half of its width."),
-    ]
 
 
 def test_a_second_owner_is_refused_and_the_first_one_stays() -> None:

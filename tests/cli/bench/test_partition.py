@@ -182,17 +182,6 @@ def test_the_command_runs_what_is_asked_for_and_writes_it(
     assert fake["speed"][0] in capsys.readouterr().out
 
 
-def test_layers_are_those_of_the_budgets_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen, captured = [], bench._captured_gpt
-    monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.5,))
-    monkeypatch.setattr(bench, "_captured_gpt", lambda depth, **sizes: seen.append(depth) or captured(depth, **sizes))
-    assert main(["bench", "partition", "--only", "budget, budget", "--layers", "2"]) == 0
-    assert seen == [2]
-    assert capsys.readouterr().out.count("No point of fuse lies above torch's curve") == 1
-
-
 def test_a_budget_above_torchs_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

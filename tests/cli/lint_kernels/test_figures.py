@@ -64,21 +64,6 @@ def test_a_seed_may_be_read_in_less_than_128_bits(narrow: int, beyond: int) -> N
     assert measure(case, launches_of(case)[0], "sm_90", code, 0).narrow == beyond
 
 
-@compiles
-def test_a_lost_wide_access_does_not_hide_among_single_numbers() -> None:
-    case = _case("bias_dropout_residual_layer_norm prenorm 4096 bfloat16")
-    forward = launches_of(case)[0]
-    good = Code(55, 0, once=Counter(), looped=Counter({"LDG.E.128": 4, "STG.E.128": 3}))
-    lost = Code(55, 0, once=Counter(), looped=Counter({"LDG.E.128": 4, "STG.E.128": 2, "STG.E.64": 2}))
-    before, after = (measure(case, forward, "sm_90", code, 0) for code in (good, lost))
-    assert (before.narrow, after.narrow) == (0, 0)
-    key = before.case, before.kernel, before.arch
-    figures = Figures("Triton 1", (), {key: after.instructions}, {key: before.all_narrow})
-    assert faults([before], figures, compiler="Triton 1") == []
-    (fault,) = faults([after], figures, compiler="Triton 1")
-    assert fault == f"{after.place}: 2 accesses of less than 128 bits in all, they were 0"
-
-
 @pytest.mark.parametrize(
     ("row", "fault"),
     [

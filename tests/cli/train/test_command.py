@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -181,17 +180,6 @@ def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) 
         _train([*tiny, f"train.output={tmp_path / 'file' / 'run'}"])
 
 
-def test_runs_of_one_second_get_folders_of_their_own(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for _ in range(3):
-        _train([*tiny, "train.steps=1"])
-    folders = sorted((tmp_path / "runs").iterdir())
-    assert len(folders) == 3
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(\+\d)?", folder.name) for folder in folders)
-
-
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,19 +247,6 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
     for folder in (compared, not_compared):
         _train([f"train.resume={folder}", "train.steps=14", "train.compare=false"])
     _assert_same_state(compared, not_compared)
-
-
-def test_there_is_nothing_to_compare_in_plain_layers(tiny: list[str], tmp_path: Path) -> None:
-    output = _train([*tiny, "feedforward=mlp", "train.compare=true", f"train.output={tmp_path / 'run'}"])
-    assert "no comparison of eager with fused: nothing in this model is fused" in output
-
-
-def test_bfloat16_learns(tiny: list[str], tmp_path: Path) -> None:
-    _train([*tiny, "train.precision=bfloat16", "train.steps=30", f"train.output={tmp_path / 'run'}"])
-    rows = read_metrics(tmp_path / "run" / "metrics.csv")
-    assert rows[-1].loss < rows[0].loss - 0.5
-    for tensor in read_checkpoint(tmp_path / "run" / "checkpoint.pt").model.values():
-        assert tensor.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

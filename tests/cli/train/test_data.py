@@ -44,19 +44,6 @@ def test_the_held_out_files_are_the_same_wherever_the_folder_lies_and_whatever_i
     assert first <= second
 
 
-def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, 10)
-    for name in ("site-packages", "__pycache__", ".git", "test"):
-        (folder / name).mkdir()
-        (folder / name / "a.py").write_text("other people's")
-    (folder / "a.bin").write_bytes(b"other people's")
-    (folder / "empty.py").touch()
-    (folder / ".#lock.py").symlink_to("user@host.1234")
-    text = read_text(str(folder))
-    assert text.num_files == 10
-    assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)
-
-
 def test_the_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(200)))
@@ -125,3 +112,16 @@ def test_evaluation_covers_the_held_out_text_from_its_start_to_its_end(size: int
     assert [tokens_BT.shape for tokens_BT, _ in batches] == [(2, 16)] * 3
     assert batches[0][0][0, 0] == held_out_N[0]
     assert batches[-1][1][-1, -1] == held_out_N[-1]
+
+
+def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, 10)
+    for name in ("site-packages", "__pycache__", ".git", "test"):
+        (folder / name).mkdir()
+        (folder / name / "a.py").write_text("other people's")
+    (folder / "a.bin").write_bytes(b"other people's")
+    (folder / "empty.py").touch()
+    (folder / ".#lock.py").symlink_to("user@host.1234")
+    text = read_text(str(folder))
+    assert text.num_files == 10
+    assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import read_checkpoint
-from fuselayers.configs import build, choices, compose, to_yaml
+from fuselayers.configs import build, compose
 
 TINY = [
     "model.hidden_dim=16",
@@ -28,10 +28,6 @@ TRAINING = [
     "train.device=cpu",
     "data=text",
 ]
-
-
-# Every architecture once; the larger sizes build the same modules.
-SMALL_MODELS = [name for name in choices("model") if name.endswith("_tiny") or name == "gpt_nano"]
 
 
 def _forward(model: Any) -> torch.Tensor:
@@ -68,15 +64,6 @@ def test_a_runs_config_builds_the_model_of_its_checkpoint(model: str, tmp_path: 
     trained.load_state_dict(read_checkpoint(tmp_path / "run" / "checkpoint.pt").model)
     _check_same_model(tmp_path / "run" / "config.yaml", trained)
     assert compose(tmp_path / "run" / "config.yaml", [f"train.output={tmp_path / 'run'}"]) == config
-
-
-@pytest.mark.parametrize("model", SMALL_MODELS)
-def test_a_written_config_builds_the_same_model(model: str, tmp_path: Path) -> None:
-    config = compose(model, ["fusion=off"])
-    torch.manual_seed(0)
-    saved = tmp_path / "config.yaml"
-    saved.write_text(to_yaml(config))
-    _check_same_model(saved, build(config))
 
 
 def test_a_run_with_files_of_ones_own_is_continued_without_them(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 import copy
 import math
-import re
 
 import pytest
 import torch
 from torch import Tensor
 
 from fuselayers.components import Choice, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
-from fuselayers.partition import saved_bytes
 from tests.components.adapter import Adapter
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
@@ -68,25 +66,6 @@ def test_an_adapter_in_place_of_a_projection_is_called(share_projection: bool, p
     torch.testing.assert_close(got, expected)
 
 
-def test_padding() -> None:
-    contract.assert_padding_is_nothing(made(num_kv_heads=2))
-
-
-def test_what_backward_keeps_grows_with_the_tokens() -> None:
-    layer = made(context_length=1024, dropout=0.3)
-    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
-    assert many < 4.2 * few
-
-
-def test_forms() -> None:
-    contract.assert_forms(made(num_kv_heads=2, dropout=0.3), rotated=True)
-    contract.assert_built_on_meta(made)
-
-
-def test_a_step_of_training() -> None:
-    contract.assert_trains(Encoder, "linformer", num_heads=6, projected_length=4)
-
-
 def test_a_model_fills_in_its_context_length() -> None:
     model = Encoder(
         vocab_size=5,
@@ -105,19 +84,6 @@ def test_a_block_alone_must_be_told_the_context_length() -> None:
         TransformerBlock(8, attention=choice, causal=False)
     block = TransformerBlock(8, attention=choice, causal=False, context_length=6)
     assert block.attention.key_projection.in_features == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"projected_length": 0}, "projected_length must be at least 1, got 0"),
-        ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-    ],
-)
-def test_errors(options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(**options)
 
 
 def test_a_sequence_that_is_too_long() -> None:

@@ -1,5 +1,4 @@
 import copy
-import pickle
 import re
 from typing import Any
 
@@ -88,16 +87,6 @@ def test_what_is_saved_does_not_grow_with_the_number_of_layers() -> None:
     plain = [saved_bytes(model_of(layers, block="transformer"), tokens, targets) for layers in (2, 8)]
     assert plain[1] > 3 * plain[0]
     assert few < plain[0] / 4
-
-
-def test_a_model_is_embeddings_streams_norm_and_head() -> None:
-    model = model_of(3, dropout=0.0, attention=HEADS)
-    tokens = torch.randint(13, (2, 7))
-    x = model.token.weight[tokens] + model.position.table.weight[:7]
-    expected = model.norm(Plain(model.blocks)(x)) @ model.token.weight.T
-    torch.testing.assert_close(model(tokens), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens), expected)
 
 
 def test_other_blocks_among_them_part_the_streams() -> None:
@@ -396,12 +385,6 @@ def test_a_model_that_is_sharded_as_one_learns(one_process_mesh: Any) -> None:
         torch.testing.assert_close(gradient.to_local(), parameter.grad, msg=name)
 
 
-def test_functional_transforms_are_refused() -> None:
-    model = Reversible(blocks_of(1))
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        torch.func.grad(lambda x: model(x).sum())(torch.randn(1, 3, 8))
-
-
 def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
     """`functional_call` is over when backward runs the sublayers again, and the model has its own weights back."""
     model, plain = Reversible(blocks_of(2, p=0.1).double()), Plain(blocks_of(2, p=0.1).double())
@@ -414,15 +397,6 @@ def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
     for name, value in plain.named_parameters():
         torch.testing.assert_close(lent[name].grad, value.grad, rtol=1e-9, atol=1e-9, msg=name)
     assert all(value.grad is None for value in model.parameters())
-
-
-def test_copies_and_the_plain_blocks_weights() -> None:
-    model = model_of(2, dropout=0.0, attention=HEADS)
-    tokens = torch.randint(13, (2, 7))
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(other(tokens), model(tokens), rtol=0, atol=0)
-    plain = model_of(2, dropout=0.0, attention=HEADS, block="transformer")
-    assert list(plain.state_dict()) == list(model.state_dict())
 
 
 class Costly(nn.Identity):

@@ -125,29 +125,6 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
     torch.testing.assert_close(y, block.residual(x, looked))
 
 
-class MeanSeen(nn.Module):
-    """Takes the mean of what a token may see; it does not list `causal` in a `built_in`."""
-
-    def __init__(self, hidden_dim: int, *, causal: bool = False) -> None:
-        super().__init__()
-        self.causal = causal
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.causal:
-            return x.mean(1, keepdim=True).expand_as(x)
-        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
-
-
-@pytest.mark.parametrize("part", ["attention", "feedforward"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_causal_reaches_every_part_that_takes_it(part: str, causal: bool) -> None:
-    with registered(part, mean_seen=MeanSeen):
-        block = TransformerBlock(8, **{"attention": HEADS, part: "mean_seen"}, causal=causal).eval()  # type: ignore[arg-type]
-    x = torch.randn(1, 5, 8)
-    later = torch.cat((x[:, :4], torch.randn(1, 1, 8)), dim=1)
-    assert torch.equal(block(later)[:, :4], block(x)[:, :4]) is causal
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

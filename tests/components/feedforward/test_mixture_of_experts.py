@@ -156,11 +156,6 @@ def test_shapes(options: dict[str, object], shape: tuple[int, ...]) -> None:
     check(mixture(num_experts=3, shared_experts=2, **options), torch.randn(shape, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("expert", ["mlp", "fused_mlp", Choice("gated_mlp", {"packed": True, "width": 4})])
-def test_experts_of_every_kind(expert: Choice | str) -> None:
-    check(mixture(num_experts=3, expert=expert), torch.randn(7, 6, dtype=torch.float64))
-
-
 def routed(layer: MixtureOfExperts, logits: list[list[float]]) -> Tensor:
     """Set the router so that these logits come from the tokens that are returned."""
     with torch.no_grad():
@@ -188,15 +183,6 @@ def test_a_capacity_is_reckoned_in_decimal_digits() -> None:
     assert y.any(-1).tolist() == [True] * 55 + [False] * 45  # in binary 1.1 * 50 is a little more than 55
 
 
-def test_a_token_loses_no_place_to_a_later_one() -> None:
-    layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
-    x = torch.randn(1, 9, 6, dtype=torch.float64)
-    changed = torch.cat((x[:, :4], torch.randn(1, 5, 6, dtype=torch.float64)), dim=1)
-    assert Written(layer)(x) is not None
-    assert torch.equal(layer(x)[:, :4], layer(changed)[:, :4])
-    assert not torch.equal(layer(x)[:, 4:], layer(changed)[:, 4:])
-
-
 def test_an_infinite_result_stays_with_its_own_tokens() -> None:
     layer = mixture(num_experts=2, top_k=1, capacity_factor=0.5)
     x = routed(layer, [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
@@ -218,15 +204,6 @@ def test_of_equal_logits_the_first_expert_is_taken(options: dict[str, object]) -
     torch.testing.assert_close(layer(x)[1], (layer.experts[0](x[1]) + layer.experts[2](x[1])) / 2, **DENSE_TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}])
-def test_an_expert_that_nobody_chose_has_gradients_of_zero(options: dict[str, object]) -> None:
-    layer = mixture(num_experts=3, top_k=1, **options)
-    check(layer, routed(layer, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-    for parameter in layer.experts[2].parameters():
-        assert not parameter.grad.any()
-    assert all(parameter.grad.any() for parameter in layer.experts[1].parameters())
-
-
 def test_the_losses_of_an_even_and_of_a_lopsided_router() -> None:
     even = MixtureOfExperts(6, num_experts=4, top_k=1, balance_coefficient=1.0).double()
     x = routed(even, torch.eye(4).mul(50.0).tolist())
@@ -239,26 +216,6 @@ def test_the_losses_of_an_even_and_of_a_lopsided_router() -> None:
     large(routed(large, [[3.0, 3.0], [0.0, 0.0]]))
     expected = 0.1 * ((3 + math.log(2)) ** 2 + math.log(2) ** 2) / 2
     assert large.auxiliary_loss.item() == pytest.approx(expected)
-
-
-def test_the_loss_is_of_the_last_training_forward() -> None:
-    layer = mixture()
-    x = torch.randn(7, 6, dtype=torch.float64)
-    assert layer.auxiliary_loss is None
-    layer(x)
-    first = layer.auxiliary_loss
-    layer(2 * x)
-    assert layer.auxiliary_loss > 0
-    assert layer.auxiliary_loss != first
-    layer.eval()(x)
-    assert layer.auxiliary_loss is None
-
-
-def test_with_one_weight_of_one_the_router_learns_from_the_losses_only() -> None:
-    for normalise in (True, False):
-        layer = mixture(top_k=1, normalise_weights=normalise)
-        layer(torch.randn(7, 6, dtype=torch.float64)).square().sum().backward()
-        assert bool(layer.router.weight.grad.abs().max() > 1e-9) != normalise
 
 
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
@@ -387,13 +344,6 @@ def test_where_all_is_padding_nothing_is_learnt(options: dict[str, object]) -> N
     assert layer.auxiliary_loss == 0
     (y.sum() + layer.auxiliary_loss).backward()
     assert all(not parameter.grad.any() for parameter in layer.parameters())
-
-
-def test_with_a_capacity_and_padding_it_is_one_graph() -> None:
-    layer = mixture(num_experts=2, capacity_factor=0.7)
-    x, real_BT = torch.randn(1, 7, 6, dtype=torch.float64), torch.tensor([[True] * 4 + [False] * 3])
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, key_padding_mask=real_BT), layer(x, key_padding_mask=real_BT))
 
 
 @pytest.mark.parametrize("capacity_factor", [None, 0.5])

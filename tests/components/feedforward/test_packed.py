@@ -73,19 +73,6 @@ def test_weights_load_both_ways_through_a_file(assign: bool) -> None:
         torch.testing.assert_close(target(x), source(x))
 
 
-def test_a_module_without_memory_is_given_weights() -> None:
-    split, _ = twins()
-    with torch.device("meta"):
-        packed = Pair(packed=True)
-    packed.load_state_dict(split.state_dict(), assign=True)
-    x = torch.randn(2, 5)
-    torch.testing.assert_close(packed(x), split(x))
-    assert isinstance(packed.ff.gate_up.weight, nn.Parameter)
-    empty = Pair(packed=True).to("meta").to_empty(device="cpu")
-    empty.load_state_dict(split.state_dict())
-    torch.testing.assert_close(empty(x), split(x))
-
-
 def test_both_parts_beside_the_packed_form_are_what_is_read() -> None:
     split, packed = twins()
     target = Pair(packed=True)
@@ -141,18 +128,6 @@ def test_copies_and_fused_views_save_and_load_alike() -> None:
     fresh.load_state_dict(split.state_dict())
     assert list(fresh.state_dict()) == list(split.state_dict())
     torch.testing.assert_close(fresh(x), split(x))
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_both_halves_can_be_read_in_copies_too(bias: bool) -> None:
-    split, packed = twins(bias=bias)
-    for owner in (packed, copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
-        with torch.no_grad():
-            owner.ff.gate_up.weight.mul_(2)
-        assert torch.equal(owner.ff.gate.weight, owner.ff.gate_up.weight[:7])
-        assert torch.equal(owner.ff.up.weight, owner.ff.gate_up.weight[7:])
-        assert (owner.ff.up.bias is None) != bias
-        assert not bias or torch.equal(owner.ff.up.bias, split.ff.up.bias)
 
 
 def test_a_distributed_checkpoint_reads_and_writes_it() -> None:
@@ -239,13 +214,3 @@ def test_one_half_for_a_module_without_memory_is_told_to_be_lost(part: str) -> N
     assert torch.equal(packed.ff.down.weight, split.ff.down.weight)
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "ff.gate.weight", "ff.up.weight"\.'):
         packed.load_state_dict(given, assign=True)
-
-
-def test_under_a_compiler_it_is_one_graph() -> None:
-    _, packed = twins(dropout=0.3)
-    compiled = torch.compile(packed, backend="aot_eager", fullgraph=True)
-    x = torch.randn(3, 5)
-    torch.manual_seed(4)
-    expected = packed(x)
-    torch.manual_seed(4)
-    torch.testing.assert_close(compiled(x), expected)

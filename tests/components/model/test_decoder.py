@@ -11,7 +11,6 @@ from torch import Tensor
 from fuselayers.components import Choice, Decoder
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse
-from tests.components.compare import randomise
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 LLAMA = {
@@ -53,14 +52,6 @@ def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
     expected = x @ (model.token.weight if tied else model.head.weight).T
     torch.manual_seed(1)
     torch.testing.assert_close(model(tokens_BT), expected)
-
-
-@pytest.mark.parametrize("residual", ["pre", "post"])
-def test_only_some_residual_styles_need_a_norm_at_the_end(residual: str) -> None:
-    model = made(residual=residual, num_layers=3)
-    assert (model.norm is not None) == (residual == "pre")
-    features = model.features(tokens(2, 6))
-    torch.testing.assert_close(features.mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -171,19 +162,6 @@ def test_generate_takes_the_likeliest_token_of_the_last_context(options: dict[st
     assert torch.equal(model.generate(prompt, 0), prompt)
 
 
-def test_generate_drops_nothing_and_leaves_every_mode_as_it_was() -> None:
-    model = made(dropout=0.5)
-    model.blocks[0].eval()
-    modes = [module.training for module in model.modules()]
-    prompt = tokens(1, 4)
-    assert torch.equal(model.generate(prompt, 5, temperature=0), model.generate(prompt, 5, temperature=0))
-    assert [module.training for module in model.modules()] == modes
-    with pytest.raises(ValueError, match=r"^tokens must be in"):
-        model.generate(torch.tensor([[99]]), 5)
-    assert [module.training for module in model.modules()] == modes
-    assert not model.generate(prompt, 1).requires_grad
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -269,15 +247,6 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         made(**options)
-
-
-def test_rotary_takes_its_options_and_a_sequence_of_any_length() -> None:
-    options = {"base": 500.0, "interleaved": True, "fraction": 0.5}
-    heads = Choice("multi_head", {"num_heads": 2})
-    model = made(**{**LLAMA, "attention": heads, "position": Choice("rotary", options)})
-    assert {name: getattr(model.position, name) for name in options} == options
-    randomise(model)
-    assert model(tokens(1, 20)).isfinite().all()
 
 
 def test_rotary_positions_reach_every_block() -> None:

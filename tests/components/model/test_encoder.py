@@ -65,15 +65,6 @@ def test_without_segments_all_are_in_the_first() -> None:
     assert made(num_segments=0).segment is None
 
 
-def test_the_loss_counts_masked_positions_only() -> None:
-    model = made()
-    tokens_BT = tokens(2, 6)
-    targets_BT = torch.full_like(tokens_BT, -100)
-    targets_BT[0, 2], targets_BT[1, 5] = 3, 12
-    shares = model(tokens_BT).log_softmax(-1)
-    torch.testing.assert_close(model(tokens_BT, targets_BT), -(shares[0, 2, 3] + shares[1, 5, 12]) / 2)
-
-
 def test_fused_is_plain() -> None:
     heads = Choice("multi_head", {"num_heads": 2, "dropout": 0.2})
     plain = made(num_layers=1, attention=heads, feedforward="fused_mlp", dropout=0.2)

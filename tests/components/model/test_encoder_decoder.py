@@ -14,7 +14,6 @@ from fuselayers.components import (
     Choice,
     EncoderDecoder,
     LayerChange,
-    Position,
     Scheme,
     initialise,
 )
@@ -22,7 +21,6 @@ from fuselayers.components.model import Stack
 from fuselayers.configs import build
 from fuselayers.ops import dropout
 from tests.components.compare import randomise
-from tests.components.registered import registered
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 
@@ -95,14 +93,6 @@ def test_values_and_gradients(tied: bool, padded: bool) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_inputs_and_targets_of_ones_own() -> None:
-    model = made()
-    source, inputs, targets = tokens(2, 4), tokens(2, 6), tokens(2, 6)
-    logits = model(source, inputs_BT=inputs)
-    loss = model(source, targets, inputs_BT=inputs)
-    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
-
-
 @pytest.mark.parametrize("residual", ["pre", "post"])
 def test_dropout_of_both_embeddings_all_branches_and_both_ends(residual: str) -> None:
     model = made(dropout=0.3, residual=residual)
@@ -124,40 +114,6 @@ def test_dropout_of_both_embeddings_all_branches_and_both_ends(residual: str) ->
     torch.testing.assert_close(model(source, inputs_BT=inputs), expected)
 
 
-class Distance(Position):
-    """A learned bias that tells causal from bidirectional."""
-
-    built_in = frozenset({"num_heads", "causal"})
-
-    def __init__(self, *, num_heads: int, causal: bool) -> None:
-        super().__init__()
-        self.causal = causal
-        self.table = torch.nn.Embedding(32, num_heads)
-
-    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        place = torch.arange(first + x_BTD.shape[1], device=x_BTD.device)
-        bias: Tensor = self.table(place[first:, None] - place + 16).permute(2, 0, 1)
-        return bias
-
-
-@pytest.fixture
-def distance() -> object:
-    with registered("position", distance=Distance):
-        yield
-
-
-@pytest.mark.usefixtures("distance")
-def test_each_stack_has_positions_of_its_own_and_cross_attention_none() -> None:
-    model = made(position="distance", num_decoder_layers=1, num_layers=1)
-    assert (model.encoder.position.causal, model.decoder.position.causal) == (False, True)
-    source, inputs = tokens(2, 5), tokens(2, 6)
-    (first,), (second,) = model.encoder.blocks, model.decoder.blocks
-    memory = first(model.token(source), bias=model.encoder.position.bias(model.token(source)))
-    memory = model.encoder.norm(memory)
-    x = second(model.token(inputs), memory_BSD=memory, bias=model.decoder.position.bias(model.token(inputs)))
-    torch.testing.assert_close(model(source, inputs_BT=inputs), model.decoder.norm(x) @ model.token.weight.T)
-
-
 def test_the_parts_of_each_stack() -> None:
     cross = Choice("multi_head", {"num_heads": 4})
     model = made(
@@ -174,18 +130,6 @@ def test_the_parts_of_each_stack() -> None:
     assert {block.attention.num_heads for block in model.decoder.blocks} == {2}
     post = made(residual="post")
     assert post.encoder.norm is post.decoder.norm is None
-
-
-def test_a_windowed_attention_with_a_cross_attention_of_its_own() -> None:
-    windowed = Choice("multi_head", {"num_heads": 2, "window": 2})
-    model = made(attention=windowed, cross_attention=HEADS, num_layers=1).eval()
-    source, inputs = tokens(1, 5), tokens(1, 6)
-    logits = model(source, inputs_BT=inputs)
-    # The last token does not see the first one, and all see the whole source.
-    inputs[:, 0] = (inputs[:, 0] + 1) % 13
-    torch.testing.assert_close(model(source, inputs_BT=inputs)[:, 2:], logits[:, 2:])
-    source[:, 0] = (source[:, 0] + 1) % 13
-    assert (model(source, inputs_BT=inputs) - logits).abs().amax(-1).min() > 1e-4
 
 
 def test_a_config_can_choose_it_and_change_layers_of_either_stack() -> None:
@@ -360,13 +304,6 @@ def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str)
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         made(**options)
-
-
-def test_errors_of_generate() -> None:
-    with pytest.raises(ValueError, match=r"^num_tokens must not be negative, got -1$"):
-        made().generate(tokens(1, 3), -1)
-    with pytest.raises(TypeError, match=r"^source must be int64 or int32, got torch.float32"):
-        made().generate(torch.zeros(1, 3), 1)
 
 
 def test_gpt2_counts_the_branches_of_each_stack() -> None:

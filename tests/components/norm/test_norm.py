@@ -76,18 +76,6 @@ def test_parameters_can_start_again(make: object) -> None:
             assert torch.equal(used.state_dict()[name], value), name
 
 
-def test_a_norm_from_outside_starts_with_ones_and_zeros() -> None:
-    class Shifted(MaxNorm):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight, self.bias = nn.Parameter(torch.empty(3)), nn.Parameter(torch.empty(3))
-
-    norm = randomise(Shifted())
-    norm.reset_parameters()  # type: ignore[operator]
-    assert norm.weight.tolist() == [1.0] * 3
-    assert norm.bias.tolist() == [0.0] * 3
-
-
 @pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
 @pytest.mark.parametrize("make", NORMS)
 def test_errors_of_add(make: object, style: str) -> None:

@@ -68,10 +68,6 @@ def test_dtype_is_kept_and_angles_are_not_rounded_to_it() -> None:
     torch.testing.assert_close(rotated.double(), turned(q, 10000.0), rtol=0.01, atol=0.01)
 
 
-def test_repr_names_every_option() -> None:
-    assert repr(RotaryPosition(fraction=0.5)) == "RotaryPosition(base=10000.0, interleaved=False, fraction=0.5)"
-
-
 def test_errors() -> None:
     for base in (0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=rf"^base must be above 0( and finite)?, got {base}$"):
