@@ -218,7 +218,7 @@ CASES: Final[tuple[Case, ...]] = (
         _bias_dropout_residual_norm(ops.bias_dropout_residual_layer_norm, style="prenorm", norm_bias=True),
         *_WIDTHS,
         dtypes=_WIDE_TOO,
-        daily=(4096, 8192),
+        daily=(4096, 12288),
     ),
     *_each(
         "bias_dropout_residual_rms_norm",
