@@ -32,7 +32,3 @@ from fuselayers.names import no_such
 )
 def test_text(kind: str, name: object, known: list[str], text: str) -> None:
     assert no_such(kind, name, known) == text
-
-
-def test_known_may_be_an_iterator_and_repeats_are_listed_once() -> None:
-    assert no_such("norm", "x", iter(["b", "a", "b"])) == "no norm 'x'; there are: a, b"

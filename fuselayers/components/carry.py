@@ -1,4 +1,4 @@
-"""carry -- one model's weights into another one, by name, and an account of what did not carry.
+"""carry -- copies weights from one model to another by name, and reports the weights that were not copied.
 
 Weights are what a state_dict holds: parameters and persistent buffers.
 """
@@ -18,13 +18,13 @@ _Lines = list[tuple[tuple[str, ...], str]]
 
 @dataclass(frozen=True)
 class Carried:
-    """Which weights one model has from another. Its text says what did not carry, equal submodules in one line.
+    """The weights that one model took from another. Its text lists the others, equal submodules in one line.
 
     Args:
-        carried: the weights that agree.
-        new: those of the target that have none to agree with in the source.
-        reshaped: those that have one of another shape: name -> shape in the source, shape in the target.
-        left: those of the source that have no place in the target.
+        carried: weights that were copied.
+        new: weights of the target without a counterpart in the source.
+        reshaped: weights with a counterpart of another shape: name -> shape in the source, shape in the target.
+        left: weights of the source without a counterpart in the target.
 
     >>> print(Carried(carried=("norm.weight",), left=("norm.bias",)))
     1 of 1 weights carried over; what did not:
@@ -38,7 +38,7 @@ class Carried:
 
     @property
     def complete(self) -> bool:
-        """Whether the target has all its weights from the source, and none was left behind."""
+        """Whether all weights of the target come from the source, and none was left behind."""
         return not (self.new or self.reshaped or self.left)
 
     def __str__(self) -> str:
@@ -52,13 +52,13 @@ class Carried:
         return "\n".join([f"{len(self.carried)} of {count} weights carried over; what did not:", *lines])
 
     def _lines(self) -> _Lines:
-        """A line per submodule that has, or had, a weight that did not carry."""
+        """A line per submodule with a weight that was not copied."""
         fates: dict[tuple[str, ...], dict[str, list[str]]] = {}
-        told = [(name, "new") for name in self.new]
-        told += [(name, f"was {list(was)}, is {list(now)}") for name, (was, now) in self.reshaped.items()]
-        told += [(name, "left behind") for name in self.left]
-        for name, fate in told:
-            # A weight is told with the layer that holds it, "gate.weight", under the submodule that holds the layer.
+        entries = [(name, "new") for name in self.new]
+        entries += [(name, f"was {list(was)}, is {list(now)}") for name, (was, now) in self.reshaped.items()]
+        entries += [(name, "left behind") for name in self.left]
+        for name, fate in entries:
+            # A weight is listed with its layer, "gate.weight", under the submodule that holds the layer.
             *submodule, layer, weight = ("", "", *name.split("."))
             of_submodule = fates.setdefault(tuple(filter(None, submodule)), {})
             of_submodule.setdefault(fate, []).append(f"{layer}.{weight}".lstrip("."))
@@ -69,26 +69,26 @@ class Carried:
 
 
 def carry_weights(source: nn.Module, target: nn.Module) -> Carried:
-    """Copy the weights that agree from `source` to `target`, and say what did not carry.
+    """Copy the weights that match from `source` to `target`, and report the others.
 
-    Weights agree that have the same name and shape. In a submodule that is of another class in the target, all names
-    have to be the same: an mlp's `up` means something else beside the `gate` of a gated one. A single layer, as a norm,
-    gives what it has. What a layer makes of its weights, as attention of another number of heads, is not looked at.
+    Weights match that have the same name and shape. In a submodule of another class, all names have to be the same: the
+    `up` of an mlp means something else beside the `gate` of a gated one. A single layer, as a norm, gives the weights
+    it has. Other options of a layer, as the number of heads, are not compared.
 
-    A module whose weights are other quantities than their names say has an attribute `weights_mean`, a word or two for
-    what they are: an RMS norm's with a unit offset are no scales, but the scales' differences from one. None of its
-    weights agrees with one of a module that has another `weights_mean`, or none.
+    A module has an attribute `weights_mean` if its weights are other quantities than their names say: those of an RMS
+    norm with a unit offset are not scales, but the scales minus one. Its weights match only those of a module with the
+    same `weights_mean`.
 
-    What does not carry stays as it is in the target. The values are copied, to the target's dtype and device: neither
-    model sees the other one's later changes. Where the target uses one weight under several names and the source has
-    several, the first name's is carried.
+    Other weights of the target do not change. Values are copied to the target's dtype and device: later changes of one
+    model do not reach the other. If the target uses one weight under several names and the source has several weights,
+    that of the first name is copied.
 
     Args:
         source: any module.
         target: any module; it is changed in place.
 
     Raises:
-        ValueError: a weight that would carry is on the meta device in one of the two models only.
+        ValueError: a matching weight is on the meta device in one of the two models only.
 
     >>> source, target = nn.Linear(2, 3), nn.Linear(2, 3, bias=False)
     >>> carried = carry_weights(source, target)
@@ -108,7 +108,7 @@ def carry_weights(source: nn.Module, target: nn.Module) -> Carried:
 
 
 def compare_weights(source: nn.Module, target: nn.Module) -> Carried:
-    """Return what `carry_weights` would carry, and change nothing. Models on the meta device will do.
+    """Return the report of `carry_weights` without copying. Models may be on the meta device.
 
     >>> print(compare_weights(nn.Linear(2, 3), nn.Linear(2, 4)))
     0 of 2 weights carried over; what did not:
@@ -120,7 +120,7 @@ def compare_weights(source: nn.Module, target: nn.Module) -> Carried:
     left = [name for name in before if name not in known]
     carried: list[str] = []
     reshaped: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-    # Note: [tied weights] The target's one weight cannot hold two of the source; it keeps the first.
+    # Note: [tied weights] One weight of the target cannot hold two of the source; it takes the first.
     filled: dict[int, Tensor] = {}
     for name, weight in known.items():
         if weight.shape != after[name].shape:
@@ -134,14 +134,14 @@ def compare_weights(source: nn.Module, target: nn.Module) -> Carried:
 
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return name -> parameter or persistent buffer, the very tensors; a tied one stands under each of its names."""
+    """Return name -> parameter or persistent buffer, not copied; a tied one is under each of its names."""
     state = model.state_dict(keep_vars=True)
-    # Modules may put values that are no tensors into a state_dict.
+    # A state_dict may hold other values than tensors.
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Return the beginnings of the names of weights that may have the same name and still mean something else."""
+    """Return the prefixes of weights that may have the same name and another meaning."""
     theirs = dict(source.named_modules(remove_duplicate=False))
     apart: list[str] = []
     for name, module in target.named_modules(remove_duplicate=False):
@@ -168,13 +168,13 @@ def _shown(module: nn.Module) -> nn.Module:
 
 
 def _grouped(lines: _Lines) -> _Lines:
-    """Put lines together that say the same of submodules which differ in a number: blocks.0-11.feedforward."""
+    """Merge equal lines of submodules whose names differ in a number: blocks.0-11.feedforward."""
     for place in reversed(range(max(len(submodule) for submodule, _ in lines))):
         numbers: dict[tuple[tuple[str, ...], tuple[str, ...] | None, str], list[int]] = {}
         for submodule, text in lines:
             if place < len(submodule) and submodule[place].isdecimal():
-                alike = numbers.setdefault((submodule[:place], submodule[place + 1 :], text), [])
-                alike.append(int(submodule[place]))
+                key = submodule[:place], submodule[place + 1 :], text
+                numbers.setdefault(key, []).append(int(submodule[place]))
             else:
                 numbers[submodule, None, text] = []
         lines = [
@@ -185,7 +185,7 @@ def _grouped(lines: _Lines) -> _Lines:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as text, those in a row as a range.
+    """Return numbers as text, consecutive ones as a range.
 
     >>> _ranges([0, 1, 2, 5])
     '0-2,5'

@@ -1,4 +1,4 @@
-"""Checks of arguments, at the door of the components."""
+"""Checks of the components' arguments."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ __all__ = ["check_last_dim", "check_length", "check_odd", "check_sequence"]
 
 
 def check_last_dim(x: Tensor, size: int) -> None:
-    """Raise ValueError unless x is [..., size]. Used by every feedforward that takes tokens one by one, and norm."""
+    """Raise ValueError unless x is [..., size]. Used by norms and by feedforwards that do not mix tokens."""
     if x.shape[-1:] != (size,):
         raise ValueError(f"x must be [..., {size}], got {list(x.shape)}")
 
@@ -20,9 +20,9 @@ def check_sequence(x_BTD: Tensor, size: int) -> None:
 
 
 def check_length(tokens: int, context_length: int, *, built: str) -> None:
-    """Raise ValueError where a sequence is longer than the context of what was built, "model" or "attention".
+    """Raise ValueError if a sequence is longer than the context of the "model" or "attention".
 
-    Used by what has a weight for each place of the context.
+    Used by components with a weight for each position.
     """
     if tokens > context_length:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Whether a call of a module does more than its forward. Used where its parts are run and it is not called."""
+"""Whether a call of a module does more than its forward. Used where a module is bypassed."""
 
 import sys
 
@@ -25,5 +25,5 @@ def is_sharded(module: nn.Module) -> bool:
     >>> is_sharded(nn.Linear(2, 3))
     False
     """
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # nobody's module is sharded before it is imported
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # no module is sharded before it is imported
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))

@@ -11,10 +11,9 @@
     vit        std; head 0           xavier uniform           xavier uniform
     mup        std                   std sqrt(B/D) / sqrt(J)  std sqrt(B/D), B the base width
 
-An entry is a normal distribution's deviation where it does not say otherwise. Into the stream lead `attention.out`,
-`cross_attention.out` and `feedforward.down`, of experts too. The projection of patches counts among the embeddings, but
-with vit among the other matrices; it is what stands in a module by the name `patch`. Biases are zero, norms' weights
-one.
+An entry is the deviation of a normal distribution, unless it names another one. `attention.out`, `cross_attention.out`
+and `feedforward.down`, also of experts, lead into the stream. The projection of patches, a module inside one named
+`patch`, counts as an embedding, with vit as another matrix. Biases are zero, weights of norms one.
 """
 
 import math
@@ -39,7 +38,7 @@ _OUT: Final = re.compile(r"(?:^|\.)(?:cross_)?attention\.out$")
 _FEEDFORWARD: Final = re.compile(r"(?:^|\.)feedforward(?:\.|$)")
 _PATCH: Final = re.compile(r"(?:^|\.)patch(?:\.|$)")
 _DOWN: Final = re.compile(r"(?:^|\.)feedforward\.(?:(?:experts|shared)\.\d+\.)?down$")
-# The projections of an attention by their names -> what is packed in their rows, in this order.
+# Name of a projection -> the matrices that are packed in its rows, in this order.
 _PACKED: Final[dict[str, tuple[str, ...]]] = {
     "qkv": ("query", "key", "value"),
     "kv": ("key", "value"),
@@ -49,7 +48,7 @@ _PACKED: Final[dict[str, tuple[str, ...]]] = {
 }
 _INTO_STREAM: Final = ("out", "down")
 _OUTSIDE: Final = ("embedding", "head", "patch")
-# What mup leaves as it is at every width.
+# mup does not scale these with the width.
 _NOT_SCALED: Final = (*_OUTSIDE, "without_width")
 _VIT_TOKEN_STD: Final = 1e-6
 
@@ -66,10 +65,10 @@ def initialise(
 ) -> None:
     """Fill every parameter of a model anew; models do it when they are built.
 
-    It may be called again, above all after `model.to_empty(device=...)` of a model from the meta device: nothing is
-    left as it was. What is neither a matrix nor a norm, buffers too, comes from the `reset_parameters()` of the module
-    that owns it, which has the last word on the modules inside it too. A class with linear layers of which neither side
-    grows with the model, as Linformer's [P, L] along the tokens, names them in a frozenset `without_width`.
+    Call it after `model.to_empty(device=...)` of a model from the meta device: it fills every value. Matrices are
+    filled here; all other parameters, and buffers, by the `reset_parameters()` of the module that owns them, which may
+    also overwrite the modules inside it. A class with linear layers that do not grow with the model, as Linformer's [P,
+    L] along the tokens, names them in a frozenset `without_width`.
 
     The sources. gpt2: Radford et al. 2019, section 2.3. bert: Devlin et al. 2018, normal rather than truncated normal
     as in the common PyTorch port. small: Nguyen and Salazar 2019 (SmallInit), and for the matrices into the stream
@@ -77,8 +76,8 @@ def initialise(
     Wang et al. 2022, figure 2. vit: the released code of Chen et al. 2021 (MoCo v3), where packed queries, keys and
     values count as three matrices and a class token has the deviation 1e-6; the head that starts at zero is that of
     Dosovitskiy et al. 2020, section 3.2. mup: Yang et al. 2022 (Tensor Programs V), table 8; it is gpt2 where D = B.
-    The model then multiplies its logits by B / D, and the optimizer wants `parameter_groups`. A wider model should have
-    more heads; larger ones want their scores scaled by sqrt(base head_dim) / head_dim.
+    The model then multiplies its logits by B / D, and the optimizer needs `parameter_groups`. A wider model should have
+    more heads; larger heads need scores scaled by sqrt(base head_dim) / head_dim.
 
     Args:
         model: any module; it is changed in place. Its width D is its attribute `hidden_dim`; for small, a table's own
@@ -86,12 +85,12 @@ def initialise(
         scheme: one of `SCHEMES`.
         num_layers: L, number of blocks; of an encoder-decoder, those of the encoder.
         num_decoder_layers: blocks of the decoder of an encoder-decoder, the modules under the name `decoder`.
-        std: the deviation, see the table above; small has no use for it but for class tokens.
+        std: the deviation, see the table above; small uses it only for class tokens.
         base_width: B, the width at which std and the learning rate were tuned; for mup, and only for it.
 
     Raises:
         ValueError: there is no such scheme, a number is out of its range, mup without a base width, a base width
-            without mup, or mup for a model that does not tell its width by an attribute `hidden_dim`.
+            without mup, or mup for a model without an attribute `hidden_dim`.
         TypeError: a module has parameters or buffers of its own and no `reset_parameters()`, or a linear layer or a
             table has some beside its weight and bias.
 
@@ -105,11 +104,11 @@ def initialise(
     shrink = 1.0 if base_width is None else math.sqrt(base_width / _width(model))
     crosses = any(name.endswith("cross_attention") for name, _ in model.named_modules())
     decoder = num_decoder_layers
-    alike: dict[str, Any] = {"std": std, "shrink": shrink, "width": _known_width(model)}
-    main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, **alike)
+    common: dict[str, Any] = {"std": std, "shrink": shrink, "width": _known_width(model)}
+    main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, **common)
     other = main
     if decoder:
-        other = _Stack(decoder, beta=(12 * decoder) ** -0.25, crosses=crosses, **alike)
+        other = _Stack(decoder, beta=(12 * decoder) ** -0.25, crosses=crosses, **common)
     with torch.no_grad():
         for name, module, parent in _matrices(model):
             stack = other if name.startswith("decoder.") else main
@@ -117,7 +116,7 @@ def initialise(
                 fill(part, role, stack)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
-        # From the inside out, so that a module may overrule what the modules inside it did.
+        # From the inside out, so that a module may overwrite the modules inside it.
         for name, module in reversed(list(model.named_modules())):
             # The parameters in a list belong to the module that holds the list.
             listed = isinstance(module, nn.ParameterList | nn.ParameterDict)
@@ -139,7 +138,7 @@ def check_scheme(scheme: str, *, base_width: int | None) -> None:
 
 
 def logit_factor(hidden_dim: int, base_width: int | None) -> float:
-    """Return what a model of that width multiplies its logits by: B / D with mup, else 1. Used by every model.
+    """Return the factor of the logits of a model of that width: B / D with mup, else 1. Used by every model.
 
     Yang et al. 2022, table 8.
 
@@ -151,12 +150,13 @@ def logit_factor(hidden_dim: int, base_width: int | None) -> float:
 
 @in_range
 def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size) -> list[dict[str, Any]]:
-    """Return groups for Adam that train a model of init mup: matrices learn slower by B / D, the rest as it is.
+    """Return parameter groups for Adam and init mup: matrices get the learning rate times B / D, the rest the given
+    one.
 
-    Yang et al. 2022, table 8. Embeddings, heads, patch projections, what a class names in `without_width` (see
-    `initialise`), biases and norms are the rest. A parameter that is tied stands in one group, once; one that does not
-    require grad in none. With AdamW the weight decay of the matrices should be larger by D / B, since torch multiplies
-    it with the learning rate.
+    Yang et al. 2022, table 8. The rest are embeddings, heads, patch projections, layers in `without_width` (see
+    `initialise`), biases and norms. A tied parameter is in one group, once; one that does not require grad in none.
+    With AdamW the weight decay of the matrices should be larger by D / B, since torch multiplies it with the learning
+    rate.
 
     Args:
         model: with its width D as the attribute `hidden_dim`.
@@ -164,7 +164,7 @@ def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size
         base_width: B, as the model was built with.
 
     Raises:
-        ValueError: a number is out of its range, or the model does not tell its width.
+        ValueError: a number is out of its range, or the model has no attribute `hidden_dim`.
 
     >>> model = nn.Sequential(nn.Linear(8, 8))
     >>> model.hidden_dim = 8
@@ -188,9 +188,9 @@ def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size
 
 @dataclass(frozen=True)
 class _Stack:
-    """What a scheme is told of the model, and of the blocks that a matrix stands among.
+    """The properties of a model, and of the stack of a matrix, that a scheme needs.
 
-    `shrink` is sqrt(B / D) of mup; `width` is D, None where the model does not tell it.
+    `shrink` is sqrt(B / D) of mup; `width` is D, None for a model without `hidden_dim`.
     """
 
     num_layers: int
@@ -303,7 +303,7 @@ def _parts(name: str, module: Any, parent: nn.Module) -> list[tuple[Tensor, str]
 
 
 def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
-    """Fill the parameters and buffers that stand in a module itself; the owner is who an error names."""
+    """Fill the parameters and buffers of a module itself; errors name the owner."""
     reset = getattr(module, "reset_parameters", None)
     if reset is not None:
         reset()
@@ -314,12 +314,12 @@ def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
         elif name == "bias":
             nn.init.zeros_(parameter)
         else:
-            raise TypeError(_nobody_fills("parameter", name, owner))
+            raise TypeError(_without_reset("parameter", name, owner))
     for name, _ in module.named_buffers(recurse=False):
-        raise TypeError(_nobody_fills("buffer", name, owner))
+        raise TypeError(_without_reset("buffer", name, owner))
 
 
-def _nobody_fills(kind: str, name: str, owner: nn.Module) -> str:
+def _without_reset(kind: str, name: str, owner: nn.Module) -> str:
     return (
         f"{type(owner).__name__} has a {kind} {name!r} of its own; give the class a reset_parameters() that fills it, "
         "so that the model can be initialised anew"

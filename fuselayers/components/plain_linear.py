@@ -1,4 +1,4 @@
-"""When a linear layer may be taken apart into its weight and bias. Used by every layer that does so."""
+"""Whether a layer may use the weight and bias of a linear layer without calling it."""
 
 from torch import nn
 
@@ -13,7 +13,6 @@ def is_plain_linear(layer: nn.Module) -> bool:
     >>> is_plain_linear(nn.Linear(2, 3)), is_plain_linear(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
     (True, False)
     """
-    # Note: [guards of a split linear] Taking weight and bias out of a layer passes by its forward. That is right only
-    # for an untouched nn.Linear: an adapter put in its place, a parametrisation (a subclass), a
-    # patched forward or a hook must be called.
+    # Note: [guards of a split linear] Using the weight and bias of a layer bypasses its forward. That is right only for
+    # an unmodified nn.Linear: an adapter, a parametrisation (a subclass), a patched forward or a hook must be called.
     return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)

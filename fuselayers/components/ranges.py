@@ -1,6 +1,6 @@
-"""What a number may be, written once: in the annotation of the argument that holds it.
+"""The allowed range of a number, stated once: in the annotation of its argument.
 
-`dropout: Probability` is at once the type, the check, the text of the error and the entry in the tables of the docs.
+`dropout: Probability` is the type, the check, the text of the error and the entry in the tables of the docs.
 """
 
 import functools
@@ -85,7 +85,7 @@ def _number_of(annotation: Any) -> tuple[Any, Range] | None:
 
 def _check_number(name: str, value: Any, kind: Any) -> None:
     """Raise TypeError unless `value` is a number of that type: for an int any whole number, as numpy's."""
-    # To Python True is a number; as a size it is a mistake.
+    # True is a number in Python; as a size it is a mistake.
     if kind is int and (isinstance(value, bool) or not _is_whole(value)):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if kind is float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
@@ -101,10 +101,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate a function, above all an `__init__`: each argument with an annotated range is checked beforehand.
+    """Decorate a function, above all an `__init__`, to check each argument with an annotated range.
 
-    What the function is given raises TypeError where it is no number of the annotated type, a whole one or any real
-    one, and ValueError out of its range. None is not checked. Used by every component with a number among its options.
+    An argument that is no number of the annotated type, integer or real, raises TypeError; one out of its range
+    ValueError. None is not checked. Used by every component with a number among its options.
 
     >>> class Layer:
     ...     @in_range
@@ -120,7 +120,7 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
 
     @functools.cache
     def wanted() -> dict[str, tuple[Any, Range]]:
-        # Not while the module is imported: an annotation may name what is defined further down.
+        # Not at import: an annotation may name a later definition.
         found = {name: _number_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
         return {name: number for name, number in found.items() if number is not None}
 

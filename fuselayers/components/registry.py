@@ -1,7 +1,7 @@
-"""The registry: which class answers to which name, and which options it takes.
+"""The registry: which class has which name, and which options it takes.
 
 A component is an `nn.Module` class registered under a kind and a name. Configs and callers name it by a `Choice`; the
-options of a choice are the keyword-only arguments of the class's `__init__`, so a class is its own schema.
+options of a choice are the keyword-only arguments of the class's `__init__`.
 """
 
 import enum
@@ -51,8 +51,8 @@ Registered = TypeVar("Registered", bound=type)
 
 _OWNERS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
-# Note: [causal is the model's] A part that takes `causal` gets it from the model, whether or not its `built_in` lists
-# it: left at its default, attention in a causal model could see the future, and nothing would say so.
+# Note: [causal is the model's] A component that takes `causal` gets it from the model, whether or not its `built_in`
+# lists it. With a default, attention in a causal model could silently see later tokens.
 _MODELS_OWN: Final = frozenset({"causal"})
 _PARTS: Final = ("attention", "feedforward", "position", "block")
 
@@ -115,12 +115,12 @@ class Option:
 def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     """Decorate a class to own `name` among the components of `kind`.
 
-    The class may list in `built_in: ClassVar[frozenset[str]]` the arguments that whoever builds it fills in (a size, a
-    backend, a nested choice); they are no options. Nor is an argument `causal` of a model's part, listed or not.
+    The class may list in `built_in: ClassVar[frozenset[str]]` the arguments that its builder fills in (a size, a
+    backend, a nested choice); they are no options. Nor is `causal` of an attention, feedforward, position or block.
 
     Raises:
         ValueError: there is no such kind, the name is not in lower_case, or another class owns it.
-        TypeError: what is decorated is no subclass of `nn.Module`.
+        TypeError: the class is no subclass of `nn.Module`.
 
     >>> from torch import nn
     >>> @register("norm", "no_norm_at_all")
@@ -174,7 +174,7 @@ def get(kind: str, name: str) -> type:
 
 
 def of_another_kind(kind: str, name: object) -> str:
-    """Return the end of an error's text: of which other kind the name is, or nothing.
+    """Return the end of an error's text: the other kind that has the name, or nothing.
 
     >>> of_another_kind("feedforward", "rms_norm")
     "; 'rms_norm' is of the kind norm"
@@ -184,7 +184,7 @@ def of_another_kind(kind: str, name: object) -> str:
 
 
 def title(component: object) -> str:
-    """Return how an error text calls a component that is built: by kind and name, else by its class.
+    """Return the name of a built component for error texts: kind and name, else its class.
 
     >>> title(create("norm", "layer_norm", 4)), title(object())
     ("norm 'layer_norm'", 'object')
@@ -239,11 +239,11 @@ def as_choice(choice: Choice | str) -> Choice:
 
 
 def accepted(kind: str, choice: Choice | str, **values: Any) -> dict[str, Any]:
-    """Return those of `values` that the chosen class has its builder fill in: what its `built_in` lists, and `causal`.
+    """Return the `values` that the builder of the chosen class fills in: those in its `built_in`, and `causal`.
 
-    For arguments that a builder offers to every component of a kind and only some can use, as a fusion backend. A part
-    that takes `causal` gets it without listing it. Where a part must honour it, as attention in a causal model, the
-    builder asks for that beforehand, see `attention.inputs.check_able`.
+    For arguments that a builder offers to every component of a kind, and that only some take, as a fusion backend. A
+    component that takes `causal` gets it without listing it. Where it must support it, as attention in a causal model,
+    the builder calls `attention.inputs.check_able` first.
 
     >>> accepted("feedforward", "mlp", backend="eager"), accepted("feedforward", "fused_mlp", backend="eager")
     ({}, {'backend': 'eager'})
@@ -307,7 +307,7 @@ def _path(component: type) -> str:
 
 
 def _same_notebook_class(owner: type, component: type) -> bool:
-    # A notebook cell that is run twice defines its class twice; only there may the later one take over.
+    # A notebook cell that runs twice defines its class twice; the later one replaces the first.
     return component.__module__ == "__main__" and _path(owner) == _path(component)
 
 

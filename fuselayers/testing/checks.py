@@ -1,8 +1,8 @@
 """checks -- the contract of a fused function, one check per clause.
 
-Each takes an op, its reference in plain torch, the op's tensors, and options for both, and raises AssertionError where
-the op breaks the clause, NotApplicable where there is nothing to check. Under pytest and unittest that is a skip. An op
-that draws random numbers is given its seed: two calls must be one function.
+Each takes an op, its reference in plain torch, the op's tensors, and options for both. It raises AssertionError if the
+op breaks the clause, and NotApplicable if there is nothing to check, which pytest and unittest skip. An op that draws
+random numbers needs its seed as an option.
 """
 
 import unittest
@@ -53,24 +53,23 @@ __all__ = [
 ]
 
 
-# A second derivative and a batched call are rounded at other places than the reference: whether they are right is asked
-# here, not how precise they are.
+# Second derivatives and batched calls round elsewhere than the reference. Their checks look for errors, not precision.
 _LOOSE: Final = 8.0
 
 
 class NotApplicable(unittest.SkipTest):
-    """There is nothing to check here, and why."""
+    """There is nothing to check; the text says why."""
 
 
 def check_single_gradients(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """One input alone may need a gradient, whichever it is."""
+    """Each input may be the only one that needs a gradient."""
     for place, value in enumerate(inputs):
         if value.is_floating_point():
             assert_as_good_as(op, reference, inputs, wanted=[place], **options)
 
 
 def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Op, reference and traced form agree about the dtypes of results, whichever input is of another dtype.
+    """Op, reference and traced op return the same dtypes, also if one input has another dtype.
 
     The other dtype is float32, or bfloat16 where the inputs are float32.
     """
@@ -87,7 +86,7 @@ def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **option
 
 
 def check_autocast(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Autocast changes nothing, or what it changes in the reference: dtypes and precision of what has a matmul."""
+    """Autocast changes nothing, or the same as in the reference: dtypes and precision of ops with a matmul."""
 
     def under_autocast(fn: Op) -> Op:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +104,7 @@ def check_autocast(op: Op, reference: Op, inputs: Sequence[Tensor], **options: A
 
 
 def check_poisoned(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """The op reads no memory that it has not written."""
+    """The op reads no uninitialised memory."""
 
     def on_poison(*args: Any, **kwargs: Any) -> Any:
         with poisoned_memory():
@@ -118,7 +117,7 @@ def check_poisoned(op: Op, reference: Op, inputs: Sequence[Tensor], **options: A
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Have `torch.empty` and its kin return NaN, and the largest integer, instead of what was there.
+    """Make `torch.empty` and similar functions return NaN, or the largest integer.
 
     >>> with poisoned_memory():
     ...     torch.empty(2)
@@ -139,9 +138,9 @@ def poisoned_memory() -> Iterator[None]:
 
 
 def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """NaN and both infinities in the first floating input come out where the reference lets them; gradients likewise.
+    """NaN and infinities in the first floating input reach the same results and gradients as in the reference.
 
-    The reference in float64 may be followed too: torch's vectorised gelu makes NaN of inf on a CPU, its scalar one inf.
+    The reference in float64 is accepted too: on a CPU torch's vectorised gelu of inf is NaN, its scalar one inf.
     """
     _floating_dtype(inputs)
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -150,7 +149,7 @@ def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
         plain = results(reference, spoilt, **options)
         exact = results(reference, cast(spoilt, torch.float64), **options)
         for name, got in results(op, spoilt, **options).items():
-            # What kind of number a gradient is not depends on how it is computed.
+            # Whether a gradient is NaN or infinite depends on how it is computed.
             kinds = (torch.isfinite,) if name.startswith("d") else (torch.isnan, torch.isposinf, torch.isneginf)
             for kind in kinds:
                 differs = (kind(got) != kind(plain[name])) & (kind(got) != kind(exact[name]))
@@ -173,11 +172,11 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
         reached = [
             (one, incoming) for one, incoming in zip(found, incoming_for(found), strict=True) if one.requires_grad
         ]
-        # Not `torch.autograd.grad`: it does not run what a function left to say that it has no second derivative.
+        # Not `torch.autograd.grad`: it skips the nodes that raise for a missing second derivative.
         torch.autograd.backward([one for one, _ in reached], [incoming for _, incoming in reached])
         zeros = {place: torch.zeros_like(leaf) for place, leaf in leaves.items()}
         seconds = {place: zeros[place] if leaf.grad is None else leaf.grad for place, leaf in leaves.items()}
-        # Named as gradients, all of them: sums of many results.
+        # All are named as gradients: they are sums of many values.
         first = {f"d{place}": value.detach() for place, value in zip(leaves, found, strict=True)}
         return first | {f"dd{place}": value for place, value in seconds.items()}
 
@@ -212,7 +211,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
     if not all(value.is_floating_point() for value in inputs):
         raise NotApplicable("has inputs that are not floating")
-    # The values that were given, at other places: the function may be defined for such ones alone.
+    # The given values in another order: the function may be defined only for those.
     stacked = [torch.stack([value, _flipped(value), value.roll(1)]) for value in inputs]
     doubles = cast(inputs, torch.float64)
     exact = results(one_by_one, cast(stacked, torch.float64)), by_func(reference, doubles)
@@ -233,7 +232,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
 def check_compiled(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     """`torch.compile` with `fullgraph=True` traces the op, forward and backward, in one graph."""
-    # A limit of its own: every call of this line is the same code to Dynamo, which would give up at the eighth.
+    # With a limit of its own: to Dynamo every call of this line is the same code, and it stops after eight.
     compiled = torch_compile(
         lambda *args: op(*args, **options), recompile_limit=1 << 16, backend="aot_eager", fullgraph=True
     )
@@ -241,7 +240,7 @@ def check_compiled(op: Op, reference: Op, inputs: Sequence[Tensor], **options: A
 
 
 def check_fused(op: Op, reference: Op, inputs: Sequence[Tensor], *, backend: str, **options: Any) -> None:
-    """Fused in one graph, the op gives the reference's numbers, for the same seed the same mask."""
+    """Fused in one graph, the op gives the reference's numbers, with the same mask for the same seed."""
     try:
         fused = fuse(op, backend=backend, fallback=(), fullgraph=True, static_argnames=_static(options))
     except BackendUnavailableError as error:
@@ -256,17 +255,17 @@ def check_dynamic(
     inputs: Sequence[Tensor] | Callable[[tuple[int, int]], Sequence[Tensor]],
     **options: Any,
 ) -> None:
-    """Compiled for sizes that change, the op is not compiled again for further ones.
+    """With dynamic sizes, the op is not compiled again for new sizes.
 
-    Dynamo makes a graph of its own for a size of one, and dropout's mask one for the widths that are multiples of its
-    eight lanes, so two calls go ahead.
+    Dynamo compiles separately for a size of one, and dropout's mask for widths that are multiples of its eight lanes,
+    so the first two calls may compile.
 
     Args:
-        op: as everywhere.
-        reference: as everywhere.
-        options: as everywhere.
-        inputs: tensors, all of whose sizes above one are multiplied and filled with the same values, shuffled; or what
-            makes them for [rows, columns].
+        op: as in every check.
+        reference: as in every check.
+        options: as in every check.
+        inputs: tensors, which are enlarged with the same values, shuffled; or a function that makes them for
+            [rows, columns].
     """
     if callable(inputs):
         families = [inputs(shape) for shape in ((3, 21), (2, 16), (7, 129), (5, 40))]
@@ -302,7 +301,7 @@ def _enlarged(inputs: Sequence[Tensor], factor: int) -> list[Tensor]:
 
 
 def check_gradients_of_reference(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """The reference's gradients are those of its values: `torch.autograd.gradcheck`, which needs float64."""
+    """The reference passes `torch.autograd.gradcheck`, which needs float64."""
     if _floating_dtype(inputs) != torch.float64:
         raise NotApplicable("needs float64")
     doubles = [value.detach().requires_grad_(value.is_floating_point()) for value in cast(inputs, torch.float64)]
@@ -313,7 +312,7 @@ def check_gradients_of_reference(op: Op, reference: Op, inputs: Sequence[Tensor]
 
 
 def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """What is registered with torch as an op keeps torch's rules: `torch.library.opcheck`."""
+    """A registered torch op passes `torch.library.opcheck`."""
     ops_of_torch = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), torch.library.CustomOpDef  # type: ignore[attr-defined]
     if not isinstance(op, ops_of_torch):
         raise NotApplicable("is no torch.ops op")
@@ -325,7 +324,7 @@ def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **option
 
 
 def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Triton kernels touch only elements of their arguments, and store once to each; see `meter`."""
+    """Triton kernels access only elements of their arguments, and store once to each."""
     if not INTERPRETED:
         raise NotApplicable("kernels are metered in Triton's interpreter; start Python with TRITON_INTERPRET=1")
     try:
@@ -338,7 +337,7 @@ def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
 
 
 def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Forward and backward can be captured in a CUDA graph, and the replay computes with the numbers it then finds."""
+    """Forward and backward can be captured in a CUDA graph, and a replay uses the current values of the inputs."""
     if inputs[0].device.type != "cuda":
         raise NotApplicable("needs inputs on a CUDA GPU")
     with torch.cuda.device(inputs[0].device):
@@ -365,8 +364,8 @@ def _check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options
         with torch.cuda.graph(graph):
             captured = step()
     except BaseException:
-        # Torch leaves the stream of a capture that failed the current one, and in some versions the generator
-        # waiting for the capture's end, which that of another capture is, too.
+        # After a failed capture torch keeps its stream current, and in some versions its generator waits for the end
+        # of a capture; another capture ends that.
         torch.cuda.set_stream(stream)
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             static[0].clone()

@@ -1,8 +1,7 @@
-"""comparison -- values and gradients of two forms of one function, held to a float64 reference.
+"""comparison -- values and gradients of a function against a reference in float64.
 
-How wrong may a fused form be? As wrong as plain torch, twice over: `reference` runs in the dtype under test and in
-float64, which shows what that dtype costs, and the form's error may be at most SLACK times that, element by element,
-beside the last bit of a result.
+The reference runs in the tested dtype and in float64, which shows the error of that dtype. The error of the function
+may be at most SLACK times as large, element by element, plus the last bit of a result.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ Op = Callable[..., Any]
 
 
 class Overwritten(AssertionError):
-    """A function wrote into what it was only to read."""
+    """A function wrote into its inputs, outputs or incoming gradients."""
 
 
 def samples(
@@ -59,7 +58,7 @@ def cast(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
-    """Return what an op returned as a tuple of tensors."""
+    """Return the results of an op as a tuple of tensors."""
     return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
@@ -68,7 +67,7 @@ def forward(
 ) -> tuple[dict[int, Tensor], tuple[Tensor, ...]]:
     """Call `fn` and return its leaves and its outputs.
 
-    The inputs are used as they lie in memory. Leaves are those at `wanted`, or else all floating ones, by place.
+    The inputs keep their strides. Leaves are the inputs at `wanted`, or all floating ones, by index.
 
     Raises:
         Overwritten: an input has other values afterwards.
@@ -85,7 +84,7 @@ def forward(
 def untouched(tensors: Mapping[str, Tensor], *, by: str) -> Iterator[None]:
     """Raise Overwritten if the block leaves other bits in one of the tensors, which have names for the message.
 
-    Nothing can be compared while a CUDA graph is captured; a call before that has to be looked at.
+    Nothing is compared while a CUDA graph is captured.
     """
     if any(value.is_cuda for value in tensors.values()) and torch.cuda.is_current_stream_capturing():
         yield
@@ -110,7 +109,7 @@ def incoming_for(outputs: Sequence[Tensor]) -> list[Tensor]:
 def backward(
     leaves: dict[int, Tensor], outputs: Sequence[Tensor], incoming: Sequence[Tensor], *, again: bool = False
 ) -> dict[str, Tensor]:
-    """Return outputs as y0, y1, ... and gradients as d0, d1, ... by their input's place; zero where none arrives.
+    """Return outputs as y0, y1, ... and gradients as d0, d1, ... by the index of their input; zero if there is none.
 
     Args:
         leaves: from `forward`.
@@ -182,18 +181,18 @@ def compare(
 ) -> None:
     """Raise unless `got` errs at most `slack` times as much as `plain` does, both against `exact`, value by value.
 
-    To that come what the reference's roundings cost on the way, on average; the last bit of a result, in the inputs'
-    coarsest dtype; and what the order of a sum makes of numbers of the order of one, in float32 at least.
+    Also allowed are the mean error of the reference beyond a last rounding; the last bit of a result, in the coarsest
+    dtype of the inputs; and the error of a sum of numbers near one, in float32 at least.
 
-    Where both are infinite or NaN, so must `got` be; where one of them is, `got` may be what either is.
+    Where both are infinite or NaN, `got` must be the same; where one of them is, `got` may equal either.
 
     Args:
-        got: results of a form.
+        got: results of the function.
         plain: of the reference.
         exact: of the reference in float64.
-        inputs: what the first two were given.
-        where: what to say before the name of what differs.
-        slack: above SLACK all that is allowed grows with it.
+        inputs: of the first two.
+        where: start of the error text.
+        slack: the whole tolerance grows with it.
     """
     single = torch.finfo(torch.float32).eps
     coarse = max((torch.finfo(value.dtype).eps for value in inputs if value.is_floating_point()), default=single)
@@ -212,11 +211,11 @@ def compare(
         error = (got_wide - truth).abs()
         both = plain_wide.isfinite() & exact_wide.isfinite()
         own = (plain_wide - exact_wide).abs().where(both, 0)
-        # What is more than a last rounding comes from roundings on the way, which fall on other elements elsewhere.
+        # An error beyond a last rounding comes from earlier roundings, which hit other elements in another function.
         on_the_way = (own - coarse / 2 * size).clamp(min=0).mean()
         allowed = SLACK * (own + on_the_way)
-        # A result is rounded once more at most, by half a unit; a gradient is a sum of such results, on another way.
-        # Where a gradient is 0 for all inputs (above a mask's diagonal) there are no such sums.
+        # A result has one more rounding at most, by half a unit; a gradient is a sum of such results. A gradient that
+        # is 0 for all inputs (above the diagonal of a mask) has no such sums.
         rounded_often = size + 4 * size.sum() / size.count_nonzero().clamp(min=1) if name.startswith("d") else 0
         allowed += coarse / 2 * (size + rounded_often)
         allowed += 8 * fine * (1 + size.max())

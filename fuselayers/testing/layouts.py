@@ -1,4 +1,4 @@
-"""layouts -- seven ways in which a tensor may lie in memory, and a function that must not care."""
+"""layouts -- seven memory layouts, and the check that a function supports them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -50,18 +50,18 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "chunked": _chunked,
     "0-sized": _zero_sized,
 }
-"""Each takes a tensor [..., N] and returns one that lies otherwise, with NaN where it leaves room. Two change values:
-"expanded" has the first row, or the first element, everywhere, and "0-sized" no row at all."""
+"""Each takes a tensor [..., N] and returns one with another layout, and NaN in unused memory. Two change values:
+"expanded" repeats the first row, or the first element, and "0-sized" has no rows."""
 
 _FULL: Final = tuple(name for name in LAYOUTS if name != "0-sized")
 
 
 def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """The op does not care how its inputs and its incoming gradients lie: every layout with every other.
+    """The op supports every layout of its inputs with every layout of its incoming gradients.
 
-    With the first input in one layout the second one is in the next, and so on, so that no two inputs share their
-    strides; incoming gradients likewise. A 0-sized gradient comes only from 0-sized inputs: the tensors with as many
-    dimensions and rows as the first are emptied, and this is left out where the reference takes no such inputs.
+    Consecutive inputs have consecutive layouts, so that no two share their strides; incoming gradients likewise. For
+    0-sized inputs, the tensors with the dimensions and rows of the first are emptied; that is skipped if the reference
+    does not take them.
 
     Raises:
         AssertionError: naming the layouts.
@@ -73,7 +73,7 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
             LAYOUTS[name](one) if one.is_floating_point() else one for name, one in zip(names, inputs, strict=True)
         ]
         for at, (got, gradient_names) in enumerate(_every_gradient(op, laid_out, options)):
-            # Layouts that leave the values alone have one truth.
+            # Layouts that do not change the values share a truth.
             key = *(name == "expanded" for name in names), -1, *(name == "expanded" for name in gradient_names)
             if key not in truths:
                 truths[key] = _truth(reference, laid_out, gradient_names, options)

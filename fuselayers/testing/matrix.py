@@ -1,4 +1,4 @@
-"""matrix -- the whole contract, held against a function or a module of any library, as a table."""
+"""matrix -- the whole contract of a function or a module of any library, as a table."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -49,7 +49,7 @@ CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     "CUDA graph": check_cuda_graph,
     "kernels": check_kernels,
 }
-"""Every check by its name in the report; "fused, <backend>" comes for each of the backends."""
+"""Every check by its name in the report; "fused, <backend>" is added for each backend."""
 
 _BACKENDS: Final = ("eager", "inductor")
 
@@ -150,7 +150,7 @@ def check_module(
             if not isinstance(form, nn.Module):
                 return form(*args[:count], **named)
             dtype = next(value.dtype for value in args if value.is_floating_point())
-            # Copies: what a call writes into a buffer is gone with it.
+            # Copies: a call may write into them.
             buffers = {
                 name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
                 for name, value in form.named_buffers()
@@ -187,7 +187,7 @@ def _matrix(
     cells = []
     for name, run in runs.items():
         for dtype in dtypes if wanted is None or name in wanted else ():
-            # Copies for each check: what one overwrites must not reach the next.
+            # Copies for each check, which may overwrite them.
             given: Any = [value.detach().clone() for value in cast(inputs, dtype)]
             if name == "dynamic sizes" and inputs_of is not None:
                 given = partial(_in_dtype, inputs_of, dtype)

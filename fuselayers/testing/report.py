@@ -1,4 +1,4 @@
-"""report -- what `check` found: one cell for each check and dtype, and how to print them."""
+"""report -- the results of `check`: one cell for each check and dtype, printed as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final, Literal
 __all__ = ["VALUES", "Cell", "Report"]
 
 VALUES: Final = "values and gradients"
-"""The check without which no other says anything."""
+"""The check that every other one depends on."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Cell:
     Attributes:
         check: its name in the report.
         dtype: "float32".
-        outcome: what came of it.
-        reason: why it failed or does not apply; of a pass, what is to be known beside it.
+        outcome: of the check.
+        reason: why it failed or does not apply; a remark on a pass.
     """
 
     check: str
@@ -46,9 +46,9 @@ class Report:
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether values and gradients passed in no dtype, or, where they were not asked for, nothing did.
+        """Whether values and gradients passed in no dtype, or, without that check, no check did.
 
-        That is what a reference that always raises, or a misspelt option, makes of every check.
+        A reference that always raises, or a misspelt option, causes that.
         """
         needed = [cell for cell in self.cells if cell.check == VALUES] or self.cells
         return not any(cell.outcome == "pass" for cell in needed)

@@ -45,15 +45,6 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     assert totals["this"]["recomputed_flops"] > 0
 
 
-@pytest.mark.slow
-def test_eager_prices_compute_nothing_again_for_its_own_sake(tmp_path: Path) -> None:
-    file = tmp_path / "report.json"
-    assert main(["explain", *MODEL, "--batch", "1x8", "--backend", "eager", "--json", str(file)]) == 0
-    content = json.loads(file.read_text())
-    assert content["backend"] == "eager"
-    assert content["totals"]["this"]["saved_bytes"] == content["totals"]["default"]["saved_bytes"]
-
-
 @pytest.mark.parametrize(
     ("model", "batch", "shapes"),
     [
@@ -74,23 +65,6 @@ def test_what_a_model_is_explained_with(
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
     assert main(["explain", f"model={model}", *rest]) == 0
-
-
-@pytest.mark.slow
-def test_a_model_of_images(tmp_path: Path) -> None:
-    saved, file = [], tmp_path / "report.json"
-    for batch in ([], ["--batch", "3"]):
-        assert main(["explain", "model=vit_tiny", "model.num_layers=1", *batch, "--json", str(file)]) == 0
-        saved.append(json.loads(file.read_text())["totals"]["eager"]["saved_bytes"])
-    assert saved[1] > 2.5 * saved[0]
-
-
-@pytest.mark.slow
-def test_a_model_with_a_source_is_given_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "model=t5_tiny", "model.num_layers=1", "--batch", "3x5"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("EncoderDecoder: min_cut for inductor")
-    assert "15x256" in out  # The logits of three sequences of five tokens.
 
 
 @pytest.mark.parametrize(

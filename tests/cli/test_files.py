@@ -1,5 +1,4 @@
 import os
-import signal
 from pathlib import Path
 from typing import BinaryIO
 
@@ -7,17 +6,8 @@ import pytest
 import torch
 
 from fuselayers.cli.files import write_whole
-from tests.processes import run
 
 _NO_SPACE = OSError(28, "No space left on device")
-
-
-def test_replaces_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for content in (b"first", b"second"):
-        write_whole(path, lambda file, content=content: file.write(content))
-        assert path.read_bytes() == content
-    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
@@ -50,28 +40,3 @@ def test_an_error_of_the_disk_inside_torch_save_is_named(tmp_path: Path) -> None
 
     with pytest.raises(OSError, match="No space left on device"):
         write_whole(tmp_path / "a", lambda file: torch.save({"x": torch.zeros(9)}, FullDisk()))  # type: ignore[arg-type]
-
-
-def test_another_error_comes_through_unchanged(tmp_path: Path) -> None:
-    def write(file: BinaryIO) -> None:
-        raise RuntimeError("not the disk")
-
-    with pytest.raises(RuntimeError, match="not the disk"):
-        write_whole(tmp_path / "a", write)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kill_leaves_the_file_before_it(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"whole")
-    script = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom fuselayers.cli.files import write_whole\n"
-        "def write(file):\n"
-        "    file.write(b'half'); file.flush()\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "write_whole(Path(sys.argv[1]), write)\n"
-    )
-    assert run(script, str(path)).code == -signal.SIGKILL
-    assert path.read_bytes() == b"whole"
-    write_whole(path, lambda file: file.write(b"next"))
-    assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("a", b"next")]

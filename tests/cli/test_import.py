@@ -153,20 +153,6 @@ def test_modules_that_cannot_be_imported(capsys: pytest.CaptureFixture[str], mod
     assert captured.out == ""
 
 
-def test_a_module_that_lacks_another_one_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lacks_another.py").write_text("import not_installed_anywhere\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed_anywhere'"):
-        main(["list", "norm", "--import", "lacks_another"])
-
-
-@pytest.mark.parametrize("command", ["train", "list", "bench", "explain"])
-def test_what_builds_a_config_can_import(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([command, "--help"]) == 0
-    assert "--import MODULE" in capsys.readouterr().out
-
-
 def test_a_config_cannot_import(capsys: pytest.CaptureFixture[str]) -> None:
     for override in ("import=my_layers", "imports=[my_layers]"):
         assert main(["train", override]) == 2

@@ -1,19 +1,10 @@
 import platform
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fuselayers.cli.machine import choose_device, describe_machine, keep_freed_memory, measured_machine
+from fuselayers.cli.machine import choose_device
 from tests.processes import run
-
-
-def test_names_what_a_number_depends_on() -> None:
-    text = describe_machine(torch.device("cpu"))
-    assert text.endswith(f"torch {torch.__version__}, Python {platform.python_version()}")
-    threads = torch.get_num_threads()
-    assert f", {threads} thread" in text
-    assert len(text.split(",")[0]) > 2
 
 
 def test_auto_is_a_gpu_where_torch_can_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +42,3 @@ def test_freed_memory_is_kept() -> None:
     given_back, kept = (run(_PAGE_FAULTS, how) for how in ("given back", "kept"))
     assert given_back.errors == kept.errors == ""
     assert int(kept.printed) < int(given_back.printed) / 10
-
-
-def test_a_c_library_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda name: object())
-    assert not keep_freed_memory()
-    assert "freed memory" not in measured_machine(torch.device("cpu"))
-    # An older glibc takes no more than 32 MiB for the second.
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: parameter == -1))
-    assert not keep_freed_memory()
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda parameter, _: 1))
-    assert measured_machine(torch.device("cpu")).endswith(", freed memory kept")

@@ -25,19 +25,11 @@ def with_layers(option: str, entries: Any) -> Config:
     return replace(config, model=Choice(config.model.name, {**config.model.options, option: entries}))
 
 
-def of_experts(expert: Any) -> Choice:
-    return Choice("mixture_of_experts", {"num_experts": 2, "expert": expert})
-
-
 @pytest.mark.parametrize("option", ["layers", "decoder_layers"])
 @pytest.mark.parametrize(
     ("fused", "plain"),
     [
         (LayerChange("0", feedforward="fused_mlp"), LayerChange("0", feedforward="mlp")),
-        (
-            LayerChange("0", norm="rms_norm", feedforward=of_experts(Choice("fused_mlp", {"expansion": 2.0}))),
-            LayerChange("0", norm="rms_norm", feedforward=of_experts(Choice("mlp", {"expansion": 2.0}))),
-        ),
         ({"at": 0, "feedforward": "fused_mlp"}, {"at": 0, "feedforward": "mlp"}),
         (
             {"at": "1::2", "feedforward": {"name": "fused_mlp", "activation": "relu"}},
@@ -63,12 +55,6 @@ def test_layers_that_differ_are_plain_too(option: str, fused: Any, plain: Any) -
         expected = with_layers(option, container((plain, other)))
         assert plain_config(with_layers(option, container((fused, other)))) == expected
         assert plain_config(expected) == expected
-
-
-@pytest.mark.parametrize("expert", ["fused_mlp", {"name": "fused_mlp"}, Choice("fused_mlp")], ids=str)
-def test_experts_are_plain_too(expert: Any) -> None:
-    plain = plain_config(replace(compose("gpt_nano"), feedforward=of_experts(expert)))
-    assert plain.feedforward in [of_experts("mlp"), of_experts({"name": "mlp"}), of_experts(Choice("mlp"))]
 
 
 @pytest.mark.parametrize(

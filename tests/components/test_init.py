@@ -35,10 +35,6 @@ def decoder(**options: object) -> Decoder:
     return Decoder(**{**SIZES, "tie_embeddings": False, **options})  # type: ignore[arg-type]
 
 
-def deviations(model: nn.Module) -> dict[str, float]:
-    return {name: value.std().item() for name, value in model.named_parameters() if value.dim() == 2}
-
-
 def assert_deviations(model: nn.Module, expected: Callable[[str, Tensor], float]) -> None:
     seen = 0
     for name, value in model.named_parameters():
@@ -71,24 +67,6 @@ def test_small() -> None:
     assert_deviations(decoder(init="small"), expected)
 
 
-def test_small_draws_a_table_of_biases_by_the_width_of_the_model() -> None:
-    model = decoder(init="small", position=Choice("relative", {"num_buckets": 512, "max_distance": 512}))
-    assert model.position.table.weight.shape == (512, 4)
-    assert model.position.table.weight.std().item() == pytest.approx(math.sqrt(2 / (5 * 128)), rel=0.05)
-    # By itself it does not know of a model.
-    initialise(model.position, "small", num_layers=8)
-    assert model.position.table.weight.std().item() == pytest.approx(math.sqrt(2 / (5 * 4)), rel=0.05)
-
-
-def test_small_draws_the_projection_of_patches_by_the_width_of_the_model() -> None:
-    for hidden_dim in (64, None):
-        model = nn.ModuleDict({"patch": nn.ModuleDict({"projection": nn.Conv2d(3, 64, 8)})})
-        if hidden_dim:
-            model.hidden_dim = hidden_dim
-        initialise(model, "small", num_layers=8)
-        assert model["patch"]["projection"].weight.std().item() == pytest.approx(math.sqrt(2 / (5 * 64)), rel=0.05)
-
-
 def test_deepnorm_of_a_decoder() -> None:
     model = decoder(init="deepnorm", residual="deepnorm", init_std=0.03)
     beta = (8 * 8) ** -0.25
@@ -104,16 +82,6 @@ def test_deepnorm_of_a_decoder() -> None:
         assert query.std().item() == pytest.approx(math.sqrt(2 / (128 + 128)), rel=0.05)
         assert key.std().item() == pytest.approx(math.sqrt(2 / (128 + 64)), rel=0.05)
         assert value.std().item() == pytest.approx(beta * math.sqrt(2 / (128 + 64)), rel=0.05)
-
-
-def test_deepnorm_of_a_pair() -> None:
-    model = nn.ModuleDict({side: nn.ModuleDict({"feedforward": nn.ModuleDict({"down": nn.Linear(128, 128)})})
-                           for side in ("encoder", "decoder")})  # fmt: skip
-    initialise(model, "deepnorm", num_layers=6, num_decoder_layers=3)
-    found = [model[side]["feedforward"]["down"].weight.std().item() for side in model]
-    xavier = math.sqrt(1 / 128)
-    assert found[0] == pytest.approx(0.87 * (6**4 * 3) ** (-1 / 16) * xavier, rel=0.05)
-    assert found[1] == pytest.approx((12 * 3) ** (-1 / 4) * xavier, rel=0.05)
 
 
 def test_vit() -> None:
@@ -150,32 +118,6 @@ def test_mup_is_gpt2_at_the_base_width_and_smaller_beyond() -> None:
         torch.testing.assert_close(got, wanted, msg=name)
 
 
-def test_mup_leaves_what_has_no_side_as_wide_as_the_model() -> None:
-    attention = Choice("linformer", {"num_heads": 4, "projected_length": 64})
-    model = Encoder(**{**SIZES, "attention": attention}, init="mup", base_width=32)  # type: ignore[arg-type]
-    learning = {id(value): group["lr"] for group in parameter_groups(model, 0.1, 32) for value in group["params"]}
-    for block in model.blocks:
-        of = block.attention
-        assert of.qkv.weight.std().item() == pytest.approx(0.02 / 2, rel=0.05)
-        assert learning[id(of.qkv.weight)] == 0.1 / 4
-        for projection in (of.key_projection, of.value_projection):
-            assert projection.weight.std().item() == pytest.approx(0.02, rel=0.05)
-            assert learning[id(projection.weight)] == 0.1
-
-
-def test_only_what_is_called_patch_is_one() -> None:
-    model = nn.ModuleDict({"dispatch": nn.Linear(64, 64), "patches": nn.Conv2d(3, 64, 4)})
-    model.hidden_dim = 64
-    weight = model["patches"].weight.clone()
-    matrices, _ = parameter_groups(model, 0.1, base_width=16)
-    assert [id(value) for value in matrices["params"]] == [id(model["dispatch"].weight)]
-    initialise(model, "mup", num_layers=1, base_width=16)
-    assert model["dispatch"].weight.std().item() == pytest.approx(0.01, rel=0.05)
-    # torch's own init, as every other convolution.
-    assert model["patches"].weight.std().item() == pytest.approx(weight.std().item(), rel=0.1)
-    assert not torch.equal(model["patches"].weight, weight)
-
-
 def test_mup_scales_the_logits() -> None:
     tokens = torch.randint(200, (2, 5))
     for model_class in (Decoder, Encoder):
@@ -183,42 +125,6 @@ def test_mup_scales_the_logits() -> None:
         plain = model_class(**SIZES)  # type: ignore[arg-type]
         plain.load_state_dict(model.state_dict())
         torch.testing.assert_close(model(tokens), plain(tokens) / 4)
-
-
-def test_three_branches_join_the_stream_where_there_is_cross_attention() -> None:
-    block = nn.ModuleDict(
-        {name: nn.ModuleDict({"out": nn.Linear(128, 128)}) for name in ("attention", "cross_attention")}
-    )
-    initialise(block, "gpt2", num_layers=8)
-    for attention in block.values():
-        assert attention["out"].weight.std().item() == pytest.approx(0.02 / math.sqrt(3 * 8), rel=0.05)
-
-
-def test_experts_join_the_stream() -> None:
-    experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)}) for _ in range(2))
-    shared = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)})])
-    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"experts": experts, "shared": shared})})
-    initialise(model, "gpt2", num_layers=8)
-    for expert in (*experts, *shared):
-        assert expert["down"].weight.std().item() == pytest.approx(0.005, rel=0.05)
-        assert expert["up"].weight.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-def test_a_packed_gate_is_two_matrices() -> None:
-    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"gate_up": nn.Linear(64, 256)})})
-    initialise(model, "vit", num_layers=1)
-    bound = math.sqrt(6 / (64 + 128))
-    assert 0.99 * bound < model["feedforward"]["gate_up"].weight.abs().max().item() <= bound
-
-
-def test_the_seed_decides_and_layers_differ() -> None:
-    def first_weights() -> list[Tensor]:
-        torch.manual_seed(7)
-        return [block.attention.qkv.weight for block in decoder().blocks]
-
-    once, again = first_weights(), first_weights()
-    assert torch.equal(once[0], again[0])
-    assert not torch.equal(once[0], once[1])
 
 
 def with_parts(model: type[Decoder | Encoder] = Decoder, **parts: Choice | str) -> Callable[[], nn.Module]:
@@ -259,25 +165,6 @@ def test_nothing_of_a_model_from_the_meta_device_is_left_as_it_was(
     ]
     assert not left
     assert math.isfinite(model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).item())
-
-
-def test_plain_torch_modules_too() -> None:
-    model = nn.Sequential(
-        nn.Linear(64, 64),
-        nn.LayerNorm(64),
-        nn.RMSNorm(64),
-        nn.LayerNorm(64, elementwise_affine=False),
-        nn.BatchNorm1d(64),
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(5.0)
-    initialise(model, "bert", num_layers=1, std=0.3)
-    assert model[0].weight.std().item() == pytest.approx(0.3, rel=0.05)
-    assert not model[0].bias.any()
-    for norm in (model[1], model[2], model[4]):
-        assert (norm.weight == 1).all()
-    assert not model[1].bias.any()
 
 
 class Gate(nn.Module):
@@ -387,12 +274,6 @@ def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> 
         parameter_groups(nn.Linear(1, 1), *arguments)
 
 
-def test_models_check_the_scheme_before_they_are_built() -> None:
-    for model_class in (Decoder, Encoder):
-        with pytest.raises(ValueError, match=r"^init 'mup' needs base_width"):
-            model_class(**SIZES, init="mup")  # type: ignore[arg-type]
-
-
 class Bare(nn.Module):
     def __init__(self, gates: nn.Parameter | nn.ParameterList) -> None:
         super().__init__()
@@ -443,3 +324,20 @@ def test_what_stands_beside_a_matrix() -> None:
     for learned in (True, False):
         with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
             initialise(Scaled(learned=learned), "gpt2", num_layers=1)
+
+
+def test_experts_join_the_stream() -> None:
+    experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)}) for _ in range(2))
+    shared = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)})])
+    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"experts": experts, "shared": shared})})
+    initialise(model, "gpt2", num_layers=8)
+    for expert in (*experts, *shared):
+        assert expert["down"].weight.std().item() == pytest.approx(0.005, rel=0.05)
+        assert expert["up"].weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_packed_gate_is_two_matrices() -> None:
+    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"gate_up": nn.Linear(64, 256)})})
+    initialise(model, "vit", num_layers=1)
+    bound = math.sqrt(6 / (64 + 128))
+    assert 0.99 * bound < model["feedforward"]["gate_up"].weight.abs().max().item() <= bound

@@ -2,14 +2,13 @@ import inspect
 import math
 import re
 from fractions import Fraction
-from typing import Annotated
 
 import numpy as np
 import pytest
 
-from fuselayers.components import KINDS, Range, create, get, names, options
+from fuselayers.components import KINDS, Range, get, names, options
 from fuselayers.components.ranges import Count, Probability, Share, Size, in_range, range_of
-from fuselayers.components.registry import REQUIRED, Choice
+from fuselayers.components.registry import Choice
 
 NUMBERS = [
     (kind, name, option)
@@ -58,22 +57,6 @@ def test_no_range_holds_what_is_not_finite(value: float) -> None:
         assert value not in bounds
     with pytest.raises(ValueError, match=f"^width must be above 0 and finite, got {value}$"):
         Range(above=0).check("width", value)
-
-
-def test_the_range_of_an_annotation() -> None:
-    assert range_of(Size) == range_of(Size | None) == Range(minimum=1)
-    assert range_of(Annotated[int, "no range"]) is None
-    assert range_of(int) is None
-
-
-def test_a_function_keeps_its_value() -> None:
-    @in_range
-    def half(width: Size) -> float:
-        return width / 2
-
-    assert half(3) == 1.5
-    with pytest.raises(ValueError, match=r"^width must be at least 1, got 0$"):
-        half(0)
 
 
 def test_arguments_are_checked_before_the_constructor_runs() -> None:
@@ -165,11 +148,3 @@ def test_every_component_refuses_what_is_out_of_its_ranges(kind: str, name: str,
     }
     with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
         component(**given, **{option.name: wrong})  # type: ignore[attr-defined]
-
-
-def test_a_missing_number_is_asked_for_by_create() -> None:
-    assert (
-        next(option for option in options("attention", "multi_head") if option.name == "num_heads").default is REQUIRED
-    )
-    with pytest.raises(ValueError, match="needs the option 'num_heads'"):
-        create("attention", "multi_head", 8)

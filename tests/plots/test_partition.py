@@ -29,15 +29,6 @@ def test_draws_a_picture_for_each_section_that_has_one(tmp_path: Path) -> None:
         assert ours.sum() > 50
 
 
-def test_the_figures_come_from_the_file(tmp_path: Path) -> None:
-    def red_rows(saved: float) -> int:
-        (picture,) = draw(written(tmp_path, {"saved": [{**SAVED, "fuse": saved}]}))
-        pixels = matplotlib.image.imread(picture)[..., :3]
-        return int((abs(pixels - [0xD1 / 255, 0x49 / 255, 0x5B / 255]) < 0.02).all(-1).any(1).sum())
-
-    assert red_rows(14.0) > 1.5 * red_rows(4.0)
-
-
 def test_a_budget_that_fuse_cannot_keep_has_no_point(tmp_path: Path) -> None:
     def red(rows: list[dict[str, object]]) -> int:
         (picture,) = draw(written(tmp_path, {"budget": rows}))

@@ -1,6 +1,5 @@
 """The matrix over functions and layers of others: what is right passes, what is wrong fails in its cell."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import ops
-from fuselayers.ops.dropout import dropout_reference
 from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
 from fuselayers.testing import CHECKS, Report, check, check_module
 
@@ -36,19 +34,6 @@ def test_an_op_of_ours() -> None:
         "CUDA graph",
         "kernels",
     }
-
-
-def test_an_op_with_a_seed_and_tensors_of_ones_own() -> None:
-    options = {"p": 0.3, "seed": torch.tensor(5)}
-    report = check(
-        ops.dropout, dropout_reference, [torch.randn(6, 9)], options=options, dtypes=[torch.float32], **EAGER
-    )
-    report.raise_on_failure()
-
-
-def test_one_check_alone_and_the_functions_name() -> None:
-    report = check(partial(torch.mul, other=2), lambda x: x * 2, [(3, 5)], checks=["layouts"], dtypes=[torch.float16])
-    assert str(report).startswith("mul: 0 of 1 checks failed\n")
 
 
 def test_an_unknown_check_and_no_inputs() -> None:
@@ -111,43 +96,6 @@ def test_an_op_that_overwrites_is_seen_in_every_check_and_keeps_its_hands_off_ou
     assert scale == 2
 
 
-def test_a_function_of_few_numbers_passes_with_those() -> None:
-    def log(x: Tensor) -> Tensor:
-        return x.log()
-
-    def masked(x: Tensor, is_hidden: Tensor) -> Tensor:
-        return x.masked_fill(is_hidden, -torch.inf)
-
-    x = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)) + 0.5
-    one_dtype: dict[str, Any] = {"dtypes": [torch.float32], **EAGER}
-    report = check(log, log, [x], **one_dtype)
-    report.raise_on_failure()
-    # Nothing of it is left out because there were other numbers.
-    assert {cell.check for cell in report.cells if cell.outcome == "n/a"} == {
-        *{"gradcheck of the reference", "opcheck", "CUDA graph", "kernels"}
-    }
-    assert {cell.reason for cell in report.cells if cell.outcome == "pass"} == {""}
-    check(masked, masked, [x, torch.rand(6, 9) < 0.3], **one_dtype).raise_on_failure()
-
-
-def test_a_first_input_of_integers() -> None:
-    def scaled(place: Tensor, x: Tensor) -> Tensor:
-        return place * x
-
-    names = ["mixed dtypes", "gradcheck of the reference", "NaN and infinity"]
-    report = check(scaled, scaled, [torch.arange(9), torch.randn(6, 9)], checks=names)
-    assert [cell.outcome for cell in report.cells if cell.check != names[1]] == ["pass"] * 8
-    assert {cell.dtype: cell.outcome for cell in report.cells if cell.check == names[1]} == {
-        **{"float32": "n/a", "bfloat16": "n/a", "float16": "n/a"},
-        "float64": "pass",
-    }
-    alone = check(torch.negative, torch.negative, [torch.arange(9)], checks=["values and gradients", *names])
-    assert {(cell.outcome, cell.reason) for cell in alone.cells if cell.check in names} == {
-        ("n/a", "has no floating input")
-    }
-    alone.raise_on_failure()
-
-
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
@@ -185,23 +133,6 @@ def test_parameters_of_other_names() -> None:
         check_module(nn.LayerNorm(9), nn.RMSNorm(9), [(6, 9)])
 
 
-class _NormOfContiguous(torch.autograd.Function):
-    """RMS norm whose backward takes x for contiguous, as a kernel does that is handed no strides."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return rms_norm(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-        x, weight = ctx.saved_tensors
-        with torch.enable_grad():
-            read = torch.as_strided(x.detach(), x.shape, (x.shape[-1], 1)).requires_grad_()
-            weight = weight.detach().requires_grad_()
-            return torch.autograd.grad(rms_norm(read, weight), (read, weight), dy)
-
-
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight).to(x.dtype)
@@ -225,12 +156,6 @@ def in_its_own_dtype(x: Tensor, weight: Tensor) -> Tensor:
 
 
 NAMES = ["values and gradients", "layouts", "single gradients"]
-
-
-def test_a_wrong_gradient_of_what_is_not_contiguous() -> None:
-    report = check_module(Norm(_NormOfContiguous.apply), rms_norm, [(6, 129)], checks=NAMES)
-    assert {name for name, _ in failed(report)} == {"layouts"}
-    assert all("input, contiguous gradient: d0: error" in cell.reason for cell in report.failures)
 
 
 def test_a_norm_that_adds_up_in_bfloat16() -> None:

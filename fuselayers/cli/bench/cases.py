@@ -1,11 +1,13 @@
-"""What `fuselayers bench op` times: each op, its inputs, and what a user would write without this library.
+"""The ops that `fuselayers bench` times: their inputs, and the same computation in plain PyTorch.
 
 Legend of the shapes: x is [..., D]; for `rotary` it is [B, T, D], split into H heads of C channels.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,19 +23,19 @@ __all__ = ["OPS", "OpCase", "Outputs", "Settings", "double", "dtype_name", "op_c
 Outputs = Tensor | tuple[Tensor, ...]
 
 _HEAD_DIM: Final = 64
-# By style; "post" and "pre" write no gradient of the residual beside another, or it is dy itself.
+# By style. "post" and "pre" write no second gradient for the residual: it is dx, or dy itself.
 _FLOORS: Final[dict[NormStyle, tuple[float, float]]] = {"post": (4, 4), "pre": (4, 3), "prenorm": (4, 5)}
-# Of a linear layer's width, for the hidden width of an MLP and for a vocabulary.
+# The output width of a linear layer, as a multiple of its input width.
 _EXPANSION: Final = 4
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one call of an op is like: the shape and dtype of x, the dropout probability, the activation.
+    """How an op is called: the shape and dtype of x, the dropout probability, the activation.
 
     Args:
         bias: whether an op that takes a bias gets one.
-        style: of an op that knows several arrangements of its norm.
+        style: the arrangement of an op with a norm.
     """
 
     shape: tuple[int, ...]
@@ -52,10 +54,10 @@ class OpCase:
     Args:
         op: the library's function.
         plain: plain eager PyTorch with the same arguments.
-        tensors: the tensors both take, by name; all distinct, floats that require gradients unless they are tables.
-        options: the arguments that are no tensors, of the library's function.
-        floor: what forward and backward must load and store, in tensors of the first one's size, as the op's docstring
-            says; None where an op's time is not that of moving its tensors.
+        tensors: the arguments of both, by name; all distinct. Floating ones require gradients, except tables.
+        options: the other arguments of the library's function.
+        floor: the least that forward and backward load and store, in tensors of the first one's size, as in the op's
+            docstring; None for ops that memory bandwidth does not limit.
     """
 
     op: Callable[..., Outputs]
@@ -63,6 +65,12 @@ class OpCase:
     tensors: dict[str, Tensor]
     options: dict[str, Any]
     floor: tuple[float, float] | None = None
+
+    @property
+    def formula(self) -> Callable[..., Outputs]:
+        """The library's function on its eager backend."""
+        takes_backend = "backend" in inspect.signature(self.op).parameters
+        return partial(self.op, backend="eager") if takes_backend else self.op
 
 
 def op_case(name: str, settings: Settings) -> OpCase:
@@ -103,20 +111,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 def _activate(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     return OpCase(
-        op=ops.activate,
-        plain=lambda z, activation: function(z),
-        tensors={"z": _normal(settings, 0)},
-        options={"activation": settings.activation},
+        ops.activate,
+        lambda z, activation: function(z),
+        {"z": _normal(settings, 0)},
+        {"activation": settings.activation},
         floor=(2, 3),
     )
 
 
 def _dropout(settings: Settings) -> OpCase:
     return OpCase(
-        op=ops.dropout,
-        plain=lambda x, p: F.dropout(x, p),
-        tensors={"x": _normal(settings, 0)},
-        options={"p": settings.dropout},
+        ops.dropout,
+        lambda x, p: F.dropout(x, p),
+        {"x": _normal(settings, 0)},
+        {"p": settings.dropout},
         floor=(2, 2),
     )
 
@@ -124,133 +132,97 @@ def _dropout(settings: Settings) -> OpCase:
 def _bias_activation_dropout(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     return OpCase(
-        op=ops.bias_activation_dropout,
-        plain=lambda x, bias=None, *, activation, p: F.dropout(function(x if bias is None else x + bias), p),
-        tensors={"x": _normal(settings, 0), **_bias(settings, 1)},
-        options={"activation": settings.activation, "p": settings.dropout},
+        ops.bias_activation_dropout,
+        lambda x, bias=None, *, activation, p: F.dropout(function(x if bias is None else x + bias), p),
+        {"x": _normal(settings, 0), **_bias(settings, 1)},
+        {"activation": settings.activation, "p": settings.dropout},
         floor=(2, 3),
     )
 
 
 def _bias_dropout_residual(settings: Settings) -> OpCase:
     return OpCase(
-        op=ops.bias_dropout_residual,
-        plain=lambda x, residual, bias=None, *, p: F.dropout(x if bias is None else x + bias, p) + residual,
-        tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), **_bias(settings, 2)},
-        options={"p": settings.dropout},
+        ops.bias_dropout_residual,
+        lambda x, residual, bias=None, *, p: F.dropout(x if bias is None else x + bias, p) + residual,
+        {"x": _normal(settings, 0), "residual": _normal(settings, 1), **_bias(settings, 2)},
+        {"p": settings.dropout},
         floor=(3, 2),
     )
 
 
-def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
+def _torch_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """torch's layer norm; without a bias its RMS norm."""
+    if bias is None:
+        return F.rms_norm(x, weight.shape, weight, 1e-6)
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def _bias_dropout_residual_norm(settings: Settings, op: Callable[..., Outputs], norm_bias: dict[str, Tensor]) -> OpCase:
     def plain(
-        x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, norm_bias: Tensor, p: float, style: NormStyle
+        x: Tensor,
+        residual: Tensor,
+        bias: Tensor,
+        weight: Tensor,
+        norm_bias: Tensor | None = None,
+        *,
+        p: float,
+        style: NormStyle,
     ) -> Outputs:
         dropped = F.dropout(x + bias, p)
         if style == "pre":
-            return F.layer_norm(dropped, weight.shape, weight, norm_bias) + residual
+            return _torch_norm(dropped, weight, norm_bias) + residual
         total = dropped + residual
-        y = F.layer_norm(total, weight.shape, weight, norm_bias)
+        y = _torch_norm(total, weight, norm_bias)
         return (y, total) if style == "prenorm" else y
 
-    return OpCase(
-        op=ops.bias_dropout_residual_layer_norm,
-        plain=plain,
-        tensors={
-            "x": _normal(settings, 0),
-            "residual": _normal(settings, 1),
-            "bias": _vector(settings, 2),
-            "weight": _vector(settings, 3),
-            "norm_bias": _vector(settings, 4),
-        },
-        options={"p": settings.dropout, "style": settings.style},
-        floor=_FLOORS[settings.style],
-    )
+    tensors = {"x": _normal(settings, 0), "residual": _normal(settings, 1)}
+    tensors |= {"bias": _vector(settings, 2), "weight": _vector(settings, 3), **norm_bias}
+    return OpCase(op, plain, tensors, {"p": settings.dropout, "style": settings.style}, _FLOORS[settings.style])
 
 
-def _residual_layer_norm(settings: Settings) -> OpCase:
-    def plain(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + residual
-        return F.layer_norm(total, weight.shape, weight, bias), total
-
-    return OpCase(
-        op=ops.residual_layer_norm,
-        plain=plain,
-        tensors={
-            "x": _normal(settings, 0),
-            "residual": _normal(settings, 1),
-            "weight": _vector(settings, 2),
-            "bias": _vector(settings, 3),
-        },
-        options={},
-        floor=(4, 4),
-    )
+def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
+    norm_bias = {"norm_bias": _vector(settings, 4)}
+    return _bias_dropout_residual_norm(settings, ops.bias_dropout_residual_layer_norm, norm_bias)
 
 
 def _bias_dropout_residual_rms_norm(settings: Settings) -> OpCase:
-    def plain(x: Tensor, residual: Tensor, bias: Tensor, weight: Tensor, p: float, style: NormStyle) -> Outputs:
-        dropped = F.dropout(x + bias, p)
-        if style == "pre":
-            return F.rms_norm(dropped, weight.shape, weight, 1e-6) + residual
-        total = dropped + residual
-        y = F.rms_norm(total, weight.shape, weight, 1e-6)
-        return (y, total) if style == "prenorm" else y
+    return _bias_dropout_residual_norm(settings, ops.bias_dropout_residual_rms_norm, {})
 
-    return OpCase(
-        op=ops.bias_dropout_residual_rms_norm,
-        plain=plain,
-        tensors={
-            "x": _normal(settings, 0),
-            "residual": _normal(settings, 1),
-            "bias": _vector(settings, 2),
-            "weight": _vector(settings, 3),
-        },
-        options={"p": settings.dropout, "style": settings.style},
-        floor=_FLOORS[settings.style],
-    )
+
+def _residual_norm(settings: Settings, op: Callable[..., Outputs], bias: dict[str, Tensor]) -> OpCase:
+    def plain(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return _torch_norm(total, weight, bias), total
+
+    tensors = {"x": _normal(settings, 0), "residual": _normal(settings, 1), "weight": _vector(settings, 2), **bias}
+    return OpCase(op, plain, tensors, {}, floor=(4, 4))
+
+
+def _residual_layer_norm(settings: Settings) -> OpCase:
+    return _residual_norm(settings, ops.residual_layer_norm, {"bias": _vector(settings, 3)})
 
 
 def _residual_rms_norm(settings: Settings) -> OpCase:
-    def plain(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + residual
-        return F.rms_norm(total, weight.shape, weight, 1e-6), total
-
-    return OpCase(
-        op=ops.residual_rms_norm,
-        plain=plain,
-        tensors={"x": _normal(settings, 0), "residual": _normal(settings, 1), "weight": _vector(settings, 2)},
-        options={},
-        floor=(4, 4),
-    )
+    return _residual_norm(settings, ops.residual_rms_norm, {})
 
 
 def _layer_norm(settings: Settings) -> OpCase:
-    return OpCase(
-        op=ops.layer_norm,
-        plain=lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias),
-        tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1), "bias": _vector(settings, 2)},
-        options={},
-        floor=(2, 3),
-    )
+    tensors = {"x": _normal(settings, 0), "weight": _vector(settings, 1), "bias": _vector(settings, 2)}
+    return OpCase(ops.layer_norm, _torch_norm, tensors, {}, floor=(2, 3))
 
 
 def _rms_norm(settings: Settings) -> OpCase:
-    return OpCase(
-        op=ops.rms_norm,
-        plain=lambda x, weight: F.rms_norm(x, weight.shape, weight, 1e-6),
-        tensors={"x": _normal(settings, 0), "weight": _vector(settings, 1)},
-        options={},
-        floor=(2, 3),
-    )
+    tensors = {"x": _normal(settings, 0), "weight": _vector(settings, 1)}
+    return OpCase(ops.rms_norm, lambda x, weight: _torch_norm(x, weight, None), tensors, {}, floor=(2, 3))
 
 
 def _gated_activation(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     return OpCase(
-        op=ops.gated_activation,
-        plain=lambda gate, up, activation: function(gate) * up,
-        tensors={"gate": _normal(settings, 0), "up": _normal(settings, 1)},
-        options={"activation": settings.activation},
+        ops.gated_activation,
+        lambda gate, up, activation: function(gate) * up,
+        {"gate": _normal(settings, 0), "up": _normal(settings, 1)},
+        {"activation": settings.activation},
         floor=(3, 5),
     )
 
@@ -262,7 +234,7 @@ def _rotary(settings: Settings) -> OpCase:
             f"got {'x'.join(map(str, settings.shape))}"
         )
     batch, length, width = settings.shape
-    # As a projection gives them: the heads of a token side by side.
+    # As a projection returns them: the heads of a token side by side.
     shape = batch, length, width // _HEAD_DIM, _HEAD_DIM
     q, k = (_drawn(shape, settings, seed).transpose(1, 2).requires_grad_() for seed in (0, 1))
     frequencies = 10000.0 ** -(torch.arange(0, _HEAD_DIM, 2, device=settings.device) / _HEAD_DIM)
@@ -277,65 +249,46 @@ def _rotary(settings: Settings) -> OpCase:
 
         return rotate(q), rotate(k)
 
-    return OpCase(
-        op=ops.rotary,
-        plain=plain,
-        tensors={
-            "q": q,
-            "k": k,
-            "cos": angles.cos().to(table_dtype),
-            "sin": angles.sin().to(table_dtype),
-        },
-        options={},
-        floor=(4, 4),
-    )
+    tables = {"cos": angles.cos().to(table_dtype), "sin": angles.sin().to(table_dtype)}
+    return OpCase(ops.rotary, plain, {"q": q, "k": k, **tables}, {}, floor=(4, 4))
 
 
 def _softmax(settings: Settings) -> OpCase:
-    return OpCase(
-        op=ops.softmax,
-        plain=lambda scores: F.softmax(scores, -1),
-        tensors={"scores": _normal(settings, 0)},
-        options={},
-        floor=(2, 3),
-    )
+    tensors = {"scores": _normal(settings, 0)}
+    return OpCase(ops.softmax, lambda scores: F.softmax(scores, -1), tensors, {}, floor=(2, 3))
 
 
 def _cross_entropy(settings: Settings) -> OpCase:
     return OpCase(
-        op=ops.cross_entropy,
-        plain=lambda logits, target: F.cross_entropy(logits.flatten(0, -2), target.flatten()),
-        tensors={"logits": _normal(settings, 0), "target": _targets(settings, settings.shape[-1])},
-        options={},
+        ops.cross_entropy,
+        lambda logits, target: F.cross_entropy(logits.flatten(0, -2), target.flatten()),
+        {"logits": _normal(settings, 0), "target": _targets(settings, settings.shape[-1])},
+        {},
         floor=(1, 2),
     )
 
 
 def _linear_cross_entropy(settings: Settings) -> OpCase:
-    def plain(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(x, weight).flatten(0, -2), target.flatten())
-
     return OpCase(
-        op=ops.linear_cross_entropy,
-        plain=plain,
-        tensors={
+        ops.linear_cross_entropy,
+        lambda x, weight, target: F.cross_entropy(F.linear(x, weight).flatten(0, -2), target.flatten()),
+        {
             "x": _normal(settings, 0),
             "weight": _matrix(settings, 1),
             "target": _targets(settings, _EXPANSION * settings.shape[-1]),
         },
-        options={},
+        {},
     )
 
 
 def _linear_activation(settings: Settings) -> OpCase:
     function = ops.ACTIVATIONS[settings.activation]
     hidden = replace(settings, shape=(_EXPANSION * settings.shape[-1],))
-    bias = {"bias": _vector(hidden, 2)} if settings.bias else {}
     return OpCase(
-        op=ops.linear_activation,
-        plain=lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
-        tensors={"x": _normal(settings, 0), "weight": _matrix(settings, 1), **bias},
-        options={"activation": settings.activation},
+        ops.linear_activation,
+        lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
+        {"x": _normal(settings, 0), "weight": _matrix(settings, 1), **_bias(hidden, 2)},
+        {"activation": settings.activation},
     )
 
 
@@ -378,7 +331,7 @@ def _bias(settings: Settings, seed: int) -> dict[str, Tensor]:
 
 
 def _matrix(settings: Settings, seed: int) -> Tensor:
-    """A weight [4 D, D] under which what has a variance of one keeps it."""
+    """A weight [4 D, D] that keeps a variance of one."""
     width = settings.shape[-1]
     return (_drawn((_EXPANSION * width, width), settings, seed) / math.sqrt(width)).requires_grad_()
 

@@ -2,13 +2,12 @@
 
 import argparse
 import json
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from rich.console import Console
@@ -16,11 +15,11 @@ from rich.table import Table
 
 from ..._version import __version__
 from ...names import no_such
-from ...partition import backends, patience
+from ...partition import backends
 from ..files import write_whole
 from ..machine import choose_device, measured_machine
 from .cases import OPS, Settings
-from .measure import Candidate, Results, Timing, disagreement, results, spread, time_interleaved
+from .measure import Candidate, Timing, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 from .suite_command import run_suite
@@ -29,9 +28,9 @@ __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
 DESCRIPTION = """\
-Times one op or model: plain eager PyTorch as one would write it without this library, against the library's eager
-form and each backend. All in one process, in turns, after warm-up; medians. What computes wrong numbers is not timed.
-`partition` measures the fusion core instead: what is saved, memory against recompute, the time to cut a graph.
+Times one op or model: plain eager PyTorch without this library, against the library's eager form and each backend.
+All run in one process, in turns, after warm-up; the table shows medians. Candidates with wrong numbers are not timed.
+`partition` measures the fusion core: saved bytes, memory against recompute, the time to cut a graph.
 
   fuselayers bench op bias_activation_dropout --dropout 0.1
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
@@ -49,7 +48,14 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_SUBJECTS: Final = ("op", "model", "partition", "suite")
+_OF_EACH: Final = {"name", "shape", "dtype", "backends", "dropout", "json"}
+# The arguments of each subject, beside --repeats and --device.
+_ARGUMENTS: Final = {
+    "op": {*_OF_EACH, "activation"},
+    "model": {*_OF_EACH, "overrides"},
+    "partition": {"only", "layers", "quick", "json"},
+    "suite": {"ops", "dtypes", "minutes", "quick", "out"},
+}
 _WRONG: Final = 1
 _LAYERS: Final = 4
 _REPEATS: Final = 50
@@ -59,38 +65,38 @@ _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to time, and how."""
-    parser.add_argument(
-        "subject", metavar="op | model | partition | suite", help="what NAME names; partition and suite have none"
-    )
+    """Declare the arguments of all subjects."""
+    parser.add_argument("subject", metavar="op | model | partition | suite", help="what to measure")
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}"
     )
-    # argparse calls what may be left out required, unless it has a default.
+    # argparse calls an argument required that may be left out, unless it has a default.
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="OVERRIDE", help="of a model's config: feedforward=mlp"
     )
     parser.add_argument(
         "--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128, or images, 4"
     )
-    parser.add_argument("--dtype", default="float32", help=f"one of {', '.join(_DTYPES)} (default float32)")
+    parser.add_argument("--dtype", help=f"one of {', '.join(_DTYPES)} (default float32)")
     parser.add_argument("--backends", help=f"comma-separated (default {','.join(_DEFAULT_BACKENDS)})")
     parser.add_argument(
-        "--repeats", type=int, help=f"how often each is timed (default {_REPEATS}, suite {_SUITE_REPEATS})"
+        "--repeats", type=int, help=f"timings of each candidate (default {_REPEATS}, suite {_SUITE_REPEATS})"
     )
     parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
     parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
-    parser.add_argument("--layers", type=int, help=f"of partition: of the budget's model (default {_LAYERS})")
-    parser.add_argument("--quick", action="store_true", help="smaller: of partition layers and depths, of suite shapes")
+    parser.add_argument("--layers", type=int, help=f"of partition: layers of the budget's model (default {_LAYERS})")
+    parser.add_argument(
+        "--quick", action="store_true", help="of partition and suite: fewer and smaller shapes and models"
+    )
     parser.add_argument("--ops", help="of suite: comma-separated (default all)")
     parser.add_argument(
         "--dtypes", help="of suite: comma-separated (default bfloat16,float16,float32; float32 on a CPU)"
     )
-    parser.add_argument("--minutes", type=float, help="of suite: after these nothing new is measured (default 7)")
-    parser.add_argument("--out", metavar="DIR", help="of suite: the folder to write, made if it is not there")
-    parser.add_argument("--json", metavar="FILE", help="also write all that was measured there")
+    parser.add_argument("--minutes", type=float, help="of suite: no new measurement begins later (default 7)")
+    parser.add_argument("--out", metavar="DIR", help="of suite: the folder to write")
+    parser.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -100,63 +106,52 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         The exit code: 0, or 1 when a candidate's numbers are wrong, or a budget of ours costs more than torch's.
 
     Raises:
-        ValueError: an argument that cannot be; the text says what can.
+        ValueError: a wrong argument; the text says which are possible.
     """
-    if arguments.subject not in _SUBJECTS:
-        raise ValueError(no_such("subject of bench", arguments.subject, _SUBJECTS))
+    subject = arguments.subject
+    if subject not in _ARGUMENTS:
+        raise ValueError(no_such("subject of bench", subject, _ARGUMENTS))
+    for name in sorted(set().union(*_ARGUMENTS.values()) - _ARGUMENTS[subject]):
+        if getattr(arguments, name) not in (None, False, []):
+            given = name if name in ("name", "overrides") else f"--{name}"
+            takes = ", ".join(sorted(_ARGUMENTS[subject] | {"device", "repeats"}))
+            raise ValueError(f"bench {subject} takes no {given}; it takes {takes}")
     if arguments.repeats is None:
-        arguments.repeats = _SUITE_REPEATS if arguments.subject == "suite" else _REPEATS
+        arguments.repeats = _SUITE_REPEATS if subject == "suite" else _REPEATS
     if arguments.repeats < 1:
         raise ValueError(f"--repeats must be at least 1, got {arguments.repeats}")
-    if arguments.dtype not in _DTYPES:
-        raise ValueError(no_such("dtype", arguments.dtype, _DTYPES))
     device = choose_device(arguments.device, setting="--device")
-    if arguments.subject != "suite":
-        for option in ("ops", "dtypes", "minutes", "out"):
-            if getattr(arguments, option) is not None:
-                raise ValueError(f"--{option} is for bench suite, not for bench {arguments.subject}")
-    if arguments.subject == "partition":
-        return _run_partition(arguments, console, device=device)
-    if arguments.subject == "suite":
+    if subject == "suite":
         return run_suite(arguments, console, device=device)
-    for option in ("only", "layers", "quick"):
-        if getattr(arguments, option):
-            raise ValueError(f"--{option} is for bench partition, not for bench {arguments.subject}")
+    if subject == "partition":
+        return _run_partition(arguments, console, device=device)
     if arguments.name is None:
-        raise ValueError(f"bench {arguments.subject} needs a NAME; see fuselayers bench --help")
-    chosen = _backends(arguments.backends, device=device)
-    shape = None if arguments.shape is None else _shape(arguments.shape)
-    subject = _subject(arguments, chosen=chosen, shape=shape, device=device)
+        raise ValueError(f"bench {subject} needs a NAME; see fuselayers bench --help")
+    return _run_subject(arguments, console, device=device)
 
+
+def _run_subject(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
+    subject = _subject(arguments, device=device)
     machine = measured_machine(device)
-    console.print(f"{subject.title}\n{machine}", highlight=False, markup=False, soft_wrap=True)
-    # The library's eager form is its formula; its own choice of a form is what bench suite times.
-    with patience(math.inf):
-        right, wrong = _check(subject)
-    for name, reason in wrong.items():
-        console.print(f"{name} is not timed, its numbers are wrong: {reason}", highlight=False, soft_wrap=True)
-    with patience(math.inf):
-        timings = time_interleaved(right, repeats=arguments.repeats, device=device)
-    if right:
-        console.print(_table(right, timings), highlight=False)
-        console.print(
-            f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; ratio: how many times as "
-            f"fast as {right[0].name}.\nplain: eager PyTorch without this library; eager: the library's eager form.",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if arguments.json:
-        _write_json(Path(arguments.json), subject, right, timings, wrong, machine=machine)
-    return _WRONG if wrong else 0
+    _print(console, subject.title, machine)
+    for name, reason in subject.wrong.items():
+        _print(console, f"{name} is not timed, its numbers are wrong: {reason}")
+    timings = time_interleaved(subject.candidates, repeats=arguments.repeats, device=device)
+    console.print(_table(_timing_rows(subject.candidates, timings)), highlight=False)
+    _print(
+        console,
+        f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; ratio: how many times as "
+        "fast as plain.\nplain: eager PyTorch without this library; eager: the library's eager form.",
+    )
+    seconds = {
+        candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
+        for candidate, timing in zip(subject.candidates, timings, strict=True)
+    }
+    _write_json(arguments.json, subject=subject.title, machine=machine, seconds=seconds, wrong=subject.wrong)
+    return _WRONG if subject.wrong else 0
 
 
 def _run_partition(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
-    options = ("name", "shape", "backends", "dropout", "activation")
-    given = [name for name in options if getattr(arguments, name) is not None]
-    if arguments.dtype != "float32":
-        given.append("dtype")
-    if given:
-        raise ValueError(f"bench partition takes no {' and no '.join(given)}; see its --only, --layers and --quick")
     if arguments.layers is not None and arguments.layers < 1:
         raise ValueError(f"--layers must be at least 1, got {arguments.layers}")
     chosen = list(SECTIONS)
@@ -169,65 +164,45 @@ def _run_partition(arguments: argparse.Namespace, console: Console, *, device: t
     if arguments.quick:
         setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
     machine = f"{measured_machine(device)}, fuselayers {__version__}"
-    console.print(machine, highlight=False, markup=False, soft_wrap=True)
+    _print(console, machine)
     measured: dict[str, list[Row]] = {}
     for name in chosen:
         title, measure = SECTIONS[name]
         measured[name] = measure(setting)
         console.print(f"\n{title}", style="bold", highlight=False, markup=False, soft_wrap=True)
-        console.print(_rows_table(measured[name]), highlight=False)
+        console.print(_table(measured[name]), highlight=False)
         if name == "budget":
-            console.print(budget_note(measured[name]), highlight=False, markup=False, soft_wrap=True)
+            _print(console, budget_note(measured[name]))
         for row in measured[name]:
             if row.get("wrong"):
                 where = " ".join(str(row[key]) for key in ("layer", "dtype", "call", "form") if key in row)
-                text = f"not timed, the numbers are wrong: {where}: {row['wrong']}"
-                console.print(text, highlight=False, markup=False, soft_wrap=True)
-    if arguments.json:
-        content = {
-            "machine": machine,
-            "date": date.today().isoformat(),
-            "repeats": setting.repeats,
-            "sections": measured,
-        }
-        write_whole(Path(arguments.json), lambda file: file.write((json.dumps(content, indent=2) + "\n").encode()))
+                _print(console, f"not timed, the numbers are wrong: {where}: {row['wrong']}")
+    _write_json(arguments.json, machine=machine, repeats=setting.repeats, sections=measured)
     bad = any(row.get("wrong") or row.get("lower") == "torch" for rows in measured.values() for row in rows)
     return _WRONG if bad else 0
 
 
-def _rows_table(rows: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    headings = [heading for heading in rows[0] if heading != "wrong"]
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if place == 0 else "right")
-    for row in rows:
-        table.add_row(*(str(row[heading]) for heading in headings))
-    return table
-
-
-def _subject(
-    arguments: argparse.Namespace, *, chosen: Sequence[str], shape: tuple[int, ...] | None, device: torch.device
-) -> Subject:
-    dtype = _DTYPES[arguments.dtype]
+def _subject(arguments: argparse.Namespace, *, device: torch.device) -> Subject:
+    dtype = arguments.dtype or "float32"
+    if dtype not in _DTYPES:
+        raise ValueError(no_such("dtype", dtype, _DTYPES))
+    chosen = _backends(arguments.backends, device=device)
+    shape = None if arguments.shape is None else _shape(arguments.shape)
     if arguments.subject == "model":
-        if arguments.activation is not None:
-            raise ValueError("--activation is for ops; a model's is in its config: feedforward.activation=relu")
         return model_subject(
             arguments.name,
             arguments.overrides,
             shape=shape,
             dropout=arguments.dropout,
             backends=chosen,
-            dtype=dtype,
+            dtype=_DTYPES[dtype],
             device=device,
         )
-    if arguments.overrides:
-        raise ValueError(f"an op takes no overrides, got {' '.join(arguments.overrides)}")
     settings = Settings(
         shape=shape or _OP_SHAPE,
         dropout=arguments.dropout or 0.0,
         activation=arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu"),
-        dtype=dtype,
+        dtype=_DTYPES[dtype],
         device=device,
     )
     return op_subject(arguments.name, settings, backends=chosen)
@@ -256,62 +231,40 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-def _check(subject: Subject) -> tuple[list[Candidate], dict[str, str]]:
-    """The candidates whose numbers are right, and what is wrong with the others."""
-    known: dict[int, Results] = {}
-
-    def of(candidate: Candidate) -> Results:
-        if id(candidate) not in known:
-            known[id(candidate)] = results(candidate)
-        return known[id(candidate)]
-
-    right, wrong = [], {}
-    for check in subject.checks:
-        reasons = [
-            reason
-            for proof in check.proofs
-            if (reason := disagreement(of(proof.checked), eager=of(proof.eager), truth=of(proof.truth))) is not None
-        ]
-        if reasons:
-            wrong[check.timed.name] = reasons[0]
-        else:
-            right.append(check.timed)
-    return right, wrong
-
-
-def _table(candidates: Sequence[Candidate], timings: Sequence[Timing]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for heading in ("forward ms", "+-", "ratio", "forward + backward ms", "+-", "ratio"):
-        table.add_column(heading, justify="right")
+def _timing_rows(candidates: Sequence[Candidate], timings: Sequence[Timing]) -> list[dict[str, str]]:
+    rows = []
     for candidate, timing in zip(candidates, timings, strict=True):
-        cells = []
-        for mine, first in ((timing.forward, timings[0].forward), (timing.both, timings[0].both)):
+        row = {"": candidate.name}
+        for heading, mine, first in (
+            ("forward ms", timing.forward, timings[0].forward),
+            ("forward + backward ms", timing.both, timings[0].both),
+        ):
             median = statistics.median(mine)
-            ratio = statistics.median(first) / median
-            cells += [f"{median * 1e3:.3f}", f"{spread(mine):.0%}", f"{ratio:.2f} x"]
-        table.add_row(candidate.name, *cells)
+            row |= {
+                heading: f"{median * 1e3:.3f}",
+                f"+- of {heading}": f"{spread(mine):.0%}",
+                f"ratio of {heading}": f"{statistics.median(first) / median:.2f} x",
+            }
+        rows.append(row)
+    return rows
+
+
+def _table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """A column for each key, except the reasons of wrong numbers."""
+    table = Table(box=None, pad_edge=False)
+    headings = [heading for heading in rows[0] if heading != "wrong"]
+    for place, heading in enumerate(headings):
+        table.add_column(heading.partition(" of ")[0], justify="left" if place == 0 else "right")
+    for row in rows:
+        table.add_row(*(str(row[heading]) for heading in headings))
     return table
 
 
-def _write_json(
-    path: Path,
-    subject: Subject,
-    candidates: Sequence[Candidate],
-    timings: Sequence[Timing],
-    wrong: dict[str, str],
-    *,
-    machine: str,
-) -> None:
-    content = {
-        "subject": subject.title,
-        "machine": machine,
-        "date": date.today().isoformat(),
-        "seconds": {
-            candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
-            for candidate, timing in zip(candidates, timings, strict=True)
-        },
-        "wrong": wrong,
-    }
-    text = json.dumps(content, indent=2) + "\n"
-    write_whole(path, lambda file: file.write(text.encode()))
+def _print(console: Console, *lines: str) -> None:
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def _write_json(path: str | None, **content: Any) -> None:
+    if path is not None:
+        text = json.dumps({"date": date.today().isoformat(), **content}, indent=2) + "\n"
+        write_whole(Path(path), lambda file: file.write(text.encode()))

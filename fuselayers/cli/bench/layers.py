@@ -1,4 +1,4 @@
-"""Layers as one writes them in plain PyTorch, without this library: what `bench partition` cuts.
+"""Layers in plain PyTorch, without this library. `bench partition` cuts their graphs.
 
 B batch, T tokens, D hidden, H heads, C channels of a head, V vocabulary
 """
@@ -142,7 +142,7 @@ class LayerCase:
 
     Attributes:
         make: (hidden_dim, num_heads, dropout=) -> the layer.
-        target: the most that one layer should keep for backward, in batch x tokens x hidden x itemsize.
+        target: the most that one layer should save for backward, in batch x tokens x hidden x itemsize.
     """
 
     make: Callable[..., nn.Module]

@@ -1,4 +1,4 @@
-"""The candidates that are timed for one op or model, and what each is checked against."""
+"""The candidates that are timed for one op or model. Candidates with wrong numbers are left out."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -15,78 +15,120 @@ from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
-from .measure import EAGER, Candidate
+from .measure import EAGER, Candidate, disagreement, results
 
-__all__ = ["COMPILE", "Check", "Proof", "Subject", "model_subject", "op_candidate", "op_subject"]
+__all__ = ["COMPILE", "Form", "Subject", "model_subject", "op_candidate", "op_fault", "op_subject", "wrong_numbers"]
 
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
 _SEQUENCES: Final = 4
 
-
-@dataclass(frozen=True)
-class Proof:
-    """What shows that a candidate is right.
-
-    Args:
-        checked: the candidate, or what stands for it without dropout.
-        eager: whose error in the same dtype is the measure.
-        truth: the same in float64.
-    """
-
-    checked: Candidate
-    eager: Candidate
-    truth: Candidate
-
-
-@dataclass(frozen=True)
-class Check:
-    """One candidate with its proofs, all of which must hold; none for what the others are held against."""
-
-    timed: Candidate
-    proofs: list[Proof]
+Form = Callable[[OpCase], Callable[..., Outputs]]
+"""Given a case, the function that a candidate calls."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed, in words and as candidates; the first is what the others are compared with."""
+    """An op or a model to time.
+
+    Attributes:
+        title: in words.
+        candidates: those with right numbers; ratios are to the first.
+        wrong: why each other candidate is wrong, by name.
+    """
 
     title: str
-    checks: list[Check]
+    candidates: list[Candidate]
+    wrong: dict[str, str]
+
+
+def op_candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
+    """A candidate that calls `function` with the case's tensors and options by name."""
+    arguments: dict[str, Any] = case.tensors | case.options
+
+    def call() -> tuple[Tensor, ...]:
+        outputs = function(**arguments)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return Candidate(name, call, tuple(tensor for tensor in case.tensors.values() if tensor.requires_grad))
+
+
+def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:
+    """Why each wrong candidate is wrong, by name.
+
+    Args:
+        candidates: to check.
+        eager: the same computation in eager PyTorch; its error sets the limit.
+        truth: the same in float64.
+    """
+    limit, exact = results(eager), results(truth)
+    found = {one.name: disagreement(results(one), eager=limit, truth=exact) for one in candidates}
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def op_fault(
+    name: str,
+    form: Form,
+    settings: Settings,
+    op: str,
+    *,
+    candidate: Callable[[str, OpCase, Callable[..., Outputs]], Candidate] = op_candidate,
+    same_masks: bool,
+) -> str | None:
+    """Why a form of an op computes wrong numbers; None when it is right.
+
+    Args:
+        name: of the form.
+        form: makes its function.
+        settings: of the call.
+        op: its name.
+        candidate: makes the candidate of the form.
+        same_masks: whether the form draws the library's dropout masks. `F.dropout` draws others, so forms are compared
+            with plain PyTorch without dropout, and those with the same masks with the op's formula too.
+    """
+    still = op_case(op, replace(settings, dropout=0.0))
+    checks = [(still, still.plain)]
+    if settings.dropout and same_masks:
+        case = op_case(op, settings)
+        checks.append((case, case.formula))
+    for case, plain in checks:
+        wrong = wrong_numbers(
+            [candidate(name, case, form(case))],
+            eager=op_candidate(EAGER, case, plain),
+            truth=op_candidate("float64", double(case), plain),
+        )
+        if wrong:
+            return wrong[name]
+    return None
 
 
 def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
-    """An op: plain eager PyTorch, the library's eager form, and each backend.
-
-    F.dropout draws masks of its own, so without dropout the library's eager form is held against the plain one. All
-    forms of the library draw the same masks, so with dropout a backend is held against its eager form.
+    """An op: plain eager PyTorch, and the op on each backend.
 
     Raises:
         ValueError: no such op, or settings that do not fit it.
     """
-    case, still = op_case(name, settings), op_case(name, replace(settings, dropout=0.0))
-    plain, eager = op_candidate(_PLAIN, case, case.plain), op_candidate(EAGER, case, case.op)
-    still_plain, still_truth = (
-        op_candidate(_PLAIN, still, still.plain),
-        op_candidate("float64", double(still), still.plain),
-    )
-    formula = Proof(op_candidate(EAGER, still, still.op), eager=still_plain, truth=still_truth)
-    truth = op_candidate("float64", double(case), case.op)
-    checks = [Check(plain, [])]
+    case = op_case(name, settings)
+    candidates, wrong = [op_candidate(_PLAIN, case, case.plain)], {}
     for backend in backends:
-        if backend == EAGER:
-            checks.append(Check(eager, [formula]))
-        elif backend == COMPILE:
-            checked = op_candidate(COMPILE, still, torch.compile(still.plain))
-            proof = Proof(checked, eager=still_plain, truth=still_truth)
-            checks.append(Check(op_candidate(COMPILE, case, torch.compile(case.plain)), [proof]))
+        form = _op_form(backend)
+        reason = op_fault(backend, form, settings, name, same_masks=backend != COMPILE)
+        if reason is None:
+            candidates.append(op_candidate(backend, case, form(case)))
         else:
-            fused = fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
-            candidate = op_candidate(backend, case, fused)
-            checks.append(Check(candidate, [formula, Proof(candidate, eager=eager, truth=truth)]))
+            wrong[backend] = reason
     details = [f"{key} {value}" for key, value in case.options.items()]
     shapes = [f"{key} {list(tensor.shape)}" for key, tensor in case.tensors.items()]
-    return Subject(", ".join([f"op {name}: {' '.join(shapes)}", *details, dtype_name(settings.dtype)]), checks)
+    title = ", ".join([f"op {name}: {' '.join(shapes)}", *details, dtype_name(settings.dtype)])
+    return Subject(title, candidates, wrong)
+
+
+def _op_form(backend: str) -> Form:
+    if backend == EAGER:
+        return lambda case: case.formula
+    if backend == COMPILE:
+        return lambda case: torch.compile(case.plain)
+    return lambda case: fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
 
 
 def model_subject(
@@ -104,11 +146,11 @@ def model_subject(
     Args:
         name: a model of the configs, or a path of one.
         overrides: of its config.
-        shape: sequences and tokens, or examples where there is no context length; None is 4, as long as the context.
-        dropout: set for every part that has one; 0 is no stochastic depth either; None leaves the config's.
+        shape: sequences and tokens, or examples for a model without a context length; None is 4 of full length.
+        dropout: for every component that has one, and 0 also turns stochastic depth off; None keeps the config's.
         backends: to fuse the whole model with.
         dtype: of the weights.
-        device: where the model is.
+        device: of the model.
 
     Raises:
         ValueError: no such model, an override or a shape that does not fit.
@@ -137,35 +179,22 @@ def model_subject(
         like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
         return Candidate(label, lambda: (model(*like),), parameters)
 
-    double = copy.deepcopy(plain).double()
-    truth = candidate("float64", double, double)
-    baseline, eager = candidate(_PLAIN, plain, plain), candidate(EAGER, own, own)
-    checks = [Check(baseline, [])]
-    for backend in backends:
+    def on(backend: str) -> Candidate:
         if backend == EAGER:
-            other = eager
-        elif backend == COMPILE:
-            other = candidate(COMPILE, torch.compile(plain), plain)
-        else:
-            other = candidate(backend, fuse(own, backend=backend, fallback=()), own)
-        checks.append(Check(other, [Proof(other, eager=baseline, truth=truth)]))
-    parameters = sum(parameter.numel() for parameter in own.parameters())
+            return candidate(EAGER, own, own)
+        if backend == COMPILE:
+            return candidate(COMPILE, torch.compile(plain), plain)
+        return candidate(backend, fuse(own, backend=backend, fallback=()), own)
+
+    exact = copy.deepcopy(plain).double()
+    baseline, others = candidate(_PLAIN, plain, plain), [on(backend) for backend in backends]
+    wrong = wrong_numbers(others, eager=baseline, truth=candidate("float64", exact, exact))
     title = (
-        f"model {name}: {parameters:,} parameters, {config.feedforward.name}, "
-        f"{' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, {dtype_name(dtype)}"
+        f"model {name}: {sum(parameter.numel() for parameter in own.parameters()):,} parameters, "
+        f"{config.feedforward.name}, {' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, "
+        f"{dtype_name(dtype)}"
     )
-    return Subject(title, checks)
-
-
-def op_candidate(label: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    """A candidate that calls `function` with the case's tensors, each by its name. Used by the suite too."""
-    arguments: dict[str, Any] = case.tensors | case.options
-
-    def call() -> tuple[Tensor, ...]:
-        outputs = function(**arguments)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
-
-    return Candidate(label, call, tuple(tensor for tensor in case.tensors.values() if tensor.requires_grad))
+    return Subject(title, [baseline, *(one for one in others if one.name not in wrong)], wrong)
 
 
 def _with_dropout(config: Config, dropout: float | None) -> Config:
@@ -175,7 +204,7 @@ def _with_dropout(config: Config, dropout: float | None) -> Config:
 
 
 def _dropping(value: Any, dropout: float) -> Any:
-    """The same of what is within it, as in `plain_config`. Branches that are left out are none where nothing drops."""
+    """Set the dropout of a component, and of the components in its options."""
     if isinstance(value, Choice):
         return Choice(value.name, _dropping(value.options, dropout))
     if isinstance(value, LayerChange):

@@ -1,10 +1,9 @@
-"""The whole measurement of the ops on one machine: every op, shape, dtype and option, into one folder."""
+"""Measures all ops on one machine, in many shapes, dtypes and options."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,10 +11,10 @@ import torch
 from ...ops.implementations.launch import why_no_kernels
 from ...partition import patience, saved_bytes
 from .calls import CallCost, call_cost
-from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
-from .measure import EAGER, OURS, Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
+from .cases import OpCase, Outputs, Settings, dtype_name, op_case
+from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_form
-from .subjects import COMPILE, op_candidate
+from .subjects import COMPILE, Form, op_candidate, op_fault
 
 __all__ = ["SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
 
@@ -29,17 +28,14 @@ SHAPES: Final = (
     (8, 512, 1024),
     (8, 256, 512),
 )
-# What a GPU has done before a CPU has asked for the next.
+# So small that a GPU finishes before the CPU launches the next.
 _CALLED: Final = (2, 32, 64)
 _CHECKED_ROWS: Final = (2, 150)
 # Wider, the weights of an op with a matmul would take gigabytes in float64.
 _CHECKED_MATMUL: Final = 1024
-# Of x for such an op on a CPU: a larger one takes seconds for each call, whoever computes it.
+# Elements of x for such an op on a CPU: a larger one takes seconds for each call.
 _CPU_MATMUL: Final = 8 * 256 * 512
 _DROPOUT: Final = 0.1
-
-Form = Callable[[OpCase], Callable[..., Outputs]]
-Progress = Callable[["Suite"], None]
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class Variant:
 
     Args:
         op: its name.
-        label: what is said of its options.
+        label: of its options.
         options: of `Settings`.
     """
 
@@ -68,8 +64,7 @@ class Round:
     Args:
         dtype: of the tensors.
         shapes: of x.
-        any_size: whether `torch.compile` makes one code for all shapes, as it does for a user whose shapes change, or
-            one for each.
+        any_size: whether `torch.compile` compiles once for all shapes, as for a user whose shapes change, or for each.
     """
 
     dtype: torch.dtype
@@ -79,17 +74,17 @@ class Round:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one candidate did with one variant, shape and dtype.
+    """The measurements of one candidate for one variant, shape and dtype.
 
     Args:
         title: of the variant.
         shape: of x.
         dtype: by torch's name, without "torch.".
-        candidate: whose form it is.
+        candidate: its name.
         seconds: every repeat, of "forward" and of "forward_backward".
-        peak: bytes that forward and backward took at most, beside the inputs; None on a CPU.
-        kept: bytes kept for backward, beside the inputs.
-        floor: bytes that "forward" and "forward_backward" must move; none where that is not what limits the op.
+        peak: most bytes that forward and backward took, beside the inputs; None on a CPU.
+        kept: bytes saved for backward, beside the inputs.
+        floor: bytes that "forward" and "forward_backward" must move; empty for ops that bandwidth does not limit.
     """
 
     title: str
@@ -102,20 +97,20 @@ class Measured:
     floor: dict[str, int]
 
     def median(self, span: str) -> float:
-        """Seconds of one of the two spans."""
+        """Median seconds of one of the two spans."""
         return statistics.median(self.seconds[span])
 
 
 @dataclass
 class Suite:
-    """All that was measured.
+    """All measurements.
 
     Args:
         bandwidth: of copying, in bytes per second, read and written.
-        calls: what the ops' calls cost the CPU; none where they launch no kernels.
+        calls: the CPU time of the ops' calls; empty where they launch no kernels.
         rows: in the order of measuring.
-        failed: which candidates were not timed, and why: wrong numbers, or an error.
-        left_out: what there was no time for.
+        failed: why candidates were not timed: wrong numbers, or an error.
+        left_out: variants that were left out for lack of time.
     """
 
     bandwidth: float
@@ -126,7 +121,7 @@ class Suite:
 
 
 def variants() -> list[Variant]:
-    """Return every op of the suite with its options, the most telling first."""
+    """Return every op of the suite with its options, the most important first."""
     return [
         *(
             Variant(
@@ -162,54 +157,54 @@ def measure_suite(
     repeats: int,
     minutes: float,
     say: Callable[[str], None],
-    keep: Progress = lambda suite: None,
+    keep: Callable[[Suite], None] = lambda suite: None,
 ) -> Suite:
-    """Check and time.
+    """Check every op in every width and dtype, then time.
 
     Args:
         chosen: what to measure.
         rounds: in which dtypes and shapes, one round after the other.
-        device: where.
-        repeats: how often each candidate is timed.
-        minutes: no new measurement begins after these; what is left out is named.
-        say: is told what is being measured.
-        keep: is given what there is so far, after each variant.
+        device: of the tensors.
+        repeats: timings of each candidate.
+        minutes: no new measurement begins after these; `left_out` names the rest.
+        say: is called with what is being measured.
+        keep: is called with the measurements so far, after each variant.
     """
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
-    # On a CPU an op chooses its form by measuring; here it shall have done so before it is timed.
+    # On a CPU an op chooses its implementation by measuring; this makes it choose before it is timed.
     with patience(0):
         if why_no_kernels(device) is None:
             say("what calls cost")
             suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
         say("the ops' numbers")
-        checked = _check_all(chosen, rounds, device, suite)
+        right: dict[tuple[str, torch.dtype], set[str]] = {}
+        for dtype in dict.fromkeys(one.dtype for one in rounds):
+            shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
+            for variant in chosen:
+                ours: dict[str, Form] = {OURS: lambda case: case.op}
+                right[variant.title, dtype] = {EAGER, *_check(variant, ours, shapes, dtype, device, suite)}
         for one in rounds:
             for variant in chosen:
-                settings = _settings(variant, one.shapes[0], one.dtype, device)
-                name = f"{variant.title}, {dtype_name(one.dtype)}"
-                shapes = [shape for shape in one.shapes if _is_affordable(variant, shape, device)]
-                if not shapes:
-                    continue
-                if time.monotonic() > deadline:
+                shapes = _affordable(variant, one.shapes, device)
+                name, known = f"{variant.title}, {dtype_name(one.dtype)}", right[variant.title, one.dtype]
+                if shapes and time.monotonic() <= deadline:
+                    say(name)
+                    forms = _forms(variant, one, device)
+                    if COMPILE not in known:
+                        others = {key: form for key, form in forms.items() if key not in (EAGER, OURS)}
+                        known |= _check(variant, others, shapes, one.dtype, device, suite)
+                        # The code that was compiled for the checks is not what a user with these shapes would get.
+                        forms = _forms(variant, one, device)
+                    forms = {key: form for key, form in forms.items() if key in known}
+                    for shape in shapes:
+                        if time.monotonic() > deadline:
+                            suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
+                        else:
+                            _measure(variant, _settings(variant, shape, one.dtype, device), forms, suite, repeats)
+                    keep(suite)
+                else:
                     suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
-                    continue
-                say(name)
-                forms = dict(_forms(variant.op, settings, any_size=one.any_size))
-                right = checked[variant.title, one.dtype]
-                if COMPILE not in right:
-                    widths = sorted({shape[-1] for shape in shapes})
-                    others = {key: form for key, form in forms.items() if key != OURS}
-                    right |= _check(variant, settings, others, widths, suite)
-                    # What was compiled for the checks is not what a user with these shapes would get.
-                    forms = dict(_forms(variant.op, settings, any_size=one.any_size))
-                forms = {key: form for key, form in forms.items() if key in right}
-                for shape in shapes:
-                    if time.monotonic() > deadline:
-                        suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
-                        continue
-                    _measure(variant, replace(settings, shape=shape), forms, suite, repeats=repeats)
-                keep(suite)
     return suite
 
 
@@ -218,20 +213,10 @@ def _settings(variant: Variant, shape: tuple[int, ...], dtype: torch.dtype, devi
     return Settings(shape=shape, **options, dtype=dtype, device=device)
 
 
-def _check_all(
-    chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device, suite: Suite
-) -> dict[tuple[str, torch.dtype], set[str]]:
-    """Check ours before anything is timed, however little time there is: which candidates are right, so far."""
-    forms: dict[str, Form] = {EAGER: lambda case: case.plain, OURS: lambda case: case.op}
-    checked: dict[tuple[str, torch.dtype], set[str]] = {}
-    for dtype in dict.fromkeys(one.dtype for one in rounds):
-        for variant in chosen:
-            shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
-            widths = sorted({shape[-1] for shape in shapes if _is_affordable(variant, shape, device)})
-            if widths:
-                settings = _settings(variant, shapes[0], dtype, device)
-                checked[variant.title, dtype] = _check(variant, settings, forms, widths, suite)
-    return checked
+def _affordable(variant: Variant, shapes: Sequence[tuple[int, ...]], device: torch.device) -> list[tuple[int, ...]]:
+    if device.type != "cpu" or "linear" not in variant.op:
+        return list(shapes)
+    return [shape for shape in shapes if torch.Size(shape).numel() <= _CPU_MATMUL]
 
 
 def _call_costs(
@@ -245,29 +230,27 @@ def _call_costs(
                 yield cost
 
 
-def _is_affordable(variant: Variant, shape: tuple[int, ...], device: torch.device) -> bool:
-    return device.type != "cpu" or "linear" not in variant.op or torch.Size(shape).numel() <= _CPU_MATMUL
-
-
-def _forms(op: str, settings: Settings, *, any_size: bool) -> Iterator[tuple[str, Form]]:
-    """Each candidate's name, and which function of a case it calls."""
-    # One function's code is compiled for eight kinds of call at most; then torch.compile is eager without a word.
+def _forms(variant: Variant, one: Round, device: torch.device) -> dict[str, Form]:
+    """The form of each candidate."""
+    # Dynamo compiles a function for at most eight kinds of call, and then silently runs it in eager mode.
     torch.compiler.reset()
-    small = op_case(op, replace(settings, shape=(*_CHECKED_ROWS, 64)))
-    compiled = torch.compile(small.plain, dynamic=True if any_size else None, fullgraph=True)
-    yield EAGER, lambda case: case.plain
-    yield COMPILE, lambda case: compiled
-    yield OURS, lambda case: case.op
-    if settings.device.type == "cuda":
-        form = liger_form(op, small.options)
-        if form is not None:
-            yield LIGER, lambda case: form
+    small = op_case(variant.op, _settings(variant, (*_CHECKED_ROWS, 64), one.dtype, device))
+    compiled = torch.compile(small.plain, dynamic=True if one.any_size else None, fullgraph=True)
+    forms: dict[str, Form] = {
+        EAGER: lambda case: case.plain,
+        COMPILE: lambda case: compiled,
+        OURS: lambda case: case.op,
+    }
+    liger = liger_form(variant.op, small.options) if device.type == "cuda" else None
+    if liger is not None:
+        forms[LIGER] = lambda case: liger
+    return forms
 
 
 def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
     if name != LIGER:
         return op_candidate(name, case, function)
-    # Some of its backwards, and the forward of its cross entropy, write over what forward was given.
+    # Some of Liger's backwards, and the forward of its cross entropy, overwrite their inputs.
     own = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in case.tensors.items()}
 
     def restore() -> None:
@@ -279,44 +262,36 @@ def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Can
 
 
 def _check(
-    variant: Variant, settings: Settings, forms: dict[str, Form], widths: Sequence[int], suite: Suite
+    variant: Variant,
+    forms: Mapping[str, Form],
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device,
+    suite: Suite,
 ) -> set[str]:
-    """The candidates whose numbers are right in every width; the others are written down.
-
-    Each draws masks of its own, so they are compared without dropout. With it, ours is held against its formula.
-    """
+    """Return the names of the forms that are right in every width; note the others in `suite.failed`."""
     right = set(forms)
+    widths = sorted({shape[-1] for shape in _affordable(variant, shapes, device)})
     if "linear" in variant.op:
-        widths = [min(*widths, _CHECKED_MATMUL)] if len(widths) > 1 else [min(widths[0], _CHECKED_MATMUL)]
+        widths = [min(width, _CHECKED_MATMUL) for width in widths[:1]]
     for width in widths:
-        here = replace(settings, shape=(*_CHECKED_ROWS, width))
-        still = op_case(variant.op, replace(here, dropout=0.0))
-        plainly = results(_candidate(EAGER, still, still.plain))
-        exactly = results(_candidate("float64", double(still), still.plain))
+        settings = _settings(variant, (*_CHECKED_ROWS, width), dtype, device)
         for name in sorted(right):
             try:
-                reason = disagreement(
-                    results(_candidate(name, still, forms[name](still))), eager=plainly, truth=exactly
+                reason = op_fault(
+                    name, forms[name], settings, variant.op, candidate=_candidate, same_masks=name == OURS
                 )
-                if reason is None and name == OURS and settings.dropout:
-                    case = op_case(variant.op, here)
-                    formula = partial(case.op, backend=EAGER)
-                    reason = disagreement(
-                        results(_candidate(name, case, forms[name](case))),
-                        eager=results(_candidate(EAGER, case, formula)),
-                        truth=results(_candidate("float64", double(case), formula)),
-                    )
             except Exception as error:
                 reason = _one_line(error)
             if reason is not None:
                 right.remove(name)
-                place = f"{variant.title}, {dtype_name(settings.dtype)}, width {width}"
-                suite.failed[f"{name}: {place}"] = reason
+                suite.failed[f"{name}: {variant.title}, {dtype_name(dtype)}, width {width}"] = reason
     return right
 
 
-def _measure(variant: Variant, settings: Settings, forms: dict[str, Form], suite: Suite, *, repeats: int) -> None:
+def _measure(variant: Variant, settings: Settings, forms: Mapping[str, Form], suite: Suite, repeats: int) -> None:
     case = op_case(variant.op, settings)
+    dtype = dtype_name(settings.dtype)
     candidates = []
     for name, form in forms.items():
         candidate = _candidate(name, case, form(case))
@@ -324,24 +299,25 @@ def _measure(variant: Variant, settings: Settings, forms: dict[str, Form], suite
             results(candidate)
         except Exception as error:
             shape = "x".join(map(str, settings.shape))
-            suite.failed[f"{name}: {variant.title}, {dtype_name(settings.dtype)}, {shape}"] = _one_line(error)
+            suite.failed[f"{name}: {variant.title}, {dtype}, {shape}"] = _one_line(error)
         else:
             candidates.append(candidate)
     timings = time_interleaved(candidates, repeats=repeats, device=settings.device)
-    size = next(iter(case.tensors.values())).nbytes
-    forward, backward = case.floor or (0.0, 0.0)
-    floor = {"forward": int(forward * size), "forward_backward": int((forward + backward) * size)}
+    floor = {}
+    if case.floor is not None:
+        size, (forward, backward) = next(iter(case.tensors.values())).nbytes, case.floor
+        floor = {"forward": int(forward * size), "forward_backward": int((forward + backward) * size)}
     for candidate, timing in zip(candidates, timings, strict=True):
         suite.rows.append(
             Measured(
                 title=variant.title,
                 shape=settings.shape,
-                dtype=dtype_name(settings.dtype),
+                dtype=dtype,
                 candidate=candidate.name,
                 seconds={"forward": timing.forward, "forward_backward": timing.both},
                 peak=peak_bytes(candidate, device=settings.device),
                 kept=saved_bytes(candidate.call, parameters=[*case.tensors.values(), *candidate.leaves]),
-                floor=floor if case.floor is not None else {},
+                floor=floor,
             )
         )
 

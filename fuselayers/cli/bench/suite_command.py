@@ -1,4 +1,4 @@
-"""`fuselayers bench suite`: what of the suite is measured, and where it is written."""
+"""`fuselayers bench suite`: chooses what the suite measures, and writes its folder."""
 
 import argparse
 from collections.abc import Sequence
@@ -33,11 +33,8 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         The exit code: 0, or 1 when a candidate of ours computes wrong numbers.
 
     Raises:
-        ValueError: an argument that cannot be; the text says what can.
+        ValueError: a wrong argument; the text says which are possible.
     """
-    for option in ("name", "shape", "backends", "dropout", "activation", "only", "layers", "json"):
-        if getattr(arguments, option) is not None:
-            raise ValueError(f"bench suite takes no {option}; see its --ops, --dtypes, --minutes, --quick and --out")
     if arguments.out is None:
         raise ValueError("bench suite needs a folder for what it measures: --out DIR")
     minutes = _MINUTES if arguments.minutes is None else arguments.minutes
@@ -50,7 +47,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     shapes = SHAPES if device.type == "cuda" else _ON_A_CPU
     rounds = _rounds([_DTYPES[name] for name in dtypes], _QUICK if arguments.quick else shapes)
     folder = Path(arguments.out)
-    # Before the work, so that a folder that cannot be written is not found out after it.
+    # Before the work, so that a folder that cannot be written is an error at once.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
 
@@ -81,7 +78,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
 
 
 def _rounds(dtypes: Sequence[torch.dtype], shapes: tuple[tuple[int, ...], ...]) -> list[Round]:
-    """The largest shape in each dtype, then the first dtype's others: what tells most comes before the time is over."""
+    """The largest shape in each dtype, and the other shapes in the first one; the most important rounds come first."""
     rounds = [Round(dtype, shapes[:1], any_size=False) for dtype in dtypes]
     if len(shapes) > 1:
         rounds.insert(1, Round(dtypes[0], shapes[1:], any_size=True))
@@ -89,7 +86,7 @@ def _rounds(dtypes: Sequence[torch.dtype], shapes: tuple[tuple[int, ...], ...]) 
 
 
 def _versions() -> list[str]:
-    """What else decides the speed of kernels."""
+    """Versions of other packages that decide the speed of kernels."""
     versions = [f"fuselayers {__version__}"]
     for name in ("triton", "liger_kernel"):
         try:

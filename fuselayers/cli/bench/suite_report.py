@@ -1,4 +1,4 @@
-"""What the suite leaves in its folder: results.json, results.md, and a picture for each dtype and span."""
+"""The files of the suite: results.json, results.md, and a picture for each dtype and span."""
 
 import json
 import math
@@ -46,19 +46,19 @@ def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats
 
 
 def table(suite: Suite, *, said: str) -> str:
-    """The results as Markdown: of every op, shape and dtype the times of eager, and how many times as fast others are.
+    """The results as Markdown: for every op, shape and dtype the times of eager, and the ratios of the others.
 
     Args:
-        suite: what was measured.
-        said: on what, when and how.
+        suite: the measurements.
+        said: the machine, the date and the method.
     """
     lines = [
         "# Ops against eager PyTorch",
         "",
         f"{said}. Eager in milliseconds, the others as ratios: 2.00 is "
         "twice as fast. f: forward, fb: forward and backward. Peak: bytes beside the inputs, as a share of eager's. "
-        "Kept: bytes for backward, in megabytes. Bandwidth: the bytes that must move, per second, as a share of what "
-        f"copying reaches here ({suite.bandwidth / 1e9:,.0f} GB/s).",
+        "Kept: megabytes saved for backward. Bandwidth: the bytes that must move, per second, as a share of the rate "
+        f"of a copy here ({suite.bandwidth / 1e9:,.0f} GB/s).",
     ]
     candidates = list(dict.fromkeys(row.candidate for row in suite.rows if row.candidate != EAGER))
     for dtype in dict.fromkeys(row.dtype for row in suite.rows):
@@ -91,9 +91,9 @@ def _calls(calls: Sequence[CallCost]) -> Iterator[str]:
     yield "## What a call costs the CPU"
     yield ""
     yield (
-        f"In microseconds, on tensors so small that no GPU holds it up. {BARE}: a torch.autograd.Function that makes "
-        f"the same tensors and launches the same kernels, and knows beforehand which. {OURS} / {BARE}: the aim "
-        "is 1.5 at most."
+        f"In microseconds, on tensors so small that no GPU delays the call. {BARE}: a torch.autograd.Function that "
+        f"makes the same tensors and launches the same kernels, without choosing them. {OURS} / {BARE}: the aim is "
+        "1.5 at most."
     )
     yield ""
     names = (EAGER, BARE, OURS)
@@ -107,7 +107,7 @@ def _calls(calls: Sequence[CallCost]) -> Iterator[str]:
 
 
 def _by_place(rows: Sequence[Measured], dtype: str) -> Iterator[dict[str, Measured]]:
-    """All candidates of one variant and shape together, by name."""
+    """The candidates of each variant and shape, by name."""
     places: dict[tuple[str, tuple[int, ...]], dict[str, Measured]] = {}
     for row in rows:
         if row.dtype == dtype:
@@ -133,14 +133,14 @@ def _cells(rows: dict[str, Measured], candidates: Sequence[str], *, bandwidth: f
 
 
 def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: str) -> None:
-    """Draw how many times as fast as eager each candidate is: a panel for each op, a line for each candidate.
+    """Draw the speed of each candidate relative to eager: a panel for each op, a line for each candidate.
 
     Args:
         path: of the PNG.
         rows: of one dtype.
         span: "forward" or "forward_backward".
-        title: above all.
-        said: below all.
+        title: above the panels.
+        said: below them.
     """
     titles = list(dict.fromkeys(row.title for row in rows))
     columns = min(_COLUMNS, len(titles))

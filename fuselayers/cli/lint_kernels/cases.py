@@ -15,14 +15,11 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.implementations.launch import Launch, recorded_launches
-from .compile import ARCHS
 
 __all__ = ["CASES", "Case", "kind_of", "launches_of"]
 
 _ROWS: Final = 1 << 14
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_EVERYWHERE: Final = tuple(ARCHS)
-_ON_THE_H200: Final = ("sm_90",)
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Case:
         width: N.
         dtype: of all its floating tensors.
         call: makes the call, of `width` and `dtype`, with the option backend="triton".
-        daily: the architectures that `make test` compiles it for; the slow tests and the command take all.
+        daily: whether `make test` compiles it, for sm_90; the slow tests and the command compile every case.
     """
 
     op: str
@@ -43,11 +40,11 @@ class Case:
     width: int
     dtype: torch.dtype
     call: Callable[["Case"], object]
-    daily: tuple[str, ...] = ()
+    daily: bool = False
 
     @property
     def title(self) -> str:
-        """Unlike any other case's."""
+        """A unique name."""
         return f"{self.op} {self.name + ' ' if self.name else ''}{self.width} {_NAMES[self.dtype]}"
 
     def tensor(self, *shape: int) -> Tensor:
@@ -181,22 +178,22 @@ def _each(
     call: Callable[[Case], object],
     *widths: int,
     dtypes: Iterable[torch.dtype] = (torch.bfloat16,),
-    daily: dict[int, tuple[str, ...]] | None = None,
+    daily: Iterable[int] = (),
 ) -> Iterator[Case]:
-    """A case for every width and dtype; `daily` says by width what those in bfloat16 are compiled for every day."""
+    """A case for every width and dtype; those in bfloat16 of a width in `daily` are compiled by `make test`."""
     for width in widths:
         for dtype in dtypes:
-            yield Case(op, name, width, dtype, call, (daily or {}).get(width, ()) if dtype == torch.bfloat16 else ())
+            yield Case(op, name, width, dtype, call, width in daily and dtype == torch.bfloat16)
 
 
 _WIDTHS: Final = (1024, 4096, 8192, 12288)
 _WIDE_TOO: Final = (torch.bfloat16, torch.float32)
 CASES: Final[tuple[Case, ...]] = (
-    *_each("dropout", "", _dropout, 4096, dtypes=_WIDE_TOO, daily={4096: _EVERYWHERE}),
+    *_each("dropout", "", _dropout, 4096, dtypes=_WIDE_TOO, daily=(4096,)),
     *_each(
         *("bias_activation_dropout", "gelu", _bias_activation_dropout("gelu"), 4096),
         dtypes=_NAMES,
-        daily={4096: _EVERYWHERE},
+        daily=(4096,),
     ),
     *(
         case
@@ -210,9 +207,9 @@ CASES: Final[tuple[Case, ...]] = (
     *_each(
         *("bias_dropout_residual", "", _bias_dropout_residual, 4096, 1000),
         dtypes=_WIDE_TOO,
-        daily={1000: _EVERYWHERE},
+        daily=(1000,),
     ),
-    *_each("gated_activation", "silu", _gated_activation("silu"), 4096, dtypes=_WIDE_TOO, daily={4096: _EVERYWHERE}),
+    *_each("gated_activation", "silu", _gated_activation("silu"), 4096, dtypes=_WIDE_TOO, daily=(4096,)),
     *_each("gated_activation", "silu, packed", _gated_activation("silu", packed=True), 4096),
     *_each("gated_activation", "gelu", _gated_activation("gelu"), 4096),
     *_each(
@@ -221,7 +218,7 @@ CASES: Final[tuple[Case, ...]] = (
         _bias_dropout_residual_norm(ops.bias_dropout_residual_layer_norm, style="prenorm", norm_bias=True),
         *_WIDTHS,
         dtypes=_WIDE_TOO,
-        daily={1024: _ON_THE_H200, 4096: _EVERYWHERE, 8192: _EVERYWHERE, 12288: _ON_THE_H200},
+        daily=(4096, 12288),
     ),
     *_each(
         "bias_dropout_residual_rms_norm",
@@ -232,14 +229,14 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("residual_layer_norm", "", _residual_norm(ops.residual_layer_norm), 4096, 8192),
     *_each("residual_rms_norm", "", _residual_norm(ops.residual_rms_norm), 4096, 8192),
     *_each("layer_norm", "", _norm(ops.layer_norm), 4096, 8192),
-    *_each("rms_norm", "", _norm(ops.rms_norm), *_WIDTHS, daily={4096: _ON_THE_H200}),
-    *_each("softmax", "", _softmax(), 2048, 16384, dtypes=_WIDE_TOO, daily={2048: _ON_THE_H200, 16384: _ON_THE_H200}),
+    *_each("rms_norm", "", _norm(ops.rms_norm), *_WIDTHS, daily=(4096,)),
+    *_each("softmax", "", _softmax(), 2048, 16384, dtypes=_WIDE_TOO, daily=(2048, 16384)),
     *_each("softmax", "causal", _softmax(causal=True), 2048, 16384),
     *_each("softmax", "masked", _softmax(masked=True), 2048),
-    *_each("cross_entropy", "", _cross_entropy, 32_000, dtypes=_WIDE_TOO, daily={32_000: _ON_THE_H200}),
+    *_each("cross_entropy", "", _cross_entropy, 32_000, dtypes=_WIDE_TOO, daily=(32_000,)),
     *_each("linear_cross_entropy", "", _linear_cross_entropy, 4096),
-    *_each("linear_activation", "gelu", _linear_activation("gelu"), 4096, dtypes=_WIDE_TOO, daily={4096: _ON_THE_H200}),
-    *_each("rotary", "", _rotary(), 64, 128, dtypes=_WIDE_TOO, daily={128: _EVERYWHERE}),
+    *_each("linear_activation", "gelu", _linear_activation("gelu"), 4096, dtypes=_WIDE_TOO, daily=(4096,)),
+    *_each("rotary", "", _rotary(), 64, 128, dtypes=_WIDE_TOO, daily=(128,)),
     *_each("rotary", "interleaved", _rotary(interleaved=True), 128),
 )
 """Ordered by op; every kernel of `fuselayers.ops` is launched by one of them, which a test checks."""

@@ -1,8 +1,8 @@
-"""What an attention remembers while text is generated: the keys and values of the tokens that went before.
+"""The cache of one attention during generation: the keys and values of all earlier tokens.
 
     k, v   [B, G, T, C]   B batch, G key-value heads, T new tokens, C channels of a head
 
-Memory, in elements: 2 x B x G x C for each token that it has room for.
+Memory, in elements: 2 x B x G x C for each token of its capacity.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ __all__ = ["KeyValueCache"]
 class KeyValueCache:
     """The keys and values of one attention, in memory that is reserved once.
 
-    A window does not make it smaller: all tokens are kept, so that a mask or a bias can still tell every key's place.
+    A window does not make it smaller: all tokens are stored, so that masks and biases still index every key.
 
     Args:
-        capacity: for how many tokens there is room; None for those of the first `append`, which suits a memory.
+        capacity: the most tokens it can hold; None for the number in the first `append`, as for a memory.
 
     Attributes:
-        length: how many tokens are stored.
+        length: the number of stored tokens.
 
     Raises:
-        ValueError: capacity is below one; in `append`, there is no room left, or what is added does not fit.
+        ValueError: capacity is below one; in `append`, the cache is full, or keys and values do not fit it.
         RuntimeError: in `append`, a gradient would be lost.
 
     >>> cache = KeyValueCache(4)
@@ -47,7 +47,7 @@ class KeyValueCache:
 
     @property
     def of_memory(self) -> "KeyValueCache":
-        """The cache of the cross-attention in the same block: it is filled once, with the whole memory."""
+        """The cache of the cross-attention in the same block; it is filled once, with the whole memory."""
         if self._memory is None:
             self._memory = KeyValueCache()
         return self._memory
@@ -55,7 +55,7 @@ class KeyValueCache:
     def append(self, k_BGTC: Tensor, v_BGTC: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of new tokens; return those of all tokens so far, [B, G, length, C] each.
 
-        What is returned are views, which the next `append` leaves as they are.
+        The results are views. The next `append` does not change them.
         """
         if torch.is_grad_enabled() and (k_BGTC.requires_grad or v_BGTC.requires_grad):
             raise RuntimeError("a KeyValueCache keeps no gradients; generate under torch.no_grad()")
@@ -78,7 +78,7 @@ class KeyValueCache:
     def check_keys(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Raise ValueError unless the keys so far are [B, G, length, C] of this batch, heads, channels and dtype.
 
-        Used by attention with a memory, which reads what an earlier call stored.
+        Used by cross-attention, which reads the keys of an earlier call.
         """
         _check_fits(self.stored()[0], shape, dtype)
 

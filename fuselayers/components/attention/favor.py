@@ -33,14 +33,14 @@ class FavorAttention(PackedHeads):
     """An unbiased estimate of softmax attention's weights, in time and memory that grow with the number of tokens.
 
     The random directions are a buffer, which a state_dict holds; all heads share them. They stay as they were drawn
-    until `redraw` is called. It has no dropout: no probability is ever written down, and the paper drops none.
+    until `redraw` is called. It has no dropout: no probability is ever computed by itself, and the paper drops none.
 
-    Features are in float32 at least, and relative to the largest among the keys that a token looks at: what is below
-    about exp(-87) of that counts as 0.
+    Features are in float32 at least, and relative to the largest one among the keys that a token attends to: a feature
+    below about exp(-87) of that becomes 0.
 
     Args:
         num_features: F, number of random directions; None for head_dim * ln(head_dim), the paper's choice.
-        seed: what the directions are drawn from.
+        seed: of the random directions.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
@@ -77,7 +77,7 @@ class FavorAttention(PackedHeads):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the directions from the seed once more; the projections have their own."""
+        """Draw the directions from the seed again. The projections reset themselves."""
         self.redraw(self.seed)
 
     @torch.no_grad()
@@ -94,10 +94,9 @@ class FavorAttention(PackedHeads):
 
         Args:
             x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys before their features are taken: the features estimate the
-                softmax of whatever queries and keys they are given. None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which nobody looks at. A token
-                with nothing to look at gathers zeros.
+            rotate: puts positions into queries and keys, before their features are computed; None changes nothing.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
+                without any allowed key gets zeros.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
@@ -119,7 +118,7 @@ def _features(
     # Note: [exponents are shifted] A factor of one query's features, or of all features of the keys that it looks at,
     # cancels in the quotient, as 1 / sqrt(F) does. So a query's largest exponent becomes 0, and so does the largest of
     # the keys: of all real ones, or if the attention is causal of those up to each token, which is the key's level.
-    # What is far below it vanishes; nothing overflows.
+    # Features far below it vanish; nothing overflows.
     if key_padding_mask is not None:
         lowest = torch.finfo(k_BGTF.dtype).min
         k_BGTF = k_BGTF.masked_fill(~key_padding_mask[:, None, :, None], lowest)

@@ -3,10 +3,10 @@
     q, y   [B, H, T, C]   B batch, H query heads, T queries, C channels of a head
     k, v   [B, G, S, C]   G key-value heads, S keys
 
-What depends only on places (causal, window) becomes a `BlockMask`, whose hidden blocks are never computed. What depends
-on tensors (padding, masks, biases) and the cap change the score of each pair.
+Rules that depend only on positions (causal, window) become a `BlockMask`, whose hidden blocks are never computed. Rules
+that depend on tensors (padding, masks, biases), and the cap, change the score of each pair.
 
-On a CPU torch runs its formula, which has no backward; what is built here is proved by it all the same.
+On a CPU torch runs its formula, which has no backward. The tests run it.
 
 Dong et al., "Flex attention", 2024.
 """
@@ -60,14 +60,14 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
         return cast(Tensor, result)
     y_BHTC, aux = cast(tuple[Tensor, AuxOutput], result)
     assert aux.lse is not None
-    # Of the weight, sum / (sum + exp(sink)) stays with the keys, where the sum is over their exp(score).
+    # The keys share sum / (sum + exp(sink)) of the weight, where the sum is over their exp(score).
     share_BHT = torch.sigmoid(aux.lse - rules.sinks_H[:, None])
     return y_BHTC * share_BHT[..., None].to(y_BHTC.dtype)
 
 
 def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
-    """Return whether query heads share keys. Used by the kernels of torch, which want to be told."""
-    # A branch, because where a compiler takes sizes for symbols the comparison itself is no bool.
+    """Return whether query heads share keys. Used for the argument `enable_gqa` of torch's kernels."""
+    # A branch: with symbolic sizes the comparison itself is no bool.
     grouped = False
     if k_BGSC.shape[1] < q_BHTC.shape[1]:
         grouped = True
@@ -75,7 +75,7 @@ def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
 
 
 def _flex_for(q_BHTC: Tensor) -> Callable[..., Any]:
-    # A compiler that is tracing compiles it by itself; a CPU runs the formula.
+    # A tracing compiler compiles it by itself; a CPU runs the formula.
     if q_BHTC.device.type == "cpu" or is_compiling():
         return cast(Callable[..., Any], flex_attention)
     return _compiled_flex()
@@ -87,7 +87,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:
-    """Return what of the rules depends on places only, or None where they hide nothing."""
+    """Return the rules that depend only on positions, or None if they hide nothing."""
     if not causal and window is None:
         return None
 
@@ -103,9 +103,9 @@ def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:
 def _blocks(
     causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
 ) -> BlockMask | None:
-    # A mode may make tensors of its own kind, as FakeTensorMode does: they fit no other call, and real ones not theirs.
+    # A dispatch mode may create tensors of its own kind, as FakeTensorMode does. They must not enter the cache.
     special = is_compiling() or dispatch_mode_is_active()
-    make = _make_blocks if special else _kept_blocks
+    make = _make_blocks if special else _cached_blocks
     return make(causal, window, first, tokens, keys, device)
 
 
@@ -117,16 +117,16 @@ def _make_blocks(
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_blocks(
+def _cached_blocks(
     causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
 ) -> BlockMask | None:
-    # Kept for later calls, which may want a gradient: a tensor made in inference mode could not be saved for one.
+    # A later call may need a gradient, and a tensor from inference mode cannot be saved for backward.
     with torch.inference_mode(False):
         return _make_blocks(causal, window, first, tokens, keys, device)
 
 
 def _score_mod(rules: Rules, by_place: MaskMod | None, mask_BHTS: Tensor | None) -> ScoreMod | None:
-    """Return what becomes of each score, or None where nothing does."""
+    """Return the change of each score, or None for no change."""
     soft_cap, bias_HTS, padding_BS = rules.soft_cap, rules.bias_HTS, rules.key_padding_mask
     hiding = (by_place, mask_BHTS, padding_BS)
     if soft_cap is None and bias_HTS is None and all(rule is None for rule in hiding):

@@ -21,8 +21,8 @@ __all__ = ["FourierMix"]
 class FourierMix(nn.Module):
     """Mixes all tokens with all tokens, without a weight; it cannot be causal.
 
-    Nothing divides the sums, as in the paper, so what comes out is larger than x by about sqrt(T D); the norm behind it
-    takes that away. Padding is zeros, but it counts as tokens: a longer row has other frequencies.
+    The sums are not divided, as in the paper, so the output is larger than x by about sqrt(T D); the next norm removes
+    that. Padding becomes zeros and still counts as tokens: a longer row has other frequencies.
 
     Args:
         hidden_dim: D, the width of the model.
@@ -44,15 +44,15 @@ class FourierMix(nn.Module):
 
         Args:
             x_BTD: [B, T, D].
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is taken as zeros.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which becomes zeros.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
         """
         check_input(x_BTD, self.hidden_dim, key_padding_mask)
-        # torch transforms no bfloat16, and float16 only of some sizes on a GPU.
+        # torch has no transform of bfloat16, and of float16 only for some sizes on a GPU.
         wide_BTD = zero_padding(x_BTD, key_padding_mask).to(torch.promote_types(x_BTD.dtype, torch.float32))
-        # torch's transform refuses a batch of nothing.
+        # torch's transform refuses an empty batch.
         y_BTD = torch.fft.fft2(wide_BTD).real if x_BTD.shape[0] else wide_BTD
         return y_BTD.to(x_BTD.dtype)
 

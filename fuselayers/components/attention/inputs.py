@@ -1,11 +1,11 @@
-"""What an attention is told beside its input, and how that reaches those kinds that can use it.
+"""The inputs of an attention beside x, and which attentions take them.
 
     x        [B, T, D]      B batch, T tokens, D model
     q        [B, H, T, C]   H query heads, C channels of a head
     k        [B, G, S, C]   G key heads, S keys
     bias     [H, T, S]      added to the scores before the softmax
 
-An attention's `forward(x, *, ...)` lists by name what it can honour, so its signature says what it is able to do.
+The signature of an attention's `forward(x, *, ...)` lists the inputs that it supports.
 """
 
 import inspect
@@ -20,7 +20,7 @@ __all__ = ["ABILITIES", "Rotate", "check_able", "is_able", "takes"]
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# Argument of `forward` (causal: of `__init__`) -> what an attention without it cannot do.
+# An argument of `forward` (causal: of `__init__`) -> what an attention without it cannot do, for errors.
 ABILITIES: Final = {
     "causal": "hide the tokens that follow",
     "rotate": "have its queries and keys turned",
@@ -62,7 +62,7 @@ def check_able(attention: Choice | str, ability: str, *, wanted_by: str) -> None
     Args:
         attention: the choice.
         ability: one of `ABILITIES`.
-        wanted_by: who asks for it, for the error text: "position 'rotary'".
+        wanted_by: what needs it, for the error text: "position 'rotary'".
     """
     name = as_choice(attention).name
     if not is_able(name, ability):

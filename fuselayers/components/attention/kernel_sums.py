@@ -4,13 +4,13 @@
     k, v             [B, G, T, C]   G key-value heads
     features of q    [B, H, T, F]   F features, none negative; of k [B, G, T, F]
     state            [B, G, F, C]   sum over keys of features(k)^T v; causal: one for each chunk of L tokens
-    level            [B, G, T, 1]   features of k may come divided by exp(level), which never falls from token to token
+    level            [B, G, T, 1]   features of k may be divided by exp(level), which never falls from token to token
 
     y[t] = sum_s (features(q)[t] . features(k)[s]) v[s] / sum_s (features(q)[t] . features(k)[s])
 
-Not causal, one state serves all queries. Causal, a query takes the state of the chunks before its own, and looks at the
-L tokens of its own chunk one by one: time and memory grow with T, and no [T, F, C] is ever made. With levels, what a
-query takes from an earlier key is multiplied by exp(the key's level - its own): at most 1, so nothing overflows.
+Without causal, all queries use one state. With it, a query uses the state of the chunks before its own, and the L
+tokens of its own chunk one by one: time and memory grow with T, and no [T, F, C] is ever made. With levels, the
+contribution of an earlier key is multiplied by exp(the key's level - the query's): at most 1, so nothing overflows.
 
 Katharopoulos et al., "Transformers are RNNs", 2020, section 3; the chunks: Hua et al., "Transformer quality in linear
 time", 2022, section 3.2.
@@ -31,7 +31,7 @@ __all__ = ["Features", "kernel_attention"]
 
 Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
-# L, in tokens. The states take T / L x F x C, what is written out inside the chunks T x L: as much for the usual C.
+# L, in tokens. The states take T / L x F x C numbers, the products inside the chunks T x L: about as many.
 _CHUNK: Final = 64
 # Weights that add up to less count as none: backward divides features by their total, and float32 must hold the
 # quotient.
@@ -48,7 +48,7 @@ def kernel_attention(
     key_padding_mask: Tensor | None = None,
     rotate: Rotate | None = None,
 ) -> Tensor:
-    """Return what each query gathers: [B, H, T, C] in v's dtype; one with nothing to look at gathers zeros.
+    """Return the result of each query: [B, H, T, C] in v's dtype; zeros for a query without any allowed key.
 
     It runs in float32 at least, under autocast too: a state is a sum over all tokens. Used by favor and linear.
 
@@ -58,9 +58,9 @@ def kernel_attention(
         v_BGTC: the values.
         features: queries and keys -> their features, none negative, and the keys' levels; None where all are 0, as they
             must be where it is not causal.
-        causal: whether a query looks only at keys up to its own.
+        causal: whether a query uses only keys up to its own.
         key_padding_mask: bool [B, T], True for a real token.
-        rotate: turns the features above the fraction bar, and leaves those below it.
+        rotate: rotates the features in the numerator, not those in the denominator.
 
     >>> q = k = torch.zeros(1, 1, 2, 1)
     >>> kernel_attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), lambda q, k: (q.exp(), k.exp(), None), causal=True)
@@ -78,13 +78,13 @@ def kernel_attention(
         else:
             total_BHT1 = _sums(q_BHTF, k_BGTF, ones, level_BGT1, causal=causal)
             weighted_BHTC = _sums(*rotate(q_BHTF, k_BGTF), values, level_BGT1, causal=causal)
-        # No small number is added below the bar: where the total is small, what is above it is too.
+        # No epsilon in the denominator: where the total is small, the numerator is too.
         return (weighted_BHTC / total_BHT1.masked_fill(total_BHT1 < _LEAST_TOTAL, 1.0)).to(v_BGTC.dtype)
 
 
 def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, level_BGT1: Tensor | None, *, causal: bool) -> Tensor:
     """Return sum_s (q[t] . k[s]) v[s], over s <= t if causal, divided by exp(level[t]): [B, H, T, C]."""
-    # The R query heads that share keys lie in a row, as if they were further queries: keys and values are not copied.
+    # The R query heads that share keys become further queries, so that keys and values are not copied.
     groups, tokens = k_BGTF.shape[1:3]
     q_BGRTF = torch.unflatten(q_BHTF, 1, (groups, -1))
     if not causal:
@@ -116,13 +116,13 @@ def _chunks(x: Tensor, size: int) -> Tensor:
 
 
 def _of_chunk_before(x_BGNFC: Tensor, distance: int = 1) -> Tensor:
-    """Return for each chunk what the one at that distance before it has; zeros where there is none."""
+    """Return for each chunk the state of the chunk at that distance before it; zeros where there is none."""
     return F.pad(x_BGNFC[:, :, :-distance], (0, 0, 0, 0, distance, 0))
 
 
 def _fading(earlier: Tensor, later: Tensor) -> Tensor:
-    # Levels do not fall: the clamp holds down only what is hidden or stands behind the last token, so that no inf is
-    # multiplied by its zero.
+    # Levels do not fall: the clamp changes only hidden entries and those after the last token, so that no inf is
+    # multiplied by zero.
     return (earlier - later).clamp(max=0.0).exp()
 
 

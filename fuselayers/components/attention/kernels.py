@@ -6,7 +6,7 @@
     score  = scale q k^T;   soft_cap tanh(score / soft_cap);   + bias
     weight = exp(score) / (exp(sink) + sum over the allowed keys of exp(score)),   y = dropout(weight) v
 
-A query without any allowed key gathers zeros, and has zero gradients.
+A query without any allowed key gets zeros, and has zero gradients.
 
 Soft cap: Gemma Team 2024, section 2; sinks: OpenAI, "gpt-oss model card", 2025, section 2.
 """
@@ -34,7 +34,7 @@ _SINK_CHANNELS: Final = 8
 def attend(
     q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kernel: Kernel = "auto", p: float
 ) -> Tensor:
-    """Return what every query gathers: [B, H, T, C].
+    """Return the result of every query: [B, H, T, C].
 
     Used by every attention with a softmax.
 
@@ -42,7 +42,7 @@ def attend(
         q_BHTC: the queries.
         k_BGSC: the keys.
         v_BGSC: the values.
-        rules: which keys a query may look at, and what becomes of its scores.
+        rules: the allowed keys, and the changes of the scores.
         kernel: how it is computed; "auto" chooses.
         p: probability of dropping an attention probability; above 0 the formula is written out, since the mask must be
             the library's own, the same on every backend.
@@ -54,8 +54,8 @@ def attend(
     if kernel == "auto":
         kernel = _chosen(q_BHTC, k_BGSC, rules)
     if kernel == "flex" and q_BHTC.shape[0] == 0:
-        # The formula that flex runs on a CPU fails for most of them. No mask hides anything, and only flex takes a
-        # BlockMask.
+        # The formula that flex runs on a CPU fails for most empty batches. A mask hides nothing there, and only flex
+        # takes a BlockMask.
         kernel, rules = "plain", rules._replace(mask=None)
     if p > 0 or kernel == "plain":
         return _plain(q_BHTC, k_BGSC, v_BGSC, rules, p=p)
@@ -66,9 +66,9 @@ def attend(
 
 def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
     tokens, channels = q_BHTC.shape[-2:]
-    # With a mask, sdpa reads T x S of it; flex skips the blocks that a window hides, and knows caps. It is compiled for
-    # its shapes, so it is not for the single tokens of a generation; and what is being traced into another compiler's
-    # graph stays plain ops, which the partitioners understand.
+    # With a mask, sdpa reads T x S of it; flex skips the blocks that a window hides, and supports caps. It is compiled
+    # for its shapes, so it does not suit the single tokens of generation. Under another compiler the ops stay plain,
+    # since the partitioners understand those.
     if (
         (rules.soft_cap is not None or rules.window is not None or rules.sinks_H is not None)
         and q_BHTC.device.type == "cuda"
@@ -85,7 +85,7 @@ def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
 def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor:
     """Attention by torch's `scaled_dot_product_attention`; it cannot cap."""
     tokens, keys = q_BHTC.shape[-2], k_BGSC.shape[-2]
-    # is_causal lets the kernel skip half the work, so a mask is written out only where more than that is asked for.
+    # is_causal lets the kernel skip half of the work, so a mask is built only for other rules.
     others = (rules.sinks_H, rules.bias_HTS, rules.key_padding_mask, rules.mask)
     causal = rules.causal and tokens == keys and not rules.hides_far(keys)
     causal = causal and all(other is None for other in others)
@@ -124,11 +124,11 @@ def _with_sink(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, unscaled_H: Tenso
 
 
 def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: float) -> Tensor:
-    """Attention in plain torch, which keeps B x H x T x S probabilities for backward."""
+    """Attention in plain torch, which saves B x H x T x S probabilities for backward."""
     batch, heads, tokens, _ = q_BHTC.shape
     groups, keys = k_BGSC.shape[1:3]
-    # The R query heads that share keys lie in a row, as if they were further queries: keys and values are not copied.
-    # The scale falls on the smaller tensor.
+    # The R query heads that share keys become further queries, so that keys and values are not copied. The smaller
+    # tensor is scaled.
     q_BGXC = torch.unflatten(q_BHTC * rules.scale, 1, (groups, heads // groups)).flatten(2, 3)  # X = R x T
     scores_BHTS = (q_BGXC @ k_BGSC.transpose(-2, -1)).reshape(batch, heads, tokens, keys)
     if rules.soft_cap is not None:
@@ -138,7 +138,7 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
     hidden = allowed_keys(rules, tokens, keys, q_BHTC.device)
     if hidden is not None:
         hidden = ~hidden
-        # Not -inf: a row without any allowed key would be 0 / 0, in backward too. Filled twice it is zeros in both.
+        # Not -inf: a row without any allowed key would be 0 / 0, in backward too. The second fill makes it zeros.
         scores_BHTS = scores_BHTS.masked_fill(hidden, torch.finfo(scores_BHTS.dtype).min)
     if rules.sinks_H is not None:
         sink_BHT1 = rules.sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(batch, heads, tokens, 1)

@@ -28,7 +28,7 @@ __all__ = ["LinearAttention"]
 class LinearAttention(PackedHeads):
     """Attention without a softmax, in time and memory that grow with the number of tokens.
 
-    It has no dropout: no probability is ever written down, and the paper drops none.
+    It has no dropout: no probability is ever computed by itself, and the paper drops none.
 
     Args:
         causal: whether a token looks only at itself and the tokens before it.
@@ -64,8 +64,8 @@ class LinearAttention(PackedHeads):
             x_BTD: [B, T, D].
             rotate: turns the features above the fraction bar and leaves those below it, so that these stay positive
                 and the weights depend on distances (Su et al., "RoFormer", 2021, equation 19); None leaves both.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which nobody looks at. A token
-                with nothing to look at gathers zeros.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
+                without any allowed key gets zeros.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
@@ -86,5 +86,5 @@ def _features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor, None]:
 
 def _phi(x: Tensor) -> Tensor:
     """Return elu(x) + 1."""
-    # Not torch's elu: the gradient it gives has other strides than a tracer is told, and the views traced with it fail.
+    # Not torch's elu: its gradient has other strides than its meta function reports, and traced views of it fail.
     return F.relu(x) + x.clamp(max=0.0).exp()

@@ -34,12 +34,12 @@ class LinformerAttention(PackedHeads):
     """Attention of every token to a fixed number of mixtures of all tokens, so it cannot be causal.
 
     All heads share the projections ("headwise sharing" in the paper). A short sequence, or one that is padded at its
-    end, is taken as if zeros followed it up to the context's length.
+    end, is extended with zeros to the length of the context.
 
     Args:
         context_length: L, the longest sequence in tokens.
         projected_length: P, how many mixtures of tokens the keys and values become.
-        share_projection: whether keys and values are projected alike ("key-value sharing" in the paper).
+        share_projection: whether keys and values share a projection ("key-value sharing" in the paper).
         dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
 
     Raises:
@@ -53,7 +53,7 @@ class LinformerAttention(PackedHeads):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"context_length"})
     shown: ClassVar[tuple[str, ...]] = ("dropout",)
-    # The projections are [P, L]: a wider model has them as they are.
+    # The projections are [P, L]: they do not grow with the width of the model.
     without_width: ClassVar[frozenset[str]] = frozenset({"key_projection", "value_projection"})
 
     @in_range
@@ -73,7 +73,8 @@ class LinformerAttention(PackedHeads):
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.dropout = dropout
         self.context_length = context_length
-        # Modules, though their weights are used by columns: so they are initialised as every other projection.
+        # Modules, although only some columns of their weights are used, so that they are initialised like other
+        # projections.
         self.key_projection = nn.Linear(context_length, projected_length, bias=False)
         self.value_projection = None if share_projection else nn.Linear(context_length, projected_length, bias=False)
 
@@ -83,7 +84,7 @@ class LinformerAttention(PackedHeads):
         Args:
             x_BTD: [B, T, D].
             rotate: puts positions into queries and keys, before the keys are projected; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which enters no mixture.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored.
 
         Raises:
             ValueError: x or the mask has another shape, the mask is not bool, or x is longer than the context.
@@ -98,11 +99,11 @@ class LinformerAttention(PackedHeads):
         return self.join(attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0))
 
     def _mixtures(self, projection: nn.Linear, x_BGTC: Tensor) -> Tensor:
-        """Return the mixtures of tokens that a projection makes: [B, G, T, C] -> [B, G, P, C]."""
+        """Project along the tokens: [B, G, T, C] -> [B, G, P, C]."""
         tokens = x_BGTC.shape[2]
         if is_plain_linear(projection):
             y_BGPC: Tensor = projection.weight[:, :tokens] @ x_BGTC
             return y_BGPC
-        # See Note: [guards of a split linear]; the zeros that follow up to the context's length are the price.
+        # See Note: [guards of a split linear]. It costs the zeros up to the length of the context.
         y_BGCP: Tensor = projection(F.pad(x_BGTC, (0, 0, 0, self.context_length - tokens)).transpose(-2, -1))
         return y_BGCP.transpose(-2, -1)

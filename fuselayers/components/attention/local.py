@@ -38,7 +38,7 @@ class LocalAttention(PackedHeads):
     """Attention to neighbours, in time and memory that grow with the number of tokens times the window.
 
     Args:
-        window: how far a token looks, in tokens, itself included: at those less than `window` away, on both sides, or
+        window: the range of a token, in tokens, itself included: those less than `window` away, on both sides, or
             before it if causal.
         dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
         causal: whether a token looks only at itself and the tokens before it.
@@ -77,8 +77,8 @@ class LocalAttention(PackedHeads):
         Args:
             x_BTD: [B, T, D].
             rotate: puts positions into queries and keys, as `Position.rotate` does; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which nobody looks at. A token
-                with nothing to look at gathers zeros.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
+                without any allowed key gets zeros.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.

@@ -4,7 +4,7 @@
     documents   [B, T]         the number of the document that a token belongs to
     layout      [N, N]         N blocks of tokens; True where a block of queries may look at a block of keys
 
-Query t stands at place first + t among the keys. It may look at key s where all of these hold:
+Query t is at position first + t among the keys. It may attend to key s where all of these hold:
 
     causal              s <= first + t
     window              |first + t - s| < window
@@ -24,15 +24,15 @@ __all__ = ["Rules", "allowed_keys", "block_diagonal_mask", "block_mask", "check_
 
 
 class Rules(NamedTuple):
-    """Which keys a query may look at, and what becomes of its scores before the softmax.
+    """The allowed keys of a query, and the changes of its scores before the softmax.
 
     Attributes:
         scale: the factor of the scores.
         causal: whether a query looks only at its own place and those before it.
         window: how many keys it looks at, its own included, on each side where it is not causal; None for all.
-        first: the place of the first query among the keys.
+        first: the position of the first query among the keys.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
-        sinks_H: a logit per head that joins the softmax and takes its share with it; None for none.
+        sinks_H: a logit per head that joins the softmax, without a value; None for none.
         bias_HTS: added to the scores, after the cap.
         key_padding_mask: bool [B, S], True for a real token.
         mask: bool, broadcastable to [B, H, T, S], or a `BlockMask` of torch's flex attention.
@@ -49,7 +49,7 @@ class Rules(NamedTuple):
     mask: Tensor | BlockMask | None = None
 
     def hides_future(self, keys: int) -> bool:
-        """Whether being causal hides one of so many keys: none from the last token by itself."""
+        """Whether the causal rule hides one of so many keys. From the last token alone it hides none."""
         return self.causal and self.first + 1 < keys
 
     def hides_far(self, keys: int) -> bool:
@@ -58,7 +58,7 @@ class Rules(NamedTuple):
 
 
 def allowed_keys(rules: Rules, tokens: int, keys: int, device: torch.device) -> Tensor | None:
-    """Return the mask that the rules make together, or None where all may be seen.
+    """Return the rules as one mask, or None where every key is allowed.
 
     It is broadcastable to [B, H, T, S], and has a column for each key.
 
@@ -82,7 +82,7 @@ def allowed_keys(rules: Rules, tokens: int, keys: int, device: torch.device) -> 
     for other in (padding, rules.mask):
         if other is not None:
             allowed = other if allowed is None else other & allowed
-    # sdpa wants two dimensions, and who adds a key wants one column for each of the others.
+    # sdpa takes two dimensions at least, and a sink is added as one more column.
     return None if allowed is None else allowed.expand(*(allowed.shape[:-1] or (1,)), keys)
 
 
@@ -93,7 +93,7 @@ def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
         documents_BT: the number of each token's document, integers [B, T].
 
     Returns:
-        bool [B, 1, T, T]. A causal attention also hides what follows.
+        bool [B, 1, T, T]. A causal attention also hides later tokens.
 
     Raises:
         ValueError: documents have another shape, or are no integers.
@@ -112,7 +112,7 @@ def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
 
 
 def block_mask(layout_NN: Tensor, block_size: int) -> Tensor:
-    """Return the mask of a layout of blocks: what stands in the layout for a block holds for each pair of its tokens.
+    """Return the mask of a layout of blocks: each entry of the layout applies to all token pairs of its block.
 
     Args:
         layout_NN: bool [N, N], or [H, N, N] with a layout for each head.

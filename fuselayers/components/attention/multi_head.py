@@ -1,7 +1,7 @@
 """multi_head -- every token takes a weighted mean of the values of the tokens it may look at.
 
     x, y     [B, T, D]      B batch, T tokens, D model
-    memory   [B, S, D]      what cross-attention looks at, S tokens
+    memory   [B, S, D]      the input of cross-attention, S tokens
     q        [B, H, T, C]   H query heads, C channels of a head
     k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T but for a memory
                             and while text is generated
@@ -9,7 +9,7 @@
 
     y = out(softmax(scale q k^T, over the allowed keys) v),   scale = 1 / sqrt(C)
 
-What the options add to it stands in `kernels` (cap, sinks) and `masks` (window).
+See `kernels` for the cap and the sinks, and `masks` for the window.
 
 Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023; norms of queries and keys: Dehghani et al.,
 "Scaling vision transformers to 22 billion parameters", 2023, section 2; window: Jiang et al., "Mistral 7B", 2023.
@@ -42,30 +42,29 @@ __all__ = ["MultiHeadAttention"]
 class MultiHeadAttention(PackedHeads):
     """Attention with one packed projection for queries, keys and values.
 
-    It runs on torch's `scaled_dot_product_attention` wherever that can express what is asked for. With dropout in
-    training it writes the softmax out, because the mask must be the library's own, the same on every backend: that
-    keeps B x H x T x S probabilities for backward.
+    It runs on torch's `scaled_dot_product_attention` where that supports the options. With dropout in training it
+    computes the softmax by itself, because the mask must be the library's own, the same on every backend: that saves
+    B x H x T x S probabilities for backward.
 
     Args:
         bias: whether the projection of queries, keys and values has a bias.
         out_bias: whether the output projection has one; None as `bias` says.
         dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
-        window: how many tokens a token looks at, in tokens: itself and the window - 1 before it, and as many behind it
-            where it is not causal; None for all.
-        qk_norm: the norm of each head's queries and keys before they are turned, by its name, as in Qwen3; None for
-            none.
+        window: the range of a token, in tokens: itself and the window - 1 before it, and as many after it where it is
+            not causal; None for all.
+        qk_norm: name of the norm of each head's queries and keys before they are rotated, as in Qwen3; None for none.
         qk_norm_eps: the eps of that norm.
-        soft_cap: no score gets further from 0: scores become soft_cap * tanh(score / soft_cap), as in Gemma 2; None
-            leaves them.
+        soft_cap: the bound of the scores, which become soft_cap * tanh(score / soft_cap), as in Gemma 2; None for no
+            bound.
         sinks: whether each head has a learned logit that takes its share in the softmax, as in GPT-OSS.
         scale: the factor of the scores; None for 1 / sqrt(head_dim).
-        kernel: how it is computed: "sdpa" is torch's fused attention, "flex" its flex attention (on a GPU; on a CPU
-            without gradients), "plain" writes the formula out, "auto" takes the fastest that can.
+        kernel: "sdpa" is torch's fused attention, "flex" its flex attention (on a GPU; on a CPU without gradients),
+            "plain" the formula, "auto" the fastest one that supports the options.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
-        ValueError: heads that do not divide, a number out of its range, no such norm or kernel, or a kernel that cannot
-            do what is asked for.
+        ValueError: heads that do not divide, a number out of its range, no such norm or kernel, or a kernel that does
+            not support the options.
 
     >>> attention = MultiHeadAttention(8, num_heads=4, num_kv_heads=2)
     >>> attention.qkv.out_features
@@ -116,7 +115,7 @@ class MultiHeadAttention(PackedHeads):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the sinks to zero; the projections and norms have their own."""
+        """Set the sinks to zero. The projections and norms reset themselves."""
         if self.sinks is not None:
             self.sinks.zero_()
 
@@ -131,24 +130,24 @@ class MultiHeadAttention(PackedHeads):
         cache: KeyValueCache | None = None,
         memory: Tensor | None = None,
     ) -> Tensor:
-        """Return what every token gathers: [B, T, D] -> [B, T, D].
+        """Return the attention of every token: [B, T, D] -> [B, T, D].
 
-        A token with nothing to look at gathers zeros.
+        A token without any allowed key gets zeros before the output projection.
 
         Args:
             x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, as `Position.rotate` does; None leaves them.
+            rotate: puts positions into queries and keys, as `Position.rotate` does; None changes nothing.
             bias: [H, T, S], finite, added to the scores; None adds nothing.
-            key_padding_mask: bool [B, S], True for a real token, False for padding, which nobody looks at.
+            key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
             mask: bool, broadcastable to [B, H, T, S], True where a token may look; or a `BlockMask` of torch's flex
-                attention for the kernel "flex". None hides nothing more.
-            cache: the keys and values of the tokens before x, to which those of x are added; with a memory the
-                memory's, which are computed in the first call only. None without one.
-            memory: [B, S, D], what keys and values come from in cross-attention; None for x itself.
+                attention for the kernel "flex". None hides nothing.
+            cache: the keys and values of the tokens before x; those of x are added. With a memory it holds the
+                memory's, which are computed in the first call only.
+            memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
 
         Raises:
-            ValueError: an input has another shape or dtype, or the inputs and options do not go together.
-            RuntimeError: there is a cache, and a gradient is wanted.
+            ValueError: an input has another shape or dtype, or inputs and options contradict each other.
+            RuntimeError: a cache is given and a gradient is needed.
         """
         check_sequence(x_BTD, self.hidden_dim)
         first, keys = self._places(x_BTD, rotate, cache, memory)
@@ -181,7 +180,7 @@ class MultiHeadAttention(PackedHeads):
         return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p))
 
     def check_memory(self) -> None:
-        """Raise ValueError where it is built so that it cannot look at a memory."""
+        """Raise ValueError if its options exclude a memory."""
         if self.causal or self.window is not None:
             named = "causal" if self.causal else "windowed"
             raise ValueError(f"attention that is {named} cannot look at a memory; build it without that")
@@ -214,7 +213,7 @@ class MultiHeadAttention(PackedHeads):
             bias = self.qkv.bias
             part = F.linear(x_BTD, self.qkv.weight[begin:end], None if bias is None else bias[begin:end])
         else:
-            # See Note: [guards of a split linear]; what is computed too much is the price.
+            # See Note: [guards of a split linear]. It computes heads that are not used.
             part = self.qkv(x_BTD)[..., begin:end]
         heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
         return heads

@@ -34,15 +34,15 @@ class NystromAttention(PackedHeads):
     """An approximation of softmax attention in time and memory that grow with the number of tokens.
 
     A landmark is a mean over tokens on both sides of any token, so it cannot be causal. The real tokens of a row are
-    cut into `num_landmarks` segments, as equal as they can be; with as many landmarks as tokens each token is its own,
-    and the attention is exact up to the pseudo-inverse. It has no dropout: the paper drops no probability.
+    split into `num_landmarks` segments of nearly equal length. With as many landmarks as tokens the attention is exact
+    up to the pseudo-inverse. It has no dropout: the paper drops no probability.
 
     Args:
         num_landmarks: M, in landmarks; a row of fewer tokens has one for each.
-        inverse_iterations: how often the pseudo-inverse is improved; the error falls with the third power each time
-            once it is small.
-        conv_kernel_size: width, in tokens, of a depthwise convolution of the values that is added to what the heads
-            gather, an odd number; None for none. The paper uses 33.
+        inverse_iterations: steps of the pseudo-inverse; once the error is small, each step raises it to the third
+            power.
+        conv_kernel_size: width, in tokens, of a depthwise convolution of the values that is added to the result of
+            the heads, an odd number; None for none. The paper uses 33.
 
     Raises:
         ValueError: heads that do not divide, a size below one, or an even conv_kernel_size.
@@ -88,8 +88,8 @@ class NystromAttention(PackedHeads):
         Args:
             x_BTD: [B, T, D].
             rotate: puts positions into queries and keys, before the means are taken; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is in no mean and which
-                nobody looks at. A row without a real token gathers zeros.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A row without a
+                real token gets zeros.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
@@ -117,8 +117,8 @@ class NystromAttention(PackedHeads):
 def _segments(x_BTD: Tensor, key_padding_mask: Tensor | None, landmarks: int) -> Tensor:
     """Return which tokens each landmark is the mean of: bool [B, M, T], or [1, M, T] without padding.
 
-    They are counted among the real tokens, so that padding moves no border. A row of fewer real tokens than landmarks
-    leaves some landmarks without any.
+    Segments are counted in real tokens, so that padding moves no border. In a row with fewer real tokens than landmarks
+    some landmarks have none.
     """
     real_BT = x_BTD.new_ones(x_BTD.shape[1], dtype=torch.bool)[None] if key_padding_mask is None else key_padding_mask
     count_B1 = real_BT.sum(-1, keepdim=True)
@@ -144,8 +144,8 @@ def _through_inverse(
     with without_autocast(q_BHMC):
         scores_BHMM = q_BHMC.to(wide) @ k_BHMC.to(wide).transpose(-2, -1) / math.sqrt(q_BHMC.shape[-1])
         if mask_B11M is not None:
-            # A landmark without tokens looks at itself and is looked at by no other: a block of its own, which the
-            # inverse keeps apart, so that the others get what they would get without it.
+            # A landmark without tokens attends only to itself, and no other attends to it. The inverse keeps that block
+            # apart, so that the results of the others do not change.
             own_MM = torch.eye(q_BHMC.shape[2], dtype=torch.bool, device=q_BHMC.device)
             allowed_B1MM = torch.where(mask_B11M.transpose(-2, -1), mask_B11M, own_MM)
             scores_BHMM = scores_BHMM.masked_fill(~allowed_B1MM, -math.inf)

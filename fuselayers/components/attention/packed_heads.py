@@ -1,4 +1,4 @@
-"""What the attentions with queries, keys and values have in common: their projections and heads.
+"""The projections and heads of attentions with queries, keys and values.
 
 x, y    [B, T, D]      B batch, T tokens, D model
 q       [B, H, T, C]   H query heads, C channels of a head
@@ -16,7 +16,7 @@ __all__ = ["PackedHeads"]
 
 
 class PackedHeads(nn.Module):
-    """The base of attentions with one packed projection for queries, keys and values, and one of what is gathered.
+    """The base of attentions with one packed projection for queries, keys and values, and an output projection.
 
     Args:
         hidden_dim: D, the width of the model.
@@ -24,7 +24,7 @@ class PackedHeads(nn.Module):
         num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
         head_dim: channels of a head; None for hidden_dim / num_heads.
         bias: whether both projections have a bias.
-        out_bias: whether the second one has; None as `bias` says.
+        out_bias: whether the second one has one; None for the same as `bias`.
 
     Raises:
         ValueError: heads that do not divide.
@@ -75,7 +75,7 @@ class PackedHeads(nn.Module):
         return q_BHTC, k_BGTC, v_BGTC
 
     def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as the projection gives them: [B, T, H, C], [B, T, G, C] twice."""
+        """Return queries, keys and values from the projection: [B, T, H, C], [B, T, G, C] twice."""
         sizes = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
         q_BTHC, k_BTGC, v_BTGC = (
             part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x_BTD).split(sizes, dim=-1)
@@ -83,7 +83,7 @@ class PackedHeads(nn.Module):
         return q_BTHC, k_BTGC, v_BTGC
 
     def join(self, mixed_BHTC: Tensor) -> Tensor:
-        """Return what the heads gathered, projected into the stream: [B, H, T, C] -> [B, T, D]."""
+        """Join the heads and project them: [B, H, T, C] -> [B, T, D]."""
         y_BTD: Tensor = self.out(mixed_BHTC.transpose(1, 2).flatten(2))
         return y_BTD
 

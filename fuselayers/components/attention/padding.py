@@ -1,4 +1,4 @@
-"""What layers that mix tokens check of their input, and how they leave padding out.
+"""Checks of the input of layers that mix tokens, and the removal of padding.
 
 x                  [B, T, D]        B batch, T tokens, D model
 memory             [B, S, D]        S tokens, in cross-attention
@@ -15,9 +15,9 @@ __all__ = ["check_input", "check_padding", "zero_padding"]
 
 
 def check_input(x_BTD: Tensor, hidden_dim: int, key_padding_mask: Tensor | None) -> None:
-    """Raise ValueError unless x is [B, T, hidden_dim] and the mask, where there is one, fits it.
+    """Raise ValueError unless x is [B, T, hidden_dim] and the mask, if any, fits it.
 
-    Used by every attention that looks only at its own sequence, and by conv_mlp.
+    Used by every self-attention, and by conv_mlp.
     """
     check_sequence(x_BTD, hidden_dim)
     if key_padding_mask is not None:
@@ -31,9 +31,9 @@ def check_padding(mask: Tensor, x_BTD: Tensor, *, called: str = "x", before: int
 
     Args:
         mask: the key_padding_mask.
-        x_BTD: what the keys are made of.
-        called: what the error text calls it.
-        before: how many tokens there are in the cache.
+        x_BTD: the source of the keys.
+        called: its name in the error text.
+        before: the number of tokens in the cache.
     """
     if mask.dtype != torch.bool or mask.shape != (x_BTD.shape[0], before + x_BTD.shape[1]):
         cached = f" after {before} tokens in the cache" if before else ""
@@ -46,7 +46,7 @@ def check_padding(mask: Tensor, x_BTD: Tensor, *, called: str = "x", before: int
 def zero_padding(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """Return x, [B, T, D] or [B, H, T, C], with zeros where a token is padding.
 
-    Used by conv_mlp and the attentions that add tokens up, where a zero is as good as nothing.
+    Used by conv_mlp and the attentions that sum over tokens.
 
     >>> zero_padding(torch.ones(1, 2, 3), torch.tensor([[True, False]]))
     tensor([[[1., 1., 1.],

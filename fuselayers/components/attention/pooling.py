@@ -26,7 +26,7 @@ class PoolingMix(nn.Module):
 
     Args:
         hidden_dim: D, the width of the model.
-        window: how far a token looks, in tokens, itself included: 2 is the paper's pool of 3, one on either side.
+        window: the range of a token, in tokens, itself included: 2 is the paper's pool of 3, one on either side.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
@@ -50,8 +50,8 @@ class PoolingMix(nn.Module):
 
         Args:
             x_BTD: [B, T, D].
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is in no mean. A token
-                without a real neighbour gets minus x.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
+                without a real neighbour becomes minus x.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.

@@ -1,20 +1,20 @@
-"""reversible -- blocks whose activations are computed again from their output, so that none is kept for backward.
+"""reversible -- blocks whose activations are recomputed from their output, so that none is saved for backward.
 
     x, y, a, b   [B, T, D]   B batch, T tokens, D model
-    memory       [B, S, D]   what a decoder's block also looks at, S tokens
+    memory       [B, S, D]   the input of a decoder's cross-attention, S tokens
 
-A run of reversible blocks carries two streams, which the sublayers s take turns to write:
+A run of reversible blocks has two streams, to which the sublayers s add in turns:
 
     a, b = x, x
     a, b = b, a + dropout(s(norm(b)))     for every sublayer of every block
     y = (a + b) / 2
 
 With attention f and feedforward g a block is  y1 = x1 + f(norm(x2)), y2 = x2 + g(norm(y1)). Each step can be undone:
-a is the new b less what s makes of the old b, which is the new a. So backward walks the run from its end, one sublayer
-at a time.
+the old b is the new a, and the old a is the new b minus s(norm(old b)). So backward walks the run from its end, one
+sublayer at a time.
 
-Saved for backward: a and b at the end of the run, in float32 at least, and the inputs of all blocks; of each sublayer
-that drops something the state of torch's generators. That is 2 B T D numbers, whatever the number of layers. Floor, in
+Saved for backward: a and b at the end of the run, in float32 at least, the inputs of all blocks, and the state of
+torch's generators for each sublayer with dropout. That is 2 B T D numbers, whatever the number of layers. Floor, in
 time: each sublayer runs forward twice.
 
 Gomez et al., "The reversible residual network", 2017, section 3; Kitaev et al., "Reformer", 2020, section 3.
@@ -47,12 +47,12 @@ _SHARDED: Final = (
 
 @register("block", "reversible")
 class ReversibleBlock(TransformerBlock):
-    """A transformer block on two streams, which a stack of them carries from its first one to its last.
+    """A transformer block on two streams, which pass through all such blocks of a stack.
 
     Its parameters are those of `TransformerBlock` in the style "pre", and so are its norms, LayerScale and stochastic
-    depth; the function is another one. Under `torch.compile` and `fuselayers.fuse` of a whole model the formula is
-    traced as it stands, and the compiler chooses what is saved; `fuse` of single blocks leaves them as they are.
-    `torch.func` refuses it, as any function of autograd that keeps what no transform could see.
+    depth; the function is a different one. Under `torch.compile` and `fuselayers.fuse` of a whole model the formula is
+    traced, and the compiler chooses what is saved; `fuse` of single blocks does not change them. `torch.func` refuses
+    it, as it refuses every `autograd.Function` without a `setup_context`.
 
     A stack runs the sublayers of such blocks and never calls a block itself, so a block in a stack can have no hooks.
     Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP works by hooks: it shards
@@ -61,7 +61,7 @@ class ReversibleBlock(TransformerBlock):
     Raises:
         ValueError: as `TransformerBlock`; or a residual style other than "pre", or a feedforward with a loss of its
             own.
-        RuntimeError: in a stack, if the block has a hook; if FSDP shards a part of it by itself; in backward, with
+        RuntimeError: in a stack, if the block has a hook; if FSDP shards a module inside it; in backward, with
             create_graph=True, since its gradient cannot be differentiated again; or after a change from train to eval
             mode, or back, of any of its modules since forward.
 
@@ -74,7 +74,7 @@ class ReversibleBlock(TransformerBlock):
     reversible: ClassVar[bool] = True
 
     def check_parts(self) -> None:
-        """Raise ValueError for a residual style or a feedforward that cannot be computed again from its output."""
+        """Raise ValueError for a residual style or a feedforward that cannot be recomputed from its output."""
         if type(self.residual) is not PreResidual:
             raise ValueError(
                 "a reversible block joins its sublayers to two streams in the manner of 'pre'; "
@@ -94,11 +94,11 @@ class ReversibleBlock(TransformerBlock):
         return _run_streams([(self, inputs)], x_BTD)
 
     def branch(self, number: int, x_BTD: Tensor, **inputs: Any) -> Tensor:
-        """Return what the sublayer of that number adds to one stream, of the other: [B, T, D] -> [B, T, D].
+        """Return what a sublayer adds to one stream, computed from the other: [B, T, D] -> [B, T, D].
 
         Args:
             number: 0 for attention; the feedforward is the last.
-            x_BTD: the stream that it looks at.
+            x_BTD: the other stream.
             inputs: as `TransformerBlock.forward` takes them.
         """
         y_BTD = self.residual.branch(number, self.sublayers(**inputs)[number], self.residual.norm(number)(x_BTD))
@@ -125,7 +125,7 @@ def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tenso
 
 
 def _check_hooks(block: Any) -> None:
-    # A fused view has hooks of its own beside those of its module, whose sublayers are run.
+    # A fused view has its own hooks beside those of its module.
     for module in (block, block.branch.__self__):
         if is_sharded(module):
             raise RuntimeError(_SHARDED)
@@ -137,15 +137,15 @@ def _check_hooks(block: Any) -> None:
 
 
 def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
-    # Undoing a sum gives back what was rounded away in it; in float32 that is little, in bfloat16 it is not.
+    # Undoing a sum does not restore rounded digits: few in float32, too many in bfloat16.
     a_BTD = b_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     dtype, branches = x_BTD.dtype, [(*one, number) for one in blocks for number in range(len(one[0].residual.norms))]
     if not torch.compiler.is_compiling() and torch.is_grad_enabled():
         run = _Run(dtype, x_BTD.device, [_Step(*branch) for branch in branches])
         learning = run.learning
         if learning or x_BTD.requires_grad:
-            # Note: [no shards inside a run] In backward the hooks of FSDP put the parameters that they gathered where
-            # the run has put its leaves, which then get no gradient. Around the whole model they run before it.
+            # Note: [no shards inside a run] In backward the hooks of FSDP replace the leaves of the run by the gathered
+            # parameters, and the leaves get no gradient. Hooks around the whole model run before it.
             parts = (module for block, _ in blocks for module in block.modules() if module is not block)
             if "torch.distributed.fsdp" in sys.modules and any(map(is_sharded, parts)):
                 raise RuntimeError(_SHARDED)
@@ -161,11 +161,11 @@ def _mean(a_BTD: Tensor, b_BTD: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Step(nn.Module):
-    """One sublayer of one block; a module, so that `functional_call` can put other tensors in its parameters' place.
+    """One sublayer of one block; a module, so that `functional_call` can replace its parameters.
 
-    `generators` is what torch's generators were before it drew from them, None if it drew nothing. What forward found
-    is kept for backward: the parameters and buffers that it held, which of them and of the inputs want a gradient, by
-    name, and the modes of all modules.
+    `generators` is the state of torch's generators before forward, None if it drew no random numbers. Backward also
+    needs the parameters and buffers of forward, the names of those and of the inputs that require a gradient, and the
+    modes of all modules.
     """
 
     def __init__(self, block: Any, inputs: Mapping[str, Any], number: int) -> None:
@@ -174,10 +174,10 @@ class _Step(nn.Module):
         self.inputs = inputs
         self.number = number
         self.generators: tuple[Tensor, ...] | None = None
-        # `rotate` is a method of a position, or a partial of one, and the position may learn.
+        # `rotate` is a method of a position, or a partial of one, and the position may have parameters.
         owners = [getattr(getattr(value, "func", value), "__self__", None) for value in inputs.values()]
         self.owners = nn.ModuleList(owner for owner in owners if isinstance(owner, nn.Module))
-        # Those of forward: in backward `functional_call` around a model has put the model's own ones back.
+        # The tensors of forward: a `functional_call` around the model has restored its own ones before backward.
         self.held = dict((*self.named_parameters(), *self.named_buffers()))
         self.parameters_learning = {name: value for name, value in self.held.items() if value.requires_grad}
         self.inputs_learning = {
@@ -195,7 +195,7 @@ class _Step(nn.Module):
 
 @dataclass
 class _Run:
-    """A row of sublayers. `autocast` is how forward ran, for backward to run alike."""
+    """A row of sublayers. `autocast` is the setting of forward, which backward uses too."""
 
     dtype: torch.dtype
     device: torch.device
@@ -204,7 +204,7 @@ class _Run:
 
     @property
     def learning(self) -> list[Tensor]:
-        """Everything that wanted a gradient in forward, once each."""
+        """Every tensor that required a gradient in forward, once."""
         of_steps = ((*step.parameters_learning.values(), *step.inputs_learning.values()) for step in self.steps)
         return list({id(tensor): tensor for tensors in of_steps for tensor in tensors}.values())
 
@@ -212,41 +212,41 @@ class _Run:
         kind = self.device.type
         if torch.amp.is_autocast_available(kind):
             enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-            # Note: [no cache of casts] What autocast casts without a graph, it would hand from its cache to later users
-            # of the same weight, and they would get no gradient.
+            # Note: [no cache of casts] Autocast would cache casts that were made without a graph, and later users of
+            # the same weight would get no gradient.
             self.autocast = {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": False}
 
     def forward(self, step: _Step, b_BTD: Tensor) -> Tensor:
-        """Return the step's branch, and note what it draws."""
-        # Fake tensors draw nothing, and among them a generator's state has no values to compare.
+        """Return the step's branch, and note whether it drew random numbers."""
+        # With fake tensors nothing is drawn, and the state of a generator has no values to compare.
         draws = not isinstance(b_BTD, FakeTensor)
         before = _generators(self.device) if draws else ()
-        with self._alike():
+        with self._autocast():
             y_BTD: Tensor = step(b_BTD.to(self.dtype), step.inputs)
         drew = draws and not all(map(torch.equal, before, _generators(self.device)))
         step.generators = before if drew else None
         return y_BTD
 
     def backward(self, step: _Step, b_BTD: Tensor, dy_BTD: Tensor) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """Return the step's branch again, its gradient to b, and those to what it learns, by id."""
+        """Return the recomputed branch, the gradient of b, and the gradients of the step's other tensors, by id."""
         own, given = step.parameters_learning, step.inputs_learning
         wanted = [*own.values(), *given.values()]
-        # Note: [other leaves] With the tensors themselves the hooks on them would run here, and again when autograd
-        # gets the gradients of the whole run.
+        # Note: [other leaves] Hooks on the tensors themselves would run here, and again with the gradients of the whole
+        # run.
         b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *wanted))
         held = step.held | dict(zip(own, leaves[: len(own)], strict=True))
-        with torch.enable_grad(), _replayed(step.generators, self.device), self._alike():
-            # Note: [no leaf into a module] Hooks that follow modules through backward, as those of torch's
-            # FlopCounterMode, cannot be put on a leaf of `autograd.grad`.
+        with torch.enable_grad(), _replayed(step.generators, self.device), self._autocast():
+            # Note: [no leaf into a module] Hooks that follow modules through backward, as those of FlopCounterMode,
+            # cannot be put on a leaf of `autograd.grad`.
             of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(own) :])
             inputs = dict(step.inputs) | dict(zip(given, of_leaves, strict=True))
             y_BTD = functional_call(step, held, (b_BTD.view_as(b_BTD).to(self.dtype), inputs))
         through_BTD, *found = torch.autograd.grad(y_BTD, [b_BTD, *leaves], dy_BTD.to(y_BTD.dtype), allow_unused=True)
-        # The norm of another sublayer gets none here, and what nothing reads none at all, as with autograd's own.
+        # The norm of another sublayer has no gradient here; an unused tensor has none at all, as in autograd.
         gradients = {id(one): dx for one, dx in zip(wanted, found, strict=True) if dx is not None}
         return y_BTD.detach(), torch.zeros_like(b_BTD) if through_BTD is None else through_BTD, gradients
 
-    def _alike(self) -> contextlib.AbstractContextManager[Any]:
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(**self.autocast) if self.autocast else contextlib.nullcontext()
 
 
@@ -257,7 +257,7 @@ class _Reversible(torch.autograd.Function):
         for step in run.steps:
             a_BTD, b_BTD = b_BTD, a_BTD + run.forward(step, b_BTD)
         ctx.run = run
-        # What learns is saved for torch's check that nobody changed it in the meantime.
+        # Saved for torch's check that no tensor was modified before backward.
         ctx.save_for_backward(a_BTD, b_BTD, *learning)
         return a_BTD, b_BTD
 
@@ -301,7 +301,7 @@ def _set_generators(states: tuple[Tensor, ...], device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _replayed(states: tuple[Tensor, ...] | None, device: torch.device) -> Iterator[None]:
-    """Let the generators draw again what they drew from these states, and be as they were afterwards."""
+    """Set the generators to these states, and restore them afterwards."""
     if states is None:
         yield
         return

@@ -1,7 +1,7 @@
 """transformer -- attention and a feedforward, joined to the stream in one of the residual styles.
 
     x, y     [B, T, D]   B batch, T tokens, D model
-    memory   [B, S, D]   what a decoder's block also looks at, S tokens
+    memory   [B, S, D]   the input of cross-attention, S tokens
 
 With the style "pre":
 
@@ -40,8 +40,8 @@ class TransformerBlock(nn.Module):
         causal: whether a token looks only at itself and the tokens before it.
         layer: which block of the model this is, from 0.
         num_layers: number of blocks of the model.
-        context_length: longest sequence in tokens; None where no part of the block has to know it.
-        backend: what the fused layers among the parts get as their backend; None leaves them unfused.
+        context_length: longest sequence in tokens; None where no component of the block needs it.
+        backend: the backend of the fused layers inside; None calls their ops directly.
         partition: how they choose what is saved for backward.
 
     Raises:
@@ -129,7 +129,7 @@ class TransformerBlock(nn.Module):
         self.check_parts()
 
     def check_parts(self) -> None:
-        """Raise ValueError for a part that this kind of block cannot have; for subclasses."""
+        """Raise ValueError for a component that this kind of block does not support; for subclasses."""
 
     @property
     def final_norm(self) -> bool:
@@ -148,10 +148,10 @@ class TransformerBlock(nn.Module):
 
         Args:
             x_BTD: the stream.
-            memory_BSD: what the cross-attention looks at; wanted by blocks that have one.
+            memory_BSD: the input of the cross-attention; required by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
-            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; what is None is left out. The
-                key_padding_mask goes to a feedforward with `takes_padding` too; with a cache, that of the new tokens.
+            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; None is left out. A feedforward with
+                `takes_padding` gets the key_padding_mask too, with a cache that of the new tokens.
 
         Raises:
             ValueError: an attention cannot use an input, or there is a memory and no cross-attention, or none and one.
@@ -176,7 +176,7 @@ class TransformerBlock(nn.Module):
             )
         feedforward: Sublayer = self.feedforward
         if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
-            feedforward = functools.partial(_told_of_padding, self.feedforward, given["key_padding_mask"])
+            feedforward = functools.partial(_with_padding, self.feedforward, given["key_padding_mask"])
         sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
         if (memory_BSD is None) != (self.cross_attention is None):
             raise ValueError(
@@ -196,15 +196,15 @@ class TransformerBlock(nn.Module):
         return sublayers
 
 
-def _told_of_padding(feedforward: nn.Module, key_padding_mask: Tensor, x_BTD: Tensor) -> Tensor:
-    # With a cache the mask is that of all keys, of which those of x are the last.
+def _with_padding(feedforward: nn.Module, key_padding_mask: Tensor, x_BTD: Tensor) -> Tensor:
+    # With a cache the mask covers all keys; those of x are the last.
     before = key_padding_mask.shape[1] - x_BTD.shape[1]
     y_BTD: Tensor = feedforward(x_BTD, key_padding_mask=key_padding_mask[:, before:])
     return y_BTD
 
 
 def _check_memory(attention: nn.Module, name: str) -> None:
-    """Raise ValueError where an attention's options keep it from looking at a memory; those that can say so."""
+    """Raise ValueError if the options of an attention with a `check_memory` exclude a memory."""
     check = getattr(attention, "check_memory", None)
     if check is None:
         return

@@ -20,7 +20,7 @@ __all__ = ["TokenEmbedding"]
 
 @register("embedding", "token")
 class TokenEmbedding(nn.Embedding):
-    """torch's embedding, which may be scaled. What reads its `weight`, as a tied head does, sees it unscaled.
+    """torch's embedding, optionally scaled. Its `weight`, which a tied head reads, is unscaled.
 
     Args:
         vocab_size: V, number of different tokens.
@@ -43,7 +43,7 @@ class TokenEmbedding(nn.Embedding):
 
     @property
     def weights_mean(self) -> str | None:
-        """What the weight is where it is not the vectors themselves, for `carry_weights`."""
+        """The meaning of the weight if it is not the vectors themselves, for `carry_weights`."""
         return "vectors by sqrt(D)" if self.scale else None
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
     causal     conv[t] = sum over k of weight[k] * hidden[t - (K - 1) + k]
     else       conv[t] = sum over k of weight[k] * hidden[t - (K - 1) / 2 + k]
 
-with zeros in place of what lies outside of the sequence, and of padding. It is the Mix-FFN of Xie et al.,
+with zeros outside of the sequence, and for padding. It is the Mix-FFN of Xie et al.,
 "SegFormer", 2021, section 3.1, over a row of tokens in place of an image; causal, with the convolution of So et al.,
 "Primer", 2021, section 4.
 """
@@ -87,8 +87,8 @@ class ConvMLP(nn.Module):
 
         Args:
             x_BTD: [B, T, D].
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which no real token sees; None if
-                all are real.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored; None if all are
+                real.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask another dtype.
@@ -96,7 +96,7 @@ class ConvMLP(nn.Module):
         check_input(x_BTD, self.hidden_dim, key_padding_mask)
         (kernel_size,) = self.conv.kernel_size
         before = kernel_size - 1 if self.causal else kernel_size // 2
-        # Zeros behind `up`, whose bias would make something else of zeros before it.
+        # Zeros after `up`, whose bias would change zeros before it.
         up_BTF = zero_padding(self.up(x_BTD), key_padding_mask)
         hidden_BFT = F.pad(up_BTF.transpose(1, 2), (before, kernel_size - 1 - before))
         hidden_BTF = activated(self.conv(hidden_BFT).transpose(1, 2), self.activation, self.custom_activation)

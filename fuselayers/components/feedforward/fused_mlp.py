@@ -3,7 +3,7 @@
     x, y     [..., D]   D model
     hidden   [..., F]   F = width, or int(expansion * D)
 
-It is the plain `MLP` by its parameters, its state_dict keys and its numbers; only what is kept for backward differs.
+It has the parameters, the state_dict keys and the numbers of `MLP`; only the values saved for backward differ.
 """
 
 from typing import ClassVar
@@ -26,8 +26,8 @@ __all__ = ["FusedMLP"]
 class FusedMLP(MLP):
     """The MLP whose bias, activation and dropout are one op.
 
-    A registered activation that is none of `ops.ACTIVATIONS` is a module of its own, which no op can hold: with one the
-    layer runs as the plain `MLP`. So it does where `up` is no untouched `nn.Linear`.
+    With a registered activation that is not in `ops.ACTIVATIONS`, or if `up` is not an unmodified `nn.Linear`, the
+    layer runs as `MLP`.
 
     Args:
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.

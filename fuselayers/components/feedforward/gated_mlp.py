@@ -34,9 +34,9 @@ class GatedMLP(nn.Module):
         multiple_of: the hidden width that the expansion gives is rounded up to a multiple of this number.
         activation: the name of any registered activation, or None for the identity. One that is not in
             `ops.ACTIVATIONS` is a module, which runs by itself, unfused.
-        packed: whether gate and up are one parameter, multiplied at once. A state_dict holds them apart all the same,
-            so weights fit both forms; the state of an optimizer is that of one parameter, and does not. Nor does
-            `torch.func.functional_call` take that state_dict: give it `dict(module.named_parameters())`.
+        packed: whether gate and up are one parameter, multiplied at once. A state_dict still holds two, so weights fit
+            both forms; the state of an optimizer does not. `torch.func.functional_call` needs
+            `dict(module.named_parameters())` in place of the state_dict.
         bias: whether the three linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.

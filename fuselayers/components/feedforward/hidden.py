@@ -1,4 +1,4 @@
-"""What the feedforwards have in common between their linear layers: the hidden width and the activation.
+"""The hidden width and the activation of the feedforwards.
 
 x, z   [..., D], [..., F]   D model, F hidden
 """
@@ -15,7 +15,7 @@ def hidden_width(hidden_dim: int, *, expansion: float, width: int | None = None,
     """Return F: `width` where it is given, else expansion * hidden_dim, rounded down, then up to a multiple.
 
     Raises:
-        ValueError: that gives no hidden value.
+        ValueError: the result is below one.
 
     >>> hidden_width(96, expansion=8 / 3), hidden_width(64, expansion=8 / 3, multiple_of=32)
     (256, 192)
@@ -31,7 +31,7 @@ def hidden_width(hidden_dim: int, *, expansion: float, width: int | None = None,
 
 
 def custom_activation(activation: str | None) -> nn.Module | None:
-    """Return the module of a registered activation that the ops have no function for, and None for theirs.
+    """Return the module of a registered activation that is not in `ops.ACTIVATIONS`; None for one that is.
 
     Raises:
         ValueError: no activation of that name is registered, or it has an option without a default.

@@ -1,11 +1,11 @@
-"""mixture_of_experts -- many feedforwards, of which each token passes a few, chosen by a router.
+"""mixture_of_experts -- many feedforwards; a router sends each token to a few of them.
 
     x, y     [..., D]    D model
     tokens   [N, D]      N tokens: everything but the last dimension, in order
     real     [N]         True for a real token, False for padding
     logits   [N, E]      E experts; logits = tokens W^T, W the router's weight
     chosen   [N, K]      K top_k: the experts of each token, the likeliest first
-    weights  [N, K]      what their results are multiplied with
+    weights  [N, K]      the factors of their results
     slots    [E, C]      C capacity: the tokens of each expert
 
     y[n] = sum over k of weights[n, k] * expert chosen[n, k] (x[n]) + sum over the shared experts of shared(x[n])
@@ -46,41 +46,41 @@ class MixtureOfExperts(nn.Module):
     """A router and its experts, each of them a feedforward.
 
     Note: [how tokens reach their experts]
-    Without a capacity nothing is dropped: tokens are sorted by expert, and each expert runs once, on its own run of
-    them. How long a run is depends on the data, so a compiler leaves this part to eager mode: it splits the graph
-    there, and with `fullgraph=True` it raises. With a capacity every expert has C slots; an empty one computes on a
-    token that is not its own, and its result is not used. All sizes are fixed then, and a compiler takes the whole.
+    Without a capacity nothing is dropped: tokens are sorted by expert, and each expert runs once, on its own tokens.
+    Their number depends on the data, so a compiler breaks the graph there, and raises with `fullgraph=True`. With a
+    capacity every expert has C slots; an empty slot computes some other token, and its result is not used. All sizes
+    are fixed then, and the layer is one graph.
 
-    Padding that a key_padding_mask tells of takes no place, has no part in the losses, and gets zero from the experts
-    that are chosen. Real tokens become what they would without it. A block passes the mask on.
+    Padding takes no slot, does not count in the losses, and its result is zero except for the shared experts. It does
+    not change real tokens. A block passes the key_padding_mask on.
 
-    The last training forward leaves `auxiliary_loss`, a float32 scalar that models add to their loss; eval leaves None.
+    A training forward sets `auxiliary_loss`, a float32 scalar that models add to their loss; eval mode sets None.
 
     Args:
         hidden_dim: D, the width of the model.
         num_experts: E, how many experts the router chooses from.
-        top_k: K, how many of them each token passes; with expert_choice, how many on average.
+        top_k: K, the experts of each token; with expert_choice their average number.
         gating: "top_k": each token takes its K likeliest experts, of equal ones the first. "expert_choice": each expert
-            takes the C tokens with the highest softmax, of equal ones the first, so that a token may be taken by all or
-            by none; it looks at all tokens of a call, which no causal model may do (Zhou et al. 2022, section 3.2).
+            takes the C tokens with the highest softmax, of equal ones the first, so that a token may have any number of
+            experts; it compares all tokens of a call, so it is not causal (Zhou et al. 2022, section 3.2).
         expert: the feedforward that each expert is, with its options; one that does not mix tokens.
-        capacity_factor: room of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
-            tokens, N at most, in training and in eval; N is how many real tokens this call has. So in a longer call an
-            earlier token may be served that a shorter one drops: what is generated is not quite what was trained. An
-            expert serves the tokens that chose it in their order, row after row, and drops those beyond C: for them its
-            term is zero. How much they wanted it does not count, nor whether it was their first choice: a later token
-            would take an earlier one's place. None drops nothing; with expert_choice it counts as 1.
-        normalise_weights: whether a token's K weights are a softmax of their own, with the sum 1 (Mixtral), or a part
-            of the softmax over all experts (Switch). With top_k 1 all are 1, and the router does not learn from y. With
-            expert_choice the weights are always the softmax over all.
+        capacity_factor: capacity of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
+            tokens, at most N, in training and in eval; N is the number of real tokens of the call. So a longer call may
+            keep an early token that a shorter one drops, and generation differs a little from training. An expert takes
+            its tokens in their order, row after row, and drops those beyond C: their term is zero. The order does not
+            depend on the weights, since a later token would then displace an earlier one. None drops nothing; with
+            expert_choice it is 1.
+        normalise_weights: whether the softmax is over the K experts of a token, with the sum 1 (Mixtral), or over all
+            experts (Switch). With top_k 1 all weights are 1, and the router does not learn from y. With expert_choice
+            the softmax is always over all experts.
         balance_coefficient: weight of the loss for an even use of the experts, E * sum over e of share[e] * mean[e]:
-            share is how many tokens chose an expert (dropped or not) over N, mean the mean of its softmax. It is K at
-            best (Fedus et al. 2021, eq. 4; K above one as in Mixtral). Nothing with expert_choice, which is even.
+            share is the number of tokens that chose an expert (dropped or not) over N, mean the mean of its softmax.
+            Its minimum is K (Fedus et al. 2021, eq. 4; K above one as in Mixtral). With expert_choice it is 0.
         z_coefficient: weight of the loss for small logits, the mean of logsumexp(logits)^2, in nats^2 (Zoph et al.
             2022, eq. 5).
-        shared_experts: how many more experts there are that every token passes, with the weight 1.
-        causal: whether the model is one in which a token must not see later ones.
-        backend: what experts with a fused part get as their backend; None leaves them unfused.
+        shared_experts: number of further experts that every token takes, with the weight 1.
+        causal: whether the model is causal, so that no token may depend on later ones.
+        backend: the backend of fused layers in the experts; None calls their ops directly.
         partition: how they choose what is saved for backward.
 
     Raises:
@@ -127,17 +127,17 @@ class MixtureOfExperts(nn.Module):
         self.top_k = top_k
         self.gating: Gating = gating
         self.capacity_factor = capacity_factor
-        # Places of an expert per token, as a fraction of the factor's decimal digits: 1.1 * 2 * 50 / 2 is 55, and in
-        # binary a little more, which would be 56 places.
+        # Slots of an expert per token, as an exact decimal fraction: 1.1 * 2 * 50 / 2 is 55, and in binary a little
+        # more, which would be 56 slots.
         factor = Fraction(str(1 if capacity_factor is None else capacity_factor))
         # Limited, so that a product with a number of tokens fits int64: C is a tensor where there is padding.
         room = min(Fraction(1), factor * top_k / num_experts).limit_denominator(2**31)
-        room = max(room, Fraction(1, 2**31))  # one place at least
+        room = max(room, Fraction(1, 2**31))  # one slot at least
         self.room = room.as_integer_ratio()
         self.normalise_weights = normalise_weights
         self.balance_coefficient = balance_coefficient
         self.z_coefficient = z_coefficient
-        # What a token becomes depends on the other tokens where they compete for places.
+        # A result depends on the other tokens where they compete for slots.
         self.mixes_tokens = gating == "expert_choice" or capacity_factor is not None
         self.auxiliary_loss: Tensor | None = None
         offered = accepted("feedforward", expert, causal=causal, backend=backend, partition=partition)
@@ -172,7 +172,7 @@ class MixtureOfExperts(nn.Module):
             self.auxiliary_loss = self._loss(logits_NE, real_N, None)
             y_ND = self._by_experts_choice(x_ND, real_N, logits_NE.softmax(-1))
         else:
-            # A sort, because topk does not say which of equal values it takes.
+            # A stable sort: topk does not define which of equal values it takes.
             chosen_NK = logits_NE.detach().sort(dim=-1, descending=True, stable=True).indices[:, : self.top_k]
             order_A, sizes_E = _sorted_by_expert(chosen_NK, real_N, len(self.experts))
             self.auxiliary_loss = self._loss(logits_NE, real_N, sizes_E)
@@ -190,7 +190,7 @@ class MixtureOfExperts(nn.Module):
         return y_ND.view(x.shape)
 
     def _logits(self, x_ND: Tensor) -> Tensor:
-        """Return the router's logits, in float32 or more whatever x and the weights are: [N, D] -> [N, E]."""
+        """Return the router's logits, in float32 at least: [N, D] -> [N, E]."""
         wide = torch.promote_types(x_ND.dtype, torch.float32)
         if not is_plain_linear(self.router):  # an adapter has dtypes of its own
             logits_NE: Tensor = self.router(x_ND)
@@ -217,19 +217,19 @@ class MixtureOfExperts(nn.Module):
         return -(-num_tokens * places // tokens)
 
     def _all_in_runs(self, x_ND: Tensor, order_A: Tensor, sizes_E: Tensor) -> Tensor:
-        """Return what each token got from each of its experts, not weighted yet: [N, K, D]."""
+        """Return the unweighted result of each expert of each token: [N, K, D]."""
         y_AD = _run_sorted(self.experts, x_ND[order_A // self.top_k], sizes_E)
-        # Back by the inverse of the order, not by a sum at each token's place, whose order of summands a GPU picks.
+        # Gathered by the inverse order; a scattered sum would add in an undefined order on a GPU.
         y_NKD: Tensor = y_AD[_inverse(order_A)].unflatten(0, (-1, self.top_k))  # type: ignore[no-untyped-call]
         return y_NKD
 
     def _in_slots(
         self, x_ND: Tensor, real_N: Tensor | None, chosen_NK: Tensor, order_A: Tensor, sizes_E: Tensor
     ) -> Tensor:
-        """As `_all_in_runs`, with zeros where there was no place."""
+        """As `_all_in_runs`, with zeros for dropped tokens."""
         capacity = self._capacity(len(x_ND))
         first_E = sizes_E.cumsum(0) - sizes_E
-        # Which assignment a slot holds. One past an expert's last is the next expert's, or none: its result is unused.
+        # The assignment of each slot. A slot past an expert's last token holds one of the next expert, unused.
         slots_EC = first_E[:, None] + torch.arange(capacity, device=order_A.device)
         slots_EC = order_A[slots_EC.clamp(max=chosen_NK.numel() - 1)]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC // self.top_k])
@@ -239,7 +239,7 @@ class MixtureOfExperts(nn.Module):
             dropped_NK = rank_NK >= capacity
         else:
             dropped_NK = (rank_NK >= self._capacity(real_N.sum())) | ~real_N[:, None]
-        # Filled, not only weighted with zero, which would make NaN of an infinite result that is not the token's.
+        # Filled, not multiplied by zero, which would make NaN of an infinite result of another token.
         return y_NKD.masked_fill(dropped_NK[..., None], 0.0)
 
     def _by_experts_choice(self, x_ND: Tensor, real_N: Tensor | None, probabilities_NE: Tensor) -> Tensor:
@@ -266,12 +266,12 @@ class MixtureOfExperts(nn.Module):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # The last loss belongs to the graph of a step, which can be neither copied nor pickled.
+        # The last loss holds the graph of a step, which cannot be copied or pickled.
         return {**self.__dict__, "auxiliary_loss": None}
 
 
 def _count(x_ND: Tensor, real_N: Tensor | None) -> Tensor | int:
-    """Return how many tokens are real, at least one: something is divided by it."""
+    """Return the number of real tokens, at least one, as a divisor."""
     return len(x_ND) if real_N is None else real_N.sum().clamp(min=1)
 
 
@@ -283,9 +283,9 @@ def _mean(x_N: Tensor, real_N: Tensor | None) -> Tensor:
 
 
 def _sorted_by_expert(chosen_NK: Tensor, real_N: Tensor | None, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Return the assignments, token after token, sorted by expert, and how many each has: [N * K], [E].
+    """Return the assignments, sorted by expert and then by token, and the number of each expert: [N * K], [E].
 
-    Those of padding are the last, and no expert has them.
+    Those of padding are last, and count for no expert.
     """
     if real_N is not None:
         chosen_NK = chosen_NK.masked_fill(~real_N[:, None], num_experts)
@@ -295,7 +295,7 @@ def _sorted_by_expert(chosen_NK: Tensor, real_N: Tensor | None, num_experts: int
 
 
 def _inverse(order_A: Tensor) -> Tensor:
-    """Return the place of each number in an order of them."""
+    """Return the inverse of a permutation."""
     return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
 
 

@@ -17,19 +17,18 @@ __all__ = ["save_in_parts"]
 def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> None:
     """Make the state_dict of a module hold the two halves of its linear layer `packed` as `first` and `second`.
 
-    Loading takes them, in either form; what is missing or does not fit is reported by the names of the parts. The
-    halves that a state_dict holds are views of the parameter, as all its tensors are. They can be read as
-    `module.first.weight` too, for tools that look every key up in the module, as torch's distributed checkpoints do.
-    They cannot be put in its place, so `torch.func.functional_call` takes the parameters by the names that
-    `named_parameters` gives them, not a state_dict.
+    Loading accepts both forms; errors use the names of the halves. The halves in a state_dict are views of the
+    parameter. They can be read as `module.first.weight` too, for tools that look up every key in the module, as torch's
+    distributed checkpoints do. They cannot be assigned, so `torch.func.functional_call` takes the names of
+    `named_parameters`, not of a state_dict.
 
-    Only the weight and bias of the layer are split. What an adapter in its place has beside them keeps its name.
+    Only the weight and bias of the layer are split. Other parameters of an adapter in its place keep their names.
 
     Args:
-        module: has the attribute `packed`, a linear layer. Used by `GatedMLP`.
-        packed: of that layer.
-        first: what the half with the first rows is called.
-        second: what the other half is called.
+        module: has the linear layer. Used by `GatedMLP`.
+        packed: name of that layer.
+        first: name of the half with the first rows.
+        second: name of the other half.
 
     >>> module = nn.Module()
     >>> module.both = nn.Linear(3, 4)
@@ -90,8 +89,8 @@ def _join(
 ) -> None:
     for name, parameter in _parameters(module, packed):
         keys = [f"{prefix}{part}.{name}" for part in parts]
-        # Beside both parts the packed one is no news: torch's distributed checkpoints complete what they load with the
-        # module's own parameters.
+        # With both halves given, the packed parameter is ignored: torch's distributed checkpoints add the module's own
+        # parameters to a loaded state_dict.
         if f"{prefix}{packed}.{name}" in state_dict and not all(key in state_dict for key in keys):
             continue
         given = {key: state_dict.pop(key) for key in keys if key in state_dict}
@@ -102,11 +101,11 @@ def _join(
             error_msgs += [] if wrong is None else [wrong]
             fitting.append(given[key] if key in given and wrong is None else None)
         first, second = fitting
-        both: Tensor = parameter  # what is not given stays, and torch need not look for the packed name
+        both: Tensor = parameter  # a missing half keeps its values, and torch finds the packed name
         if first is not None and second is not None:
             both = _sharded_like(parameter, torch.cat((first, second)))
         elif parameter.is_meta:
-            # One half has nowhere to go: a parameter is in memory or is not.
+            # One half cannot be loaded alone: a parameter is in memory as a whole.
             missing = keys if missing else []
         elif first is not None or second is not None:
             both = parameter.detach().clone()
@@ -118,19 +117,19 @@ def _join(
 
 
 def _sharded_like(parameter: Tensor, both: Tensor) -> Tensor:
-    """Return the two halves sharded as the parameter is, where only it is: torch shards what it knows by name."""
+    """Shard the joined halves as the parameter, if only that is sharded: torch shards by name."""
     if not torch.distributed.is_available():
         return both
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor) or isinstance(both, DTensor):
         return both
-    # Every process has been given the whole and takes its part of it: nothing is sent.
+    # Every process has the whole and takes its shard: nothing is sent.
     return distribute_tensor(both.detach(), parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _misfit(key: str, value: Any, half: Tensor) -> str | None:
-    """Return why a value cannot be loaded, in the words of torch, or None if it can."""
+    """Return torch's error text for a value that cannot be loaded, or None."""
     if not torch.overrides.is_tensor_like(value):  # type: ignore[no-untyped-call]
         return (
             f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint '

@@ -1,4 +1,4 @@
-"""Layers that are one fused op, to be put where a chain of three or four layers stood."""
+"""Layers that are one fused op, in place of three or four layers."""
 
 from .bias_activation_dropout import FusedBiasActivationDropout as FusedBiasActivationDropout
 from .bias_dropout_residual import FusedBiasDropoutResidual as FusedBiasDropoutResidual

@@ -25,11 +25,11 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
     With d = dropout(x + bias, p) and s = d + residual, the style "post" is norm(s), "pre" is norm(d) + residual and
     "prenorm" is the pair (norm(s), s).
 
-    The bias keeps its dtype: under autocast, where x is in bfloat16, one in float32 makes s and the results float32, as
-    those of a layer norm of torch are there on a GPU.
+    The bias keeps its dtype: under autocast, where x is bfloat16, a float32 bias makes s and the results float32, as
+    torch's layer norm does on a GPU.
 
-    The norm and its parameters are in the op while `norm` is an untouched `LayerNorm`. What was put in its place, or a
-    hook on it, is called: then the norm runs by itself, behind the other ops, with the same dropout mask.
+    The op includes the norm while `norm` is an unmodified `LayerNorm`. Another module in its place, or one with hooks,
+    is called after the other ops, with the same dropout mask.
 
     Args:
         p: dropout probability, 0 <= p < 1.

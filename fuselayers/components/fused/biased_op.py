@@ -1,4 +1,4 @@
-"""What the layers of this folder are: one op, with a bias of their own."""
+"""The base of the fused layers: one op, with its own bias."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ __all__ = ["BiasedOp"]
 
 
 class BiasedOp(nn.Module):
-    """The base of the layers that are one op with a bias of their own: a parameter, so that it learns and is saved."""
+    """The base of layers that are one op with a learned bias."""
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
 
@@ -43,7 +43,7 @@ class BiasedOp(nn.Module):
             self.bias.zero_()
 
     def _bias_like(self, x: Tensor) -> Tensor | None:
-        # Under autocast x comes from a matmul in bfloat16 and the bias is float32; so would be all that follows.
+        # Under autocast x is bfloat16, from a matmul; a float32 bias would make the result float32.
         return None if self.bias is None else self.bias.to(x.dtype)
 
     def _call(self, *tensors: Tensor, bias: Tensor | None, **arguments: Any) -> Any:

@@ -24,7 +24,6 @@ from .tokens import (
     build_token_embedding,
     check_like_tokens,
     check_tokens,
-    example_tokens,
     look_up,
     to_logits,
     token_loss,
@@ -37,30 +36,20 @@ __all__ = ["Decoder"]
 class Decoder(Stack):
     """A decoder-only transformer.
 
+    The arguments of `Stack` but causal and cross_attention, and:
+
     Args:
         vocab_size: V, number of different tokens.
-        hidden_dim: D, the width of the model.
-        num_layers: number of blocks.
-        context_length: longest sequence in tokens that it is trained on.
-        attention: the attention and its options.
-        feedforward: the feedforward and its options.
         norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
-        residual: the residual style and its options.
-        position: the kind of position and its options.
         embedding: the embedding of the tokens and its options.
-        block: the kind of block, by name or with its options.
-        layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
-        logit_scale: what the logits are multiplied by, 0.0625 in Cohere's Command R.
-        logit_soft_cap: the bound that logits approach and never reach, cap * tanh(logits / cap), 30 in Gemma 2; None
-            for no bound.
+        logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
+        logit_soft_cap: the bound of the logits, cap * tanh(logits / cap), 30 in Gemma 2; None for no bound.
         init: how the initial weights are drawn, see `initialise`.
         init_std: their deviation, as far as the scheme leaves it open.
         base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
             multiplies the logits by base_width / hidden_dim.
-        backend: what the fused layers get as their backend; None leaves them unfused.
-        partition: how they choose what is saved for backward.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, or a number out of its range.
@@ -130,8 +119,8 @@ class Decoder(Stack):
             targets_BT: int64 [B, T], the token that follows each token, or -100 where none counts; None for logits.
 
         Returns:
-            The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus what the blocks add to
-            it, as the routers of experts do: a float32 scalar.
+            The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus the auxiliary losses of
+            the blocks: a float32 scalar.
 
         Raises:
             TypeError: the tokens are no tensor of integers.
@@ -147,7 +136,7 @@ class Decoder(Stack):
         return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
 
     def features(self, tokens_BT: Tensor, *, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
-        """Return what the output layer sees: [B, T] -> [B, T, D].
+        """Return the input of the output layer: [B, T] -> [B, T, D].
 
         Args:
             tokens_BT: the tokens; with caches those that follow the ones in the caches.
@@ -156,17 +145,6 @@ class Decoder(Stack):
         first = caches[0].length if caches else 0
         x_BTD: Tensor = self.position(look_up(self.token, tokens_BT), first=first)
         return self.run_blocks(dropout_op(x_BTD, self.dropout, training=self.training), caches=caches)
-
-    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: tokens and targets of a full context, [B, T] each, all of them 0.
-
-        >>> heads = Choice("multi_head", {"num_heads": 2})
-        >>> model = Decoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
-        >>> loss = model(*model.example_inputs(device="cpu"))
-        >>> loss.shape
-        torch.Size([])
-        """
-        return example_tokens(batch_size, self.context_length, device)
 
     @torch.no_grad()
     def generate(
@@ -180,19 +158,19 @@ class Decoder(Stack):
     ) -> Tensor:
         """Continue each row of tokens, one token after the other; the last `context_length` tokens are looked at.
 
-        It runs in eval mode and leaves every module in the mode it was in; what is fused runs eagerly, since it would
-        be compiled for each token anew. Keys and values are kept where all blocks can, until the context is full: from
-        then on each new token moves all others to another place, and everything is computed again.
+        It runs in eval mode and restores the mode of every module. Fused modules run eagerly, since they would be
+        compiled again for each token. Keys and values are cached where all blocks support it, until the context is
+        full: from then on each new token shifts all others, and everything is recomputed.
 
         Args:
             tokens_BT: int64 or int32 [B, T], the prompts, T at least one.
             num_tokens: how many tokens to add.
             temperature: divides the logits; 0 takes the likeliest token each time.
             top_k: how many of the likeliest tokens may be drawn; None for all.
-            generator: where the draws come from, on the model's device; None for torch's default generator.
+            generator: of the draws, on the model's device; None for torch's default generator.
 
         Returns:
-            [B, T + num_tokens] in the dtype of tokens: the prompts and what follows them.
+            [B, T + num_tokens] in the dtype of tokens: the prompts and their continuations.
 
         Raises:
             TypeError: the tokens are no tensor of integers.

@@ -24,7 +24,6 @@ from .tokens import (
     build_token_embedding,
     check_like_tokens,
     check_tokens,
-    example_tokens,
     look_up,
     to_logits,
     token_loss,
@@ -37,28 +36,19 @@ __all__ = ["Encoder"]
 class Encoder(Stack):
     """An encoder-only transformer with a head that predicts masked tokens.
 
+    The arguments of `Stack` but causal and cross_attention, and:
+
     Args:
         vocab_size: V, number of different tokens.
-        hidden_dim: D, the width of the model.
-        num_layers: number of blocks.
-        context_length: longest sequence in tokens that it is trained on.
-        attention: the attention and its options.
-        feedforward: the feedforward and its options.
         norm: the norm and its options, for the embeddings, the blocks and the head.
         num_segments: number of segments a sequence may consist of; 0 for no segment embeddings.
-        residual: the residual style and its options.
-        position: the kind of position and its options.
         embedding: the embedding of the tokens and its options.
-        block: the kind of block, by name or with its options.
-        layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         init: how the initial weights are drawn, see `initialise`.
         init_std: their deviation, as far as the scheme leaves it open.
         base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
             multiplies the logits by base_width / hidden_dim.
-        backend: what the fused layers get as their backend; None leaves them unfused.
-        partition: how they choose what is saved for backward.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, or a dropout outside [0, 1).
@@ -139,8 +129,8 @@ class Encoder(Stack):
             key_padding_mask: bool [B, T], True for a real token; None if all are real.
 
         Returns:
-            The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus what the blocks add to
-            it, as the routers of experts do: a float32 scalar.
+            The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus the auxiliary losses of
+            the blocks: a float32 scalar.
 
         Raises:
             TypeError: tokens or segments are no tensor of integers.
@@ -163,25 +153,14 @@ class Encoder(Stack):
     def features(
         self, tokens_BT: Tensor, *, segments_BT: Tensor | None = None, key_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Return what the head sees: [B, T] -> [B, T, D]."""
+        """Return the input of the head: [B, T] -> [B, T, D]."""
         x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
         if self.segment is not None:
-            # Without segments every token is in the first one, which is a vector that is added, not nothing.
+            # Without segments every token is in the first one, whose vector is added.
             first_D = self.segment.weight[0]
             x_BTD = x_BTD + (first_D if segments_BT is None else look_up(self.segment, segments_BT, "segments"))
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
         return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask)
-
-    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: tokens and targets of a full context, [B, T] each, all of them 0.
-
-        >>> heads = Choice("multi_head", {"num_heads": 2})
-        >>> model = Encoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
-        >>> loss = model(*model.example_inputs(device="cpu"))
-        >>> loss.shape
-        torch.Size([])
-        """
-        return example_tokens(batch_size, self.context_length, device)
 
     def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
         if segments_BT is None:

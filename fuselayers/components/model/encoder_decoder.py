@@ -2,7 +2,7 @@
 
     source            [B, S]      B batch, S tokens of the source
     inputs, targets   [B, T]      T tokens of the target; the inputs are the targets one place later
-    memory            [B, S, D]   D model: what the encoder makes of the source, and the decoder looks at
+    memory            [B, S, D]   D model; the output of the encoder, the input of cross-attention
     logits            [B, T, V]   V vocabulary
 
 Vaswani et al. 2017; BART (Lewis et al. 2019) with learned positions, T5 (Raffel et al. 2019) with relative ones.
@@ -40,9 +40,9 @@ __all__ = ["EncoderDecoder"]
 
 @register("model", "encoder_decoder")
 class EncoderDecoder(Model):
-    """Two stacks with one table of token embeddings; the decoder's blocks also look at what the encoder returns.
+    """Two stacks with one table of token embeddings; the decoder's blocks attend to the output of the encoder.
 
-    The residual style deepnorm gets, unless its alpha is given, that of a pair: 0.81 (N^4 M)^(1/16) in the encoder of N
+    The default alpha of the residual style deepnorm is that of a pair: 0.81 (N^4 M)^(1/16) in the encoder of N
     blocks, (3 M)^(1/4) in the decoder of M (Wang et al. 2022, figure 2).
 
     Args:
@@ -59,18 +59,18 @@ class EncoderDecoder(Model):
         position: the kind of position and its options; each stack has its own, cross-attention none.
         embedding: the embedding of the tokens and its options.
         block: the kind of block, by name or with its options.
-        layers: other parts for some of the encoder's blocks, see `LayerChange`.
-        decoder_layers: other parts for some of the decoder's blocks.
-        dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of what the norm at
-            the end of a stack returns where there is one, as in T5; 0 <= dropout < 1.
+        layers: other components for some of the encoder's blocks, see `LayerChange`.
+        decoder_layers: other components for some of the decoder's blocks.
+        dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of the output of the
+            norm at the end of a stack, as in T5; 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
-        logit_scale: what the logits are multiplied by; hidden_dim ** -0.5 in the first T5, which ties.
+        logit_scale: factor of the logits; hidden_dim ** -0.5 in the first T5, which ties.
         start_token: the token that a target is generated from.
         init: how the initial weights are drawn, see `initialise`.
         init_std: their deviation, as far as the scheme leaves it open.
         base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
             multiplies the logits by base_width / hidden_dim.
-        backend: what the fused layers get as their backend; None leaves them unfused.
+        backend: the backend of the fused layers; None calls their ops directly.
         partition: how they choose what is saved for backward.
 
     Raises:
@@ -177,13 +177,13 @@ class EncoderDecoder(Model):
         Args:
             source_BS: int64 or int32 [B, S], values in 0 .. V - 1.
             targets_BT: int64 [B, T], the tokens of the target, or -100 where none counts; None for logits.
-            inputs_BT: int64 or int32 [B, T], what the decoder sees. None for the targets one place later, behind the
-                start token, which also stands where a target is -100.
+            inputs_BT: int64 or int32 [B, T], the input of the decoder. None for the start token and the targets but the
+                last; the start token also replaces targets of -100.
             source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
 
         Returns:
-            With targets the mean cross entropy in nats, in training plus what the blocks of both stacks add to it, as
-            the routers of experts do: a float32 scalar; else the logits [B, T, V].
+            With targets the mean cross entropy in nats, in training plus the auxiliary losses of the blocks: a float32
+            scalar; else the logits [B, T, V].
 
         Raises:
             TypeError: source, inputs or targets are no tensor of integers.
@@ -225,7 +225,7 @@ class EncoderDecoder(Model):
         source_padding_mask: Tensor | None = None,
         caches: Sequence[KeyValueCache] | None = None,
     ) -> Tensor:
-        """Return what the output layer sees: [B, T] -> [B, T, D].
+        """Return the input of the output layer: [B, T] -> [B, T, D].
 
         Args:
             inputs_BT: the tokens of the target so far; with caches those that follow the ones in the caches.
@@ -265,8 +265,8 @@ class EncoderDecoder(Model):
     ) -> Tensor:
         """Write a target for each source, one token after the other; the last `context_length` tokens are looked at.
 
-        It runs in eval mode and leaves every module in the mode it was in; what is fused runs eagerly. The encoder runs
-        once. Keys and values are kept as in `Decoder.generate`.
+        It runs in eval mode and restores the mode of every module. Fused modules run eagerly. The encoder runs once.
+        Keys and values are cached as in `Decoder.generate`.
 
         Args:
             source_BS: int64 or int32 [B, S], S at least one.
@@ -274,7 +274,7 @@ class EncoderDecoder(Model):
             source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
             temperature: divides the logits; 0 takes the likeliest token each time.
             top_k: how many of the likeliest tokens may be drawn; None for all.
-            generator: where the draws come from, on the model's device; None for torch's default generator.
+            generator: of the draws, on the model's device; None for torch's default generator.
 
         Returns:
             [B, num_tokens] in the dtype of the source: the targets, without the start token.
@@ -327,7 +327,7 @@ class EncoderDecoder(Model):
 
 
 def _with_alpha(residual: Choice | str, alpha: float) -> Choice | str:
-    """Return the residual style, deepnorm with this alpha where it has none of its own."""
+    """Return the residual style; deepnorm without an alpha gets this one."""
     choice = as_choice(residual)
     if choice.name != "deepnorm" or choice.options.get("alpha") is not None:
         return residual

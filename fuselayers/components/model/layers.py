@@ -1,4 +1,4 @@
-"""Layers that differ: which blocks of a stack get another part."""
+"""Layers that differ: other components for some blocks of a stack."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ PARTS: Final = ("attention", "feedforward", "norm", "residual", "block")
 
 @dataclass(frozen=True)
 class LayerChange:
-    """Other parts for some layers, one at least.
+    """Other components for some layers, one at least.
 
     Args:
-        at: which layers, as Python indexes or slices a list: "0", "-1", "1::2" (every second), ":3" (the first three).
-        attention: their attention, or None for that of the rest.
+        at: the layers, as an index or a slice of a list in Python: "0", "-1", "1::2" (every second), ":3" (the first
+            three).
+        attention: their attention, or None for that of the other layers.
         feedforward: their feedforward, or None.
-        norm: their norm, or None; the norm at the end of a stack stays.
+        norm: their norm, or None; the norm at the end of a stack does not change.
         residual: their residual style, or None.
         block: their block, or None.
 
     Raises:
         TypeError: `at` is no text.
-        ValueError: there is no part.
+        ValueError: no component is given.
 
     >>> LayerChange("1::2", feedforward="mlp").at
     '1::2'
@@ -43,7 +44,7 @@ class LayerChange:
         if not isinstance(self.at, str):
             raise TypeError(f'layers.at must be text, an index or a slice such as "0", "1::2" or ":3", got {self.at!r}')
         if all(getattr(self, part) is None for part in PARTS):
-            raise ValueError(f"layers.at {self.at!r} changes nothing; name a part, one of {', '.join(PARTS)}")
+            raise ValueError(f"layers.at {self.at!r} changes nothing; name a component, one of {', '.join(PARTS)}")
 
 
 def matching_layers(at: str, num_layers: int) -> range:
@@ -74,12 +75,12 @@ def matching_layers(at: str, num_layers: int) -> range:
 def changed_parts(
     parts: Mapping[str, Choice | str], changes: Sequence[LayerChange], *, num_layers: int
 ) -> list[dict[str, Choice | str]]:
-    """Return the parts of each layer; where two changes name the same part of a layer, the later one counts.
+    """Return the components of each layer; of two changes of the same component of a layer, the later one counts.
 
     Args:
-        parts: of every layer: part -> choice.
-        changes: for some of them.
-        num_layers: how many there are.
+        parts: of every layer: kind -> choice.
+        changes: for some layers.
+        num_layers: the number of layers.
 
     Raises:
         ValueError: as `matching_layers`.

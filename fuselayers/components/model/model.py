@@ -1,4 +1,4 @@
-"""What every model offers beside its forward."""
+"""The base of the models."""
 
 from typing import ClassVar
 
@@ -17,29 +17,29 @@ class Model(nn.Module):
     9
     """
 
-    # What `fuselayers.build` fills in.
+    # The arguments that `fuselayers.build` fills in.
     built_in: ClassVar[frozenset[str]] = frozenset(
         {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
     )
 
     def num_parameters(self) -> int:
-        """Return how many numbers the model learns or could learn, frozen ones too; what is tied counts once."""
+        """Return the number of parameters, also of frozen ones; a tied parameter counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Return the sum of what the model's parts added to the loss in their last forward, as a router does.
+        """Return the sum of the auxiliary losses in the last forward, as those of routers.
 
-        In training a model adds it to its own loss. None where no part has one, as in eval mode.
+        In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
         found = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
         losses = [loss for loss in found if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
 
     def with_auxiliary_loss(self, loss: Tensor) -> Tensor:
-        """Return a loss with the parts' own added to it.
+        """Return a loss plus the auxiliary losses.
 
         Raises:
-            RuntimeError: the loss has a gradient and a part's own has none, though its router learns.
+            RuntimeError: the loss has a gradient and an auxiliary loss has none, although its router learns.
         """
         auxiliary = self.auxiliary_loss()
         if auxiliary is None:
@@ -53,7 +53,7 @@ class Model(nn.Module):
             own = getattr(module, "auxiliary_loss", None)
             if not isinstance(own, Tensor) or own.requires_grad:
                 continue
-            # The loss of a frozen router may well be a constant. A part without a router learns if anything in it does.
+            # The loss of a frozen router is a constant. A module without a router learns if any parameter of it does.
             router = getattr(module, "router", None)
             learning = router if isinstance(router, nn.Module) else module
             if any(parameter.requires_grad for parameter in learning.parameters()):

@@ -1,4 +1,4 @@
-"""Writing tokens, one after the other, each drawn from a model's logits.
+"""Generation: tokens are drawn one after the other from a model's logits.
 
 tokens   [B, T]   B batch, T tokens so far
 logits   [B, V]   V vocabulary
@@ -19,9 +19,9 @@ __all__ = ["check_sampling", "continued", "generating", "next_token"]
 
 @contextlib.contextmanager
 def generating(model: nn.Module) -> Iterator[None]:
-    """Run a model in eval mode and eagerly, and leave every module in the mode it was in. Used by every `generate`.
+    """Run a model in eval mode and eagerly, and restore the mode of every module. Used by every `generate`.
 
-    What is fused runs eagerly too: it would be compiled for each token anew.
+    Fused modules run eagerly too: they would be compiled again for each token.
     """
     in_training = [module for module in model.modules() if module.training]
     model.eval()
@@ -34,7 +34,7 @@ def generating(model: nn.Module) -> Iterator[None]:
 
 
 def check_sampling(*, num_tokens: int, temperature: float, top_k: int | None) -> None:
-    """Raise ValueError for an argument of `generate` that means nothing."""
+    """Raise ValueError for an invalid argument of `generate`."""
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
     if not temperature >= 0:
@@ -53,7 +53,7 @@ def next_token(
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
-    # Shifted first, the largest is 0 at any temperature and nothing overflows.
+    # With the largest at 0 nothing overflows at any temperature.
     logits_BV = logits_BV.float()
     scaled_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None and top_k < scaled_BV.shape[-1]:
@@ -74,16 +74,16 @@ def continued(
     top_k: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Return the tokens with so many more behind them: [B, T + num_tokens]. Used by every `generate`.
+    """Append generated tokens: [B, T + num_tokens]. Used by every `generate`.
 
     Args:
-        tokens_BT: what there is.
+        tokens_BT: the tokens so far.
         num_tokens: how many to add.
-        logits_of: tokens and caches -> the logits of the token that follows. With caches it gets the tokens that these
-            do not hold yet, else the last `context_length`.
-        context_length: how many tokens are looked at.
-        caches: empty ones, or None. They are left once the context is full: from then on each new token moves all
-            others to another place, and everything is computed again.
+        logits_of: tokens and caches -> the logits of the next token. With caches it gets the tokens that they do not
+            hold yet, else the last `context_length`.
+        context_length: the most tokens that the model takes.
+        caches: empty ones, or None. They are dropped when the context is full: from then on each new token shifts all
+            others, and everything is recomputed.
         temperature: as for `next_token`.
         top_k: as for `next_token`.
         generator: as for `next_token`.

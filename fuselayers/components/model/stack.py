@@ -1,13 +1,14 @@
-"""The part that all models have in common: positions, blocks, and the norm after them.
+"""The stack of all models: positions, blocks, and the norm after them.
 
 x        [B, T, D]   B batch, T tokens, D model
-memory   [B, S, D]   what a decoder's blocks also look at, S tokens
+memory   [B, S, D]   the input of cross-attention, S tokens
 """
 
 import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..attention import KeyValueCache
@@ -19,12 +20,13 @@ from ..ranges import Probability, Size, in_range
 from ..registry import Choice, accepted, as_choice, create
 from .layers import LayerChange, changed_parts
 from .model import Model
+from .tokens import example_tokens
 
 __all__ = ["Stack"]
 
 
 class Stack(Model):
-    """Blocks in a row, the positions that they share, and a norm at the end where their residual style needs one.
+    """Blocks in a row, their positions, and a norm at the end if their residual style needs one.
 
     Args:
         hidden_dim: D, the width of the model.
@@ -35,12 +37,12 @@ class Stack(Model):
         norm: the norm and its options, for the blocks and the end.
         residual: the residual style and its options.
         position: the kind of position and its options.
-        block: the kind of block and its options.
-        layers: other parts for some of the blocks.
+        block: the kind of block, by name or with its options.
+        layers: other components for some of the blocks, see `LayerChange`.
         cross_attention: the attention to the memory, or None for blocks without one.
         dropout: probability of dropping a value of each sublayer's output, 0 <= dropout < 1.
         causal: whether a token looks only at itself and the tokens before it.
-        backend: what the fused layers get as their backend; None leaves them unfused.
+        backend: the backend of the fused layers; None calls their ops directly.
         partition: how they choose what is saved for backward.
 
     Raises:
@@ -125,11 +127,11 @@ class Stack(Model):
 
         Args:
             x_BTD: the embeddings, positions included.
-            caches: one `KeyValueCache` per block while text is generated, else None.
+            caches: one `KeyValueCache` per block during generation, else None.
             inputs: of every block: key_padding_mask, mask, memory_BSD, memory_padding_mask.
 
         Raises:
-            RuntimeError: a reversible block has a hook: its sublayers are run, and the block itself is never called.
+            RuntimeError: a reversible block has a hook; the block itself is never called.
         """
         first = caches[0].length if caches else 0
         if "rotate" in self.position.needs:
@@ -149,12 +151,16 @@ class Stack(Model):
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
-        """Return an empty cache for each block, or None where a block cannot do with the newest token alone."""
+        """Return an empty cache for each block, or None if a block needs more than the newest token."""
         for block in self.blocks:
             mixes_tokens = any(getattr(part, "mixes_tokens", False) for part in block.modules())
             if mixes_tokens or "cache" not in getattr(block, "takes", ()):
                 return None
         return [KeyValueCache(capacity) for _ in self.blocks]
+
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return inputs of `forward` in training: tokens and targets of a full context, [B, T] each, all of them 0."""
+        return example_tokens(batch_size, self.context_length, device)
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"

@@ -1,4 +1,4 @@
-"""What the models do with tokens: check them, look them up, predict them, and compare predictions with them.
+"""Checks, embeddings, logits and losses of tokens.
 
 tokens, targets   [B, T]      B batch, T tokens
 logits            [B, T, V]   V vocabulary
@@ -21,12 +21,12 @@ __all__ = [
     "token_loss",
 ]
 
-# The target of a position that does not count in the loss, as everywhere in torch.
+# The target of a position that does not count in the loss, as in torch.
 IGNORED = -100
 
 
 def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
-    """Raise unless `tokens` is a [B, T] tensor of integers that an embedding takes, with T at least one."""
+    """Raise unless `tokens` is an int64 or int32 tensor [B, T] with T at least one."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a tensor [B, T], got {type(tokens).__name__}; use torch.tensor({name})")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -57,7 +57,7 @@ def example_tokens(batch_size: int, context_length: int, device: torch.device | 
 
 
 def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_dim: int) -> nn.Embedding:
-    """Return the chosen embedding of tokens: a table, so that a tied head can read it.
+    """Return the chosen embedding of tokens, an `nn.Embedding`, so that a tied head can use its table.
 
     Raises:
         ValueError: an unknown name or option, or an embedding of something other than tokens.
@@ -95,27 +95,27 @@ def to_logits(x: Tensor, head: nn.Module | Tensor, *, bias_V: Tensor | None = No
 
     Args:
         x: [..., D].
-        head: the output layer, or of a tied head the table [V, D] of the embeddings.
+        head: the output layer, or for a tied head the table [V, D] of the embeddings.
         bias_V: added to the logits; None adds nothing.
-        scale: what x is multiplied by.
+        scale: factor of x.
 
     >>> to_logits(torch.ones(2), torch.eye(2), scale=0.5)
     tensor([0.5000, 0.5000])
     """
-    # D numbers are scaled rather than V.
+    # Scaling D numbers is cheaper than V.
     x = x if scale == 1 else x * scale
     if isinstance(head, Tensor):
         return F.linear(x, head, bias_V)
-    # Not its weight: an adapter in its place, a hook, quantization and FSDP work where the layer is called.
+    # The layer is called, so that adapters, hooks, quantization and FSDP work.
     logits: Tensor = head(x)
-    # Autocast rounds a layer's result, and would not round that of a sum.
+    # Autocast rounds the result of a layer, but not that of a sum.
     return logits if bias_V is None else logits + bias_V.to(logits.dtype)
 
 
 def token_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean cross entropy in nats, a float32 scalar; positions with target -100 do not count.
 
-    It is nan when no position counts, as torch's own.
+    It is nan when no position counts, as in torch.
     """
     logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
     if torch.compiler.is_compiling():

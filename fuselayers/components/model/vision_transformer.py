@@ -32,29 +32,22 @@ Pooling = Literal["class_token", "mean"]
 class VisionTransformer(Stack):
     """An encoder of patches with a linear head.
 
+    The arguments of `Stack` but causal and cross_attention, and:
+
     Args:
         image_size: S, the side of the square images in pixels, a multiple of patch_size.
         patch_size: side of a patch in pixels.
         num_classes: number of different classes.
-        hidden_dim: D, the width of the model.
-        num_layers: number of blocks.
-        attention: the attention and its options.
         channels: of an image, 3 for colours.
-        pooling: what the head sees: a learned token that gathers from the patches, or the mean of the patches.
-        feedforward: the feedforward and its options.
+        pooling: the input of the head: a learned token beside the patches, or the mean of the patches.
         norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
-        residual: the residual style and its options.
         position: the kind of position and its options; the class token has one too.
         embedding: the embedding of the patches and its options.
-        block: the kind of block, by name or with its options.
-        layers: other parts for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         init: how the initial weights are drawn, see `initialise`.
         init_std: their deviation, as far as the scheme leaves it open.
         base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
             multiplies the logits by base_width / hidden_dim.
-        backend: what the fused layers get as their backend; None leaves them unfused.
-        partition: how they choose what is saved for backward.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, or a number out of its range.
@@ -132,27 +125,27 @@ class VisionTransformer(Stack):
             targets_B: int64 [B], the class of each image, or -100 where none counts; None for logits.
 
         Returns:
-            The logits [B, num_classes]; with targets the mean cross entropy in nats, in training plus what the blocks
-            add to it, as the routers of experts do: a float32 scalar.
+            The logits [B, num_classes]; with targets the mean cross entropy in nats, in training plus the auxiliary
+            losses of the blocks: a float32 scalar.
 
         Raises:
             TypeError: the images are no floating tensor, or the targets no tensor.
             ValueError: images or targets of another shape or dtype, or a target that is no class.
         """
-        # The images first: the embedding checks them, and what the targets must be depends on them.
+        # The embedding checks the images first; the check of the targets depends on them.
         x_BD = self.features(images)
         if targets_B is not None and not torch.compiler.is_compiling():
             _check_targets(targets_B, images)
         logits_BK = to_logits(x_BD, self.head, scale=self.logit_scale)
-        # To the loss an image is a sequence of one prediction.
+        # For the loss an image is a sequence of one token.
         if targets_B is None:
             return logits_BK
         return self.with_auxiliary_loss(token_loss(logits_BK[:, None], targets_B[:, None]))
 
     def features(self, images: Tensor) -> Tensor:
-        """Return what the head sees: [B, channels, S, S] -> [B, D]."""
+        """Return the input of the head: [B, channels, S, S] -> [B, D]."""
         x_BTD: Tensor = self.patch(images)
-        # The embedding takes images of any size that it can cut up; the positions are those of one size.
+        # The embedding takes any multiple of the patch size; the positions are for one size.
         if images.shape[-2:] != (self.image_size, self.image_size):
             raise ValueError(
                 f"images must be {self.image_size} x {self.image_size} pixels, got {list(images.shape)}; resize them, "

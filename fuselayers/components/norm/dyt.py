@@ -22,11 +22,11 @@ __all__ = ["DynamicTanh"]
 
 @register("norm", "dyt")
 class DynamicTanh(Norm):
-    """A curve that bounds outliers as a norm does, and takes no statistics of x.
+    """A curve that bounds outliers as a norm does, without statistics of x.
 
     Args:
         hidden_dim: N, the size of the last dimension.
-        alpha: where the learned steepness starts; section 7 of the paper has better ones for large language models.
+        alpha: initial value of the learned steepness; section 7 of the paper has others for large language models.
         bias: whether there is a shift beside the scale.
 
     Raises:
@@ -36,7 +36,7 @@ class DynamicTanh(Norm):
     tensor([-1.0000,  0.0000,  0.7616])
     """
 
-    # Beside the alpha of its tanh no weight is the scale of a normalised x; see `carry_weights`.
+    # Its weight is not the scale of a normalised x; see `carry_weights`.
     weights_mean: ClassVar[str] = "scale of a tanh"
 
     @in_range
@@ -51,7 +51,7 @@ class DynamicTanh(Norm):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill the parameters anew: alpha as it starts, the weight with ones, the bias with zeros."""
+        """Set alpha to its initial value, the weight to ones, the bias to zeros."""
         super().reset_parameters()
         self.alpha.fill_(self.initial_alpha)
 

@@ -1,4 +1,4 @@
-"""What every norm does beside normalising: join a sublayer's output to the residual stream.
+"""The base of the norms, which also join a sublayer's output to the residual stream.
 
 x, residual, y, s   [..., N]
 bias                [N]
@@ -18,7 +18,7 @@ __all__ = ["Norm", "join"]
 
 
 class Norm(nn.Module):
-    """The base of the norms: a subclass brings `forward`, and may bring a fused `_join`.
+    """The base of the norms: a subclass has `forward`, and may have a fused `_join`.
 
     The styles are those of `ops.bias_dropout_residual_layer_norm`; with d = dropout(x + bias, p) and s = d + residual:
     "post" is norm(s), "pre" is norm(d) + residual, "prenorm" is the pair (norm(s), s).
@@ -26,9 +26,9 @@ class Norm(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill the parameters anew: a `weight` with ones, a `bias` with zeros.
+        """Fill a `weight` with ones and a `bias` with zeros.
 
-        The init functions call it, so a norm whose parameters start otherwise overrides it.
+        `initialise` calls it; a norm with other initial values overrides it.
         """
         for name, value in (("weight", 1.0), ("bias", 0.0)):
             parameter = getattr(self, name, None)
@@ -78,11 +78,11 @@ class Norm(nn.Module):
             TypeError: x, residual or bias is no floating-point tensor.
         """
         check_style(style)
-        # Here for every norm and style: a plain sum would broadcast.
+        # Checked for every norm and style: a plain sum would broadcast.
         check_rows("x", x)
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)
-        if has_hooks(self):  # a fused op would take the weights out of the norm and not call it
+        if has_hooks(self):  # a fused op would use the weights of the norm without calling it
             return Norm._join(self, x, residual, bias, p, style)
         return self._join(x, residual, bias, p, style)
 
@@ -102,7 +102,7 @@ def join(
     style: NormStyle,
     training: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return what `Norm.add` does, for a norm that is called. Used by `Norm`, and by a fused layer that must call one.
+    """Compute `Norm.add` with a norm that is called. Used by `Norm`, and by a fused layer whose norm has hooks.
 
     >>> join(torch.neg, torch.ones(2), torch.ones(2), None, p=0.0, style="pre", training=True)
     tensor([0., 0.])

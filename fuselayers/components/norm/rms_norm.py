@@ -27,8 +27,8 @@ class RMSNorm(Norm):
     Args:
         hidden_dim: N, the size of the last dimension.
         eps: added to the mean square.
-        unit_offset: whether the weight is the scale's difference from one. It starts at zero then, so that weight decay
-            pulls the scale to one.
+        unit_offset: whether the weight is the scale minus one. It starts at zero then, and weight decay pulls the scale
+            to one.
 
     Raises:
         ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
@@ -48,12 +48,12 @@ class RMSNorm(Norm):
 
     @property
     def weights_mean(self) -> str | None:
-        """What the weight is where it is no scale, for `carry_weights`."""
+        """The meaning of the weight if it is no scale, for `carry_weights`."""
         return "scale less one" if self.unit_offset else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill the weight anew, so that the scale is one."""
+        """Set the scale to one."""
         self.weight.fill_(0.0 if self.unit_offset else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class RMSNorm(Norm):
     def _scale(self) -> Tensor:
         if not self.unit_offset:
             return self.weight
-        # In float32 at least, which the ops take beside any x: in bfloat16 the sum keeps seven bits after the point.
+        # In float32 at least: in bfloat16 the sum has seven bits after the point.
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + 1
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""skip -- y = x: no norm, where a model or some of its layers shall do without.
+"""skip -- y = x: no norm.
 
 x, y   [..., N]
 """
@@ -15,7 +15,7 @@ __all__ = ["SkipNorm"]
 
 @register("norm", "skip")
 class SkipNorm(Norm):
-    """Leaves x as it is; `add` is the sum alone.
+    """Returns x; `add` is the sum alone.
 
     Args:
         hidden_dim: N, the size of the last dimension.

@@ -1,4 +1,4 @@
-"""alibi -- a query's score of a key falls linearly with their distance, in each head at a pace of its own.
+"""alibi -- the score of a query and a key falls linearly with their distance, with a slope for each head.
 
     bias[h, t, s] = -slope[h] * |first + t - s|      [H, T, S]   H heads, T queries, S = first + T keys
 
@@ -26,7 +26,7 @@ __all__ = ["ALiBiPosition"]
 class ALiBiPosition(Position):
     """Adds a bias to the scores that grows with the distance; no parameters, any length.
 
-    It is the same on both sides of a token. A causal attention hides one of them, so nothing here depends on that.
+    It is the same on both sides of a token, so it does not depend on whether the attention is causal.
 
     Args:
         num_heads: H, the number of query heads.
@@ -48,7 +48,7 @@ class ALiBiPosition(Position):
 
     def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """[B, T, D] -> [H, T, first + T] in x's dtype, rounded once."""
-        # No table is kept; see Note: [no table is kept] in rotary.py.
+        # No table is stored; see Note: [no stored table] in rotary.py.
         key = torch.arange(first + x_BTD.shape[-2], device=x_BTD.device, dtype=torch.float32)
         distance_TS = (key[first:, None] - key).abs()
         return (distance_TS * -self._slopes(x_BTD.device)[:, None, None]).to(x_BTD.dtype)
@@ -56,7 +56,7 @@ class ALiBiPosition(Position):
     def _slopes(self, device: torch.device) -> Tensor:
         power = 1 << (self.num_heads.bit_length() - 1)
         place = torch.arange(1, self.num_heads + 1, device=device, dtype=torch.float32)
-        # The slopes that 2 P heads have between those of P heads stand half a step before them.
+        # The further slopes of 2 P heads are half a step before those of P heads.
         place = torch.where(place <= power, place, place - power - 0.5)
         return torch.exp2(place * (-8 / power))
 

@@ -1,4 +1,4 @@
-"""What every kind of position offers: hooks on the token embeddings, on queries and keys, and on the scores.
+"""The base of the positions: hooks on the token embeddings, on queries and keys, and on the scores.
 
 x      [B, T, D]      B batch, T tokens, D model
 q, k   [B, H, T, C]   H heads (fewer for k where they are grouped), C channels of a head
@@ -11,10 +11,9 @@ __all__ = ["Position", "check_has_heads"]
 
 
 class Position(nn.Module):
-    """The base of the positions. The hooks do nothing; a subclass overrides the one it works through.
+    """The base of the positions. The hooks do nothing; a subclass overrides one of them.
 
-    Each hook is told by `first` the place of the first token it gets: 0, or while text is generated the number of
-    tokens that went before.
+    `first` is the position of the first token: 0, or during generation the number of earlier tokens.
 
     >>> import torch
     >>> x = torch.ones(1, 2, 3)
@@ -23,17 +22,17 @@ class Position(nn.Module):
     """
 
     def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """Return the token embeddings with their positions put in."""
+        """Return the token embeddings with their positions."""
         return x_BTD
 
     def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Return queries and keys of the same tokens with their positions put in."""
+        """Return queries and keys of the same tokens with their positions."""
         return q_BHTC, k_BGTC
 
     def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor | None:
-        """Return what is added to the scores of the tokens of x against all keys up to their last: [H, T, first + T].
+        """Return the bias of the scores of the tokens of x and all keys up to their last: [H, T, first + T].
 
-        Only dtype, device and the number of tokens of x are looked at. None adds nothing.
+        Only dtype, device and the number of tokens of x matter. None is no bias.
         """
         return None
 
@@ -41,12 +40,12 @@ class Position(nn.Module):
         """Raise ValueError unless `rotate` can take heads of so many channels; models call it when they are built."""
 
     def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """`embed`, under the name that hooks and wrappers of modules know."""
+        """Call `embed`, for hooks and wrappers of modules."""
         return self.embed(x_BTD, first=first)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Which inputs of an attention it works through: "rotate", "bias", both or none."""
+        """The inputs of an attention that it needs: "rotate", "bias", both or none."""
         hooks = ("rotate", "bias")
         return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))
 

@@ -29,8 +29,8 @@ class RelativePosition(Position):
 
     Args:
         num_heads: H, the number of query heads.
-        num_buckets: how many ranges of distances are told apart, in both directions together.
-        max_distance: distance in tokens from which all are the same.
+        num_buckets: number of ranges of distances, in both directions together.
+        max_distance: distance in tokens from which all share a bucket.
         causal: whether a token looks only at itself and the tokens before it, so that these have all the buckets.
 
     Raises:
@@ -44,7 +44,7 @@ class RelativePosition(Position):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"num_heads", "causal"})
 
-    # Under the name that a table of vectors has elsewhere; see `carry_weights`.
+    # Elsewhere `table` holds vectors; see `carry_weights`.
     weights_mean: ClassVar[str] = "biases of distances"
 
     @in_range
@@ -70,15 +70,15 @@ class RelativePosition(Position):
         nn.init.normal_(self.table.weight, std=0.02)
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Return the bucket of each distance, the key's place minus the query's: int64 of any shape, and so returned.
+        """Return the bucket of each distance, the key's position minus the query's: int64, any shape -> the same shape.
 
-        Where attention is causal, keys that follow are in bucket 0.
+        If attention is causal, later keys are in bucket 0.
         """
         if self.causal:
             side, distance = torch.zeros_like(distance), (-distance).clamp(min=0)
         else:
             side, distance = (distance > 0) * self._of_a_side, distance.abs()
-        # Term by term as T5's code, in float32: where a logarithm is close to a whole number, rounding decides.
+        # Term by term as in T5's code, in float32: rounding decides where a logarithm is close to an integer.
         far = torch.log(distance.clamp(min=self._single).float() / self._single)
         far = far / math.log(self.max_distance / self._single) * (self._of_a_side - self._single)
         shared = (self._single + far.long()).clamp(max=self._of_a_side - 1)
@@ -89,8 +89,8 @@ class RelativePosition(Position):
         tokens = x_BTD.shape[-2]
         end = first + tokens
         distance = torch.arange(1 - end, tokens, device=x_BTD.device)
-        # Looked up once per distance, not once per query and key: row t is a window into the distances, and each
-        # query's window begins one place before that of the query ahead of it.
+        # One look-up per distance, not per query and key: row t is a window of the distances, which starts one distance
+        # before that of the previous query.
         bias_HN = F.embedding(self.buckets(distance), self.table.weight).to(x_BTD.dtype).t()
         return bias_HN.unfold(-1, end, 1).flip(-2)
 

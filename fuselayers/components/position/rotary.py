@@ -48,20 +48,20 @@ class RotaryPosition(Position):
     Args:
         base: the slowest pair of channels turns about `base` times slower than the fastest.
         interleaved: whether neighbours (2 i, 2 i + 1) are a pair, as in GPT-J, and not (i, i + W/2), as in Llama.
-        fraction: share of a head's channels that is turned, 0 < fraction <= 1; 0.25 in GPT-NeoX.
-        scaling: how it is made fit for sequences longer than in training; the options below count only with one.
+        fraction: share of a head's channels that is rotated, 0 < fraction <= 1; 0.25 in GPT-NeoX.
+        scaling: for sequences longer than in training; the options below are for a scaling only.
         factor: how many times longer.
         original_length: length in tokens of the sequences in training; yarn and llama3 need it.
         beta_fast: yarn's number of turns within original_length from which a pair keeps its speed.
         beta_slow: yarn's number of turns up to which a pair is slowed down in full.
-        attention_factor: what yarn multiplies queries and keys by, the square root of its 1 / temperature; None for
-            0.1 ln(factor) + 1, or 1 where factor is below 1.
+        attention_factor: yarn's factor of queries and keys, the square root of its 1 / temperature; None for
+            0.1 ln(factor) + 1, or 1 if factor is below 1.
         low_frequency_factor: llama3's number of turns up to which a pair is slowed down in full.
         high_frequency_factor: llama3's number of turns from which a pair keeps its speed.
 
     Raises:
         ValueError: a number out of its range; no such scaling, or one whose options are missing or do not fit; in
-            `check_head_dim` and `rotate`, an odd number of channels would be turned, none, or with ntk two.
+            `check_head_dim` and `rotate`, the number of rotated channels is odd, zero, or with ntk two.
 
     >>> q = torch.tensor([1.0, 0.0]).repeat(1, 1, 2, 1)
     >>> RotaryPosition().rotate(q, q)[0][0, 0]
@@ -114,7 +114,7 @@ class RotaryPosition(Position):
         self.high_frequency_factor = high_frequency_factor
 
     def check_head_dim(self, head_dim: int) -> None:
-        """Raise ValueError unless the share of `head_dim` channels that is turned makes pairs."""
+        """Raise ValueError unless the rotated share of `head_dim` channels makes pairs."""
         turned = self._turned(head_dim)
         share = "" if self.fraction == 1 else f" ({self.fraction} of {head_dim})"
         if turned < 2 or turned % 2:
@@ -130,8 +130,8 @@ class RotaryPosition(Position):
 
     def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
         """[B, H, T, C], [B, G, T, C] -> the same shapes and dtypes, rotated."""
-        # Note: [no table is kept] T x W/2 angles cost next to nothing beside q and k. A buffer would have to be filled
-        # again after a model is built on the meta device, and would bound the length.
+        # Note: [no stored table] T x W/2 angles cost little beside q and k. A buffer would have to be filled again
+        # after a model is built on the meta device, and would bound the length.
         tokens, channels = q_BHTC.shape[-2:]
         self.check_head_dim(channels)
         position = torch.arange(first, first + tokens, device=q_BHTC.device, dtype=torch.float32)

@@ -21,7 +21,7 @@ __all__ = ["SinusoidalPosition"]
 class SinusoidalPosition(Position):
     """Adds a fixed vector per position; works for any length. Where D is odd, the last wave is a sine alone.
 
-    The vectors have a norm of sqrt(D / 2), which drowns token embeddings of the usual deviation 0.02; the paper scales
+    The vectors have a norm of sqrt(D / 2), far above token embeddings of the usual deviation 0.02; the paper scales
     those by sqrt(D), as embedding `token` does with `scale`.
 
     Args:
@@ -42,7 +42,7 @@ class SinusoidalPosition(Position):
 
     def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """[B, T, D] -> [B, T, D] in x's dtype, rounded once."""
-        # No table is kept; see Note: [no table is kept] in rotary.py.
+        # No table is stored; see Note: [no stored table] in rotary.py.
         tokens, hidden_dim = x_BTD.shape[-2:]
         wave = torch.arange((hidden_dim + 1) // 2, device=x_BTD.device, dtype=torch.float32)
         position = torch.arange(first, first + tokens, device=x_BTD.device, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""deepnorm -- post, with the stream made larger before each sum, so that a thousand layers can be trained.
+"""deepnorm -- post, with the stream scaled up before each sum, so that a thousand layers can be trained.
 
     x   [B, T, D]   B batch, T tokens, D model
 
@@ -6,7 +6,7 @@
     x = norm(alpha x + dropout(feedforward(x))),   alpha = (2 num_layers)^(1/4)
 
 Wang et al., "DeepNet: scaling transformers to 1,000 layers", 2022, figure 2. It belongs to the init scheme deepnorm,
-which makes the weights of the branches smaller by as much.
+which scales the weights of the branches down.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""What the residual styles have in common: their norms, LayerScale and stochastic depth.
+"""The base of the residual styles: norms, LayerScale and stochastic depth.
 
 x, y    [B, T, D]   B batch, T tokens, D model
 scale   [D]         one per sublayer
 
-A branch is what a sublayer returns; before dropout it becomes  branch * scale * kept[b] / (1 - rate). In a style that
-normalises branches, the result of the norm does.
+A branch is the output of a sublayer; before dropout it becomes  branch * scale * kept[b] / (1 - rate). In a style that
+normalises branches, that applies to the output of the norm.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ class Residual(nn.Module):
         layer: which block of the model this is, from 0.
         num_layers: number of blocks of the model.
         dropout: probability of dropping a value of a branch before it joins the residual stream.
-        layer_scale: where each branch's learned scale per channel starts, 1e-5 for deep vision models; None for no
+        layer_scale: initial value of each branch's learned scale per channel, 1e-5 for deep vision models; None for no
             scale (Touvron et al. 2021, section 2).
         stochastic_depth: probability of leaving a branch out for a whole sequence in training, in the last block; it
             grows linearly from the first block to the last (Huang et al. 2016, section 3).
@@ -82,7 +82,7 @@ class Residual(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Fill the scales anew; the norms have their own."""
+        """Set the scales to their initial value. The norms reset themselves."""
         for scale in self.scales:
             scale.fill_(self.layer_scale)
 
@@ -91,16 +91,16 @@ class Residual(nn.Module):
         raise NotImplementedError
 
     def branch(self, number: int, sublayer: Sublayer, x_BTD: Tensor) -> Tensor:
-        """Return what the sublayer of that number adds, before dropout, in a style that does not normalise it."""
+        """Return the branch of a sublayer, before dropout, in a style that does not normalise it."""
         return self.scaled(number, sublayer(x_BTD))
 
     def scaled(self, number: int, y_BTD: Tensor) -> Tensor:
-        """Return what the sublayer of that number adds, with its LayerScale and stochastic depth."""
+        """Apply LayerScale and stochastic depth to the branch of a sublayer."""
         if len(self.scales):
             y_BTD = y_BTD * self.scales[number]
         if self.training and self.skipped > 0:
-            # One draw per sequence, by the op that gives the same mask on every backend; in float32, since in bfloat16
-            # 1 / (1 - rate) would be rounded, for all values alike.
+            # One draw per sequence, by the op with the same mask on every backend; in float32, since bfloat16 would
+            # round 1 / (1 - rate).
             wide = torch.promote_types(y_BTD.dtype, torch.float32)
             kept_B1 = dropout(y_BTD.new_ones(y_BTD.shape[0], 1, dtype=wide), self.skipped)
             y_BTD = (y_BTD * kept_B1[..., None]).to(y_BTD.dtype)

@@ -5,7 +5,7 @@
     x = x + norm(dropout(attention(norm(x))))
     x = x + norm(dropout(feedforward(norm(x))))
 
-LayerScale and stochastic depth act on what the second norm returns: before it, the norm would undo them.
+LayerScale and stochastic depth act on the output of the second norm, which would undo them before it.
 
 Ding et al., "CogView", 2021, section 2.4; Gemma 2.
 """

@@ -14,9 +14,8 @@ from tests.cli.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compile
 
 
 @compiles
-@pytest.mark.parametrize("arch", ARCHS)
-def test_kernels_have_no_faults(arch: str) -> None:
-    rows = list(lint((case for case in CASES if arch in case.daily), archs=[arch]))
+def test_kernels_have_no_faults() -> None:
+    rows = list(lint((case for case in CASES if case.daily), archs=["sm_90"]))
     assert len(rows) >= 9
     assert faults(rows, read_figures(), compiler=compiler()) == []
 

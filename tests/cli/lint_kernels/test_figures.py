@@ -64,29 +64,6 @@ def test_a_seed_may_be_read_in_less_than_128_bits(narrow: int, beyond: int) -> N
     assert measure(case, launches_of(case)[0], "sm_90", code, 0).narrow == beyond
 
 
-@compiles
-def test_a_lost_wide_access_does_not_hide_among_single_numbers() -> None:
-    case = _case("bias_dropout_residual_layer_norm prenorm 4096 bfloat16")
-    forward = launches_of(case)[0]
-    good = Code(55, 0, once=Counter(), looped=Counter({"LDG.E.128": 4, "STG.E.128": 3}))
-    lost = Code(55, 0, once=Counter(), looped=Counter({"LDG.E.128": 4, "STG.E.128": 2, "STG.E.64": 2}))
-    before, after = (measure(case, forward, "sm_90", code, 0) for code in (good, lost))
-    assert (before.narrow, after.narrow) == (0, 0)
-    key = before.case, before.kernel, before.arch
-    figures = Figures("Triton 1", (), {key: after.instructions}, {key: before.all_narrow})
-    assert faults([before], figures, compiler="Triton 1") == []
-    (fault,) = faults([after], figures, compiler="Triton 1")
-    assert fault == f"{after.place}: 2 accesses of less than 128 bits in all, they were 0"
-
-
-@compiles
-@pytest.mark.parametrize(("title", "arch"), [("dropout 4096 bfloat16", "gfx942"), ("dropout 4096 float32", "sm_90")])
-def test_there_is_no_budget_for_amd_and_32_bits(title: str, arch: str) -> None:
-    case = _case(title)
-    code = Code(55, 0, once=Counter({"v_mov": 100_000}), looped=Counter())
-    assert measure(case, launches_of(case)[0], arch, code, 0).budget is None
-
-
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
@@ -133,14 +110,6 @@ def test_what_is_accepted_is_held_where_it_is() -> None:
     assert fault == f"{PLACE}: spills are accepted, and there are none; run lint-kernels --write"
 
 
-def test_what_is_accepted_is_of_one_kind_kernel_and_architecture() -> None:
-    spilling = replace(ROW, spills=3)
-    for figures in (_accepting("narrow", 8), _accepting("spills", 3, "sm_80")):
-        assert any("move registers" in fault for fault in faults([spilling], figures, compiler="Triton 1"))
-    elsewhere = replace(spilling, kernel="dropout.other")
-    assert faults([elsewhere], _accepting("spills", 3), compiler="Triton 2") != []
-
-
 def test_writing_and_reading(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     before = replace(
@@ -176,12 +145,6 @@ def test_writing_and_reading(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert '      "dropout.dropout": {"sm_90": 20.0, "sm_80": 22.5},' in lines
     assert '      "dropout.dropout": {"sm_90": 2, "sm_80": 0},' in lines
-
-
-def test_a_file_without_narrow_accesses_has_no_figures_of_them(tmp_path: Path) -> None:
-    path = tmp_path / "figures.json"
-    path.write_text('{"compiler": "Triton 1", "accepted": [], "instructions": {}}')
-    assert read_figures(path) == Figures("Triton 1", (), {}, {})
 
 
 def test_the_file_holds_figures_of_today_s_cases_alone() -> None:

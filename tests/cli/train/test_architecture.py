@@ -9,11 +9,6 @@ from fuselayers.configs import Config, compose
 PATH = Path("run/checkpoint.pt")
 
 
-def test_the_text_is_cut_to_the_context_or_shorter() -> None:
-    assert sequence_length(compose("gpt_nano", ["model.context_length=64"])) == 64
-    assert sequence_length(compose("gpt_nano", ["model.context_length=64", "data.sequence_length=16"])) == 16
-
-
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
@@ -38,12 +33,6 @@ def test_what_cannot_be_trained(overrides: list[str], text: str) -> None:
 )
 def test_what_may_change_between_two_sessions(change: list[str]) -> None:
     check_same_architecture(compose("gpt_nano"), compose("gpt_nano", change), path=PATH)
-
-
-def test_a_layer_may_be_changed_in_other_words() -> None:
-    saved = compose("gpt_nano", ["model.layers=[{at: 1, feedforward: {activation: gelu}}]"])
-    same = compose("gpt_nano", ["model.layers=[{at: '1', feedforward: {name: mlp}}]"])
-    check_same_architecture(saved, same, path=PATH)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from rich.console import Console
 from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import read_checkpoint
 from fuselayers.cli.train.loop import Trainer, Update
-from fuselayers.cli.train.metrics import Metrics, read_metrics
+from fuselayers.cli.train.metrics import read_metrics
 from fuselayers.configs import compose
 
 
@@ -146,14 +145,6 @@ def test_a_run_is_resumed_however_it_is_said(tiny: list[str], tmp_path: Path, wa
     assert [row[0] for row in _curve(folder)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_another_implementation_of_the_same_layer_may_continue(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, "feedforward=fused_mlp", f"train.output={folder}", "train.steps=8"])
-    _train([f"train.resume={folder}", "feedforward=mlp", "train.steps=10"])
-    assert [row[0] for row in _curve(folder)] == list(range(1, 11))
-    assert compose(str(folder / "config.yaml")).feedforward.name == "mlp"
-
-
 @pytest.mark.parametrize(
     ("override", "text"),
     [
@@ -174,12 +165,6 @@ def test_a_checkpoint_of_something_else_is_refused(tiny: list[str], tmp_path: Pa
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_another_text_is_said(tiny: list[str], tmp_path: Path, text_file: Path) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'run'}"])
-    text_file.write_text(text_file.read_text() + "more")
-    assert "the text is not the checkpoint's" in _train([f"train.resume={tmp_path / 'run'}", "train.steps=13"])
-
-
 def test_a_run_is_not_overwritten(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _train([*tiny, f"train.output={folder}"])
@@ -193,17 +178,6 @@ def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) 
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"cannot make the folder of the run, .*/file/run: Not a directory"):
         _train([*tiny, f"train.output={tmp_path / 'file' / 'run'}"])
-
-
-def test_runs_of_one_second_get_folders_of_their_own(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for _ in range(3):
-        _train([*tiny, "train.steps=1"])
-    folders = sorted((tmp_path / "runs").iterdir())
-    assert len(folders) == 3
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(\+\d)?", folder.name) for folder in folders)
 
 
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(
@@ -257,27 +231,6 @@ def test_a_full_disk_in_training_keeps_the_last_checkpoint(
     _assert_same_state(folder, tmp_path / "whole")
 
 
-def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(ValueError, match=r"training diverged at step \d+: the loss is .*lower train\.learning_rate"):
-        _train([*tiny, f"train.output={folder}", "train.learning_rate=1e30", "train.clip_norm=0"])
-    assert all(row.loss == row.loss for row in read_metrics(folder / "metrics.csv"))
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_plain_and_fused_feedforwards_reach_the_same_loss(tiny: list[str], tmp_path: Path, dropout: float) -> None:
-    curves: dict[str, list[Metrics]] = {}
-    for name in ("mlp", "fused_mlp"):
-        folder = tmp_path / name
-        overrides = [f"feedforward={name}", f"feedforward.dropout={dropout}", f"model.dropout={dropout}"]
-        _train([*tiny, *overrides, f"train.output={folder}"])
-        curves[name] = read_metrics(folder / "metrics.csv")
-    for plain, fused in zip(curves["mlp"], curves["fused_mlp"], strict=True):
-        assert fused.loss == pytest.approx(plain.loss, abs=1e-5)
-        assert fused.validation_loss == pytest.approx(plain.validation_loss, abs=1e-5)
-    assert curves["mlp"][0].loss - curves["mlp"][-1].loss > 0.1
-
-
 def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
     compared, not_compared = tmp_path / "compared", tmp_path / "not"
     overrides = [*tiny, "feedforward=fused_mlp", "model.dropout=0.1"]
@@ -294,19 +247,6 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
     for folder in (compared, not_compared):
         _train([f"train.resume={folder}", "train.steps=14", "train.compare=false"])
     _assert_same_state(compared, not_compared)
-
-
-def test_there_is_nothing_to_compare_in_plain_layers(tiny: list[str], tmp_path: Path) -> None:
-    output = _train([*tiny, "feedforward=mlp", "train.compare=true", f"train.output={tmp_path / 'run'}"])
-    assert "no comparison of eager with fused: nothing in this model is fused" in output
-
-
-def test_bfloat16_learns(tiny: list[str], tmp_path: Path) -> None:
-    _train([*tiny, "train.precision=bfloat16", "train.steps=30", f"train.output={tmp_path / 'run'}"])
-    rows = read_metrics(tmp_path / "run" / "metrics.csv")
-    assert rows[-1].loss < rows[0].loss - 0.5
-    for tensor in read_checkpoint(tmp_path / "run" / "checkpoint.pt").model.values():
-        assert tensor.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

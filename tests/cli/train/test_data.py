@@ -44,31 +44,12 @@ def test_the_held_out_files_are_the_same_wherever_the_folder_lies_and_whatever_i
     assert first <= second
 
 
-def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, 10)
-    for name in ("site-packages", "__pycache__", ".git", "test"):
-        (folder / name).mkdir()
-        (folder / name / "a.py").write_text("other people's")
-    (folder / "a.bin").write_bytes(b"other people's")
-    (folder / "empty.py").touch()
-    (folder / ".#lock.py").symlink_to("user@host.1234")
-    text = read_text(str(folder))
-    assert text.num_files == 10
-    assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)
-
-
 def test_the_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(200)))
     text = read_text(str(path), held_out=0.1)
     assert _bytes(text.train_N) == bytes(range(180))
     assert _bytes(text.held_out_N) == bytes(range(180, 200))
-
-
-def test_both_parts_of_two_files_have_text(tmp_path: Path) -> None:
-    for held_out in (0.001, 0.999):
-        text = read_text(str(_folder(tmp_path, 2)), held_out=held_out)
-        assert _bytes(text.train_N).count(b"\0") == _bytes(text.held_out_N).count(b"\0") == 1
 
 
 def test_errors_name_the_path_and_what_to_do(tmp_path: Path) -> None:
@@ -124,13 +105,6 @@ def test_batches_depend_on_seed_step_and_micro_batch_alone() -> None:
         assert not torch.equal(first, training_batch(train_N, **other, **size)[0])
 
 
-def test_batches_reach_the_whole_text_and_targets_follow_their_tokens() -> None:
-    train_N = torch.arange(21, dtype=torch.uint8)
-    tokens_BT, targets_BT = training_batch(train_N, seed=0, step=0, batch_size=1000, sequence_length=16)
-    assert torch.equal(tokens_BT + 1, targets_BT)
-    assert set(tokens_BT[:, 0].tolist()) == set(range(5))
-
-
 @pytest.mark.parametrize("size", [17, 18, 1000])
 def test_evaluation_covers_the_held_out_text_from_its_start_to_its_end(size: int) -> None:
     held_out_N = (torch.arange(size) % 256).to(torch.uint8)
@@ -138,3 +112,16 @@ def test_evaluation_covers_the_held_out_text_from_its_start_to_its_end(size: int
     assert [tokens_BT.shape for tokens_BT, _ in batches] == [(2, 16)] * 3
     assert batches[0][0][0, 0] == held_out_N[0]
     assert batches[-1][1][-1, -1] == held_out_N[-1]
+
+
+def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, 10)
+    for name in ("site-packages", "__pycache__", ".git", "test"):
+        (folder / name).mkdir()
+        (folder / name / "a.py").write_text("other people's")
+    (folder / "a.bin").write_bytes(b"other people's")
+    (folder / "empty.py").touch()
+    (folder / ".#lock.py").symlink_to("user@host.1234")
+    text = read_text(str(folder))
+    assert text.num_files == 10
+    assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)

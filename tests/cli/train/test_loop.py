@@ -60,14 +60,6 @@ def test_clipping_bounds_what_the_optimizer_sees(tiny: list[str], text_file: Pat
     assert seen == [pytest.approx(0.01, rel=1e-3)]
 
 
-def test_the_validation_loss_is_that_of_the_model_without_dropout(tiny: list[str], text_file: Path) -> None:
-    plain, dropping = _trainer(tiny, text_file), _trainer(_only(tiny, "model.dropout=0.5"), text_file)
-    state = torch.get_rng_state()
-    assert dropping.validation_loss() == dropping.validation_loss() == plain.validation_loss()
-    assert torch.equal(state, torch.get_rng_state())
-    assert plain.validation_loss() == pytest.approx(math.log(256), abs=0.1)
-
-
 def test_a_loss_that_is_no_number_leaves_the_weights(tiny: list[str], text_file: Path) -> None:
     trainer = _trainer(tiny, text_file)
     with torch.no_grad():
@@ -121,3 +113,11 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
             assert eager.validation_loss() == pytest.approx(validation_loss, abs=1e-5)
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_validation_loss_is_that_of_the_model_without_dropout(tiny: list[str], text_file: Path) -> None:
+    plain, dropping = _trainer(tiny, text_file), _trainer(_only(tiny, "model.dropout=0.5"), text_file)
+    state = torch.get_rng_state()
+    assert dropping.validation_loss() == dropping.validation_loss() == plain.validation_loss()
+    assert torch.equal(state, torch.get_rng_state())
+    assert plain.validation_loss() == pytest.approx(math.log(256), abs=0.1)

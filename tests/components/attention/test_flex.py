@@ -71,14 +71,6 @@ def test_an_empty_batch(options: dict[str, Any], inputs: tuple[str, ...]) -> Non
     assert all(not parameter.grad.any() for parameter in layer.parameters())
 
 
-@torch.no_grad()
-def test_an_empty_batch_with_a_block_mask() -> None:
-    blocks = create_block_mask(lambda b, h, t, s: s <= t, None, None, TOKENS, TOKENS, device="cpu")
-    x = torch.randn(0, TOKENS, HIDDEN_DIM, dtype=torch.float64)
-    for options in ({}, {"sinks": True, "soft_cap": 0.7}):
-        assert made(kernel="flex", **options)(x, mask=blocks).shape == x.shape
-
-
 def test_one_graph_for_a_compiler() -> None:
     x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
     torch._dynamo.reset()

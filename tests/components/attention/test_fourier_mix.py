@@ -26,20 +26,8 @@ def test_values_and_gradients(padded: bool, tokens: int) -> None:
     contract.assert_is(FourierMix(HIDDEN_DIM), reference, tokens=tokens, padded=padded)
 
 
-def test_padding_is_zeros() -> None:
-    contract.assert_padding_is_nothing(FourierMix(HIDDEN_DIM), as_if_absent=False)
-
-
 def test_backward_keeps_nothing() -> None:
     assert saved_bytes(FourierMix(HIDDEN_DIM), torch.randn(1, 16, HIDDEN_DIM, requires_grad=True)) == 0
-
-
-def test_forms() -> None:
-    contract.assert_forms(FourierMix(HIDDEN_DIM), rotated=False, bfloat16_atol=0.3)
-
-
-def test_a_step_of_training() -> None:
-    contract.assert_trains(Encoder, "fourier_mix")
 
 
 @pytest.mark.parametrize(
@@ -53,10 +41,3 @@ def test_what_it_cannot_do(options: dict[str, object], text: str) -> None:
     model = Encoder if options else Decoder
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         model(vocab_size=5, hidden_dim=8, num_layers=1, context_length=9, attention="fourier_mix", **options)
-
-
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
-        FourierMix(0)
-    with pytest.raises(ValueError, match=r"^x must be \[B, T, 8\], got \[1, 2, 9\]$"):
-        FourierMix(8)(torch.zeros(1, 2, 9))

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Decoder, Encoder, LinearAttention
-from fuselayers.partition import saved_bytes
+from fuselayers.components import LinearAttention
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
 
@@ -30,19 +29,6 @@ def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: b
     contract.assert_is(made(causal=causal, **HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
 
 
-def test_causal_and_padding() -> None:
-    contract.assert_causal(made(num_kv_heads=2))
-    for causal in (True, False):
-        contract.assert_padding_is_nothing(made(num_kv_heads=2, causal=causal))
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_what_backward_keeps_grows_with_the_tokens(causal: bool) -> None:
-    layer = made(causal=causal)
-    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
-    assert many < 4.2 * few
-
-
 def test_keys_without_any_weight_are_no_division_by_zero() -> None:
     layer = made()
     with torch.no_grad():
@@ -58,15 +44,3 @@ def test_float16_holds_sums_over_many_tokens() -> None:
         layer.qkv.bias.fill_(20.0)  # 4096 x 21 x 20 is far above float16's 65504
     x = torch.randn(1, 4096, HIDDEN_DIM)
     torch.testing.assert_close(layer.half()(x.half()).float(), layer.float()(x), rtol=1e-2, atol=0.1)
-
-
-@pytest.mark.slow
-def test_forms() -> None:
-    # The sums that are not causal are those of favor, which has them compiled.
-    contract.assert_forms(made(num_kv_heads=2), rotated=True)
-    contract.assert_built_on_meta(made)
-
-
-@pytest.mark.parametrize("model", [Encoder, Decoder])
-def test_a_step_of_training(model: type[Encoder | Decoder]) -> None:
-    contract.assert_trains(model, "linear", num_heads=6)

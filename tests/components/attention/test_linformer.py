@@ -1,14 +1,11 @@
 import copy
 import math
-import re
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Choice, Decoder, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
-from fuselayers.ops import dropout
-from fuselayers.partition import saved_bytes
+from fuselayers.components import Choice, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
 from tests.components.adapter import Adapter
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
@@ -69,51 +66,6 @@ def test_an_adapter_in_place_of_a_projection_is_called(share_projection: bool, p
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("name", ["key_projection", "value_projection"])
-def test_a_hook_on_a_projection_is_called(name: str) -> None:
-    layer, x = made(), torch.randn(2, 7, HIDDEN_DIM)
-    expected, calls = layer(x), []
-    handle = getattr(layer, name).register_forward_hook(lambda module, *_: calls.append(module))
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
-    assert calls == [getattr(layer, name)]
-    handle.remove()
-    layer(x)
-    assert len(calls) == 1
-
-
-def test_padding() -> None:
-    contract.assert_padding_is_nothing(made(num_kv_heads=2))
-
-
-def test_dropout_falls_on_the_probabilities() -> None:
-    layer = made(dropout=0.4)
-    x = torch.randn(3, 7, HIDDEN_DIM)
-    q, k, v = heads_of(layer, x, None)
-    shares = (q @ (layer.key_projection.weight[:, :7] @ k).mT / math.sqrt(2)).softmax(-1)
-    torch.manual_seed(2)
-    expected = joined(layer, dropout(shares, 0.4) @ (layer.value_projection.weight[:, :7] @ v))
-    torch.manual_seed(2)
-    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
-    kept = copy.deepcopy(layer)
-    kept.dropout = 0.0
-    torch.testing.assert_close(layer.eval()(x), kept(x))
-
-
-def test_what_backward_keeps_grows_with_the_tokens() -> None:
-    layer = made(context_length=1024, dropout=0.3)
-    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
-    assert many < 4.2 * few
-
-
-def test_forms() -> None:
-    contract.assert_forms(made(num_kv_heads=2, dropout=0.3), rotated=True)
-    contract.assert_built_on_meta(made)
-
-
-def test_a_step_of_training() -> None:
-    contract.assert_trains(Encoder, "linformer", num_heads=6, projected_length=4)
-
-
 def test_a_model_fills_in_its_context_length() -> None:
     model = Encoder(
         vocab_size=5,
@@ -125,21 +77,6 @@ def test_a_model_fills_in_its_context_length() -> None:
     assert tuple(model.blocks[0].attention.key_projection.weight.shape) == (3, 9)
 
 
-def test_it_cannot_be_causal() -> None:
-    text = (
-        "attention 'linformer' cannot hide the tokens that follow, which a causal model needs; "
-        "those that can: favor, linear, local, multi_head, pooling"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        Decoder(
-            vocab_size=5,
-            hidden_dim=8,
-            num_layers=1,
-            context_length=9,
-            attention=Choice("linformer", {"num_heads": 2}),
-        )
-
-
 def test_a_block_alone_must_be_told_the_context_length() -> None:
     choice = Choice("linformer", {"num_heads": 2})
     text = "attention 'linformer' needs the longest sequence in tokens; pass context_length to the block"
@@ -147,19 +84,6 @@ def test_a_block_alone_must_be_told_the_context_length() -> None:
         TransformerBlock(8, attention=choice, causal=False)
     block = TransformerBlock(8, attention=choice, causal=False, context_length=6)
     assert block.attention.key_projection.in_features == 6
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"projected_length": 0}, "projected_length must be at least 1, got 0"),
-        ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-    ],
-)
-def test_errors(options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(**options)
 
 
 def test_a_sequence_that_is_too_long() -> None:

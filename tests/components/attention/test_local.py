@@ -1,16 +1,12 @@
 import math
-import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.components import Decoder, Encoder, LocalAttention, MultiHeadAttention
-from fuselayers.ops import dropout
-from fuselayers.partition import saved_bytes
+from fuselayers.components import LocalAttention, MultiHeadAttention
 from tests.components.attention import contract
-from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small, weights_of
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
 
 
 def made(**options: object) -> LocalAttention:
@@ -46,64 +42,3 @@ def test_a_window_over_all_tokens_is_full_attention(causal: bool) -> None:
     torch.testing.assert_close(layer(x), exact(x), rtol=1e-4, atol=1e-5)
     got, expected = layer(x, key_padding_mask=real_BT), exact(x, key_padding_mask=real_BT)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("p", [0.0, 0.4])
-def test_causal_and_padding(p: float) -> None:
-    contract.assert_causal(made(num_kv_heads=2, dropout=p).eval())
-    for causal in (True, False):
-        contract.assert_padding_is_nothing(made(num_kv_heads=2, causal=causal, dropout=p).eval())
-
-
-def test_dropout_falls_on_the_probabilities() -> None:
-    layer = made(dropout=0.4, window=7)
-    x, real_BT = torch.randn(4, 7, HIDDEN_DIM), contract.padding(7)
-    q, k, v = heads_of(layer, x, None)
-    shares = weights_of(q @ k.mT / math.sqrt(2), allowed(7, real_BT, causal=True))
-    torch.manual_seed(2)
-    # One block of seven queries, and in front of its keys an empty block of seven.
-    expected = joined(layer, dropout(F.pad(shares, (7, 0)), 0.4)[..., 7:] @ v)
-    torch.manual_seed(2)
-    torch.testing.assert_close(layer(x, key_padding_mask=real_BT), expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(layer.eval()(x), made_like(layer, dropout=0.0)(x))
-
-
-def made_like(layer: LocalAttention, **options: object) -> LocalAttention:
-    other = made(window=layer.window, **options)
-    other.load_state_dict(layer.state_dict())
-    return other
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("p", [0.0, 0.3])
-def test_what_backward_keeps_grows_with_the_tokens(p: float, causal: bool) -> None:
-    layer = made(window=8, dropout=p, causal=causal)
-    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (64, 256))
-    assert many < 4.2 * few
-
-
-@pytest.mark.slow
-def test_forms() -> None:
-    contract.assert_forms(made(num_kv_heads=2, dropout=0.3), rotated=True)
-    contract.assert_forms(made(num_kv_heads=2, causal=False), rotated=True)
-
-
-def test_built_on_meta() -> None:
-    contract.assert_built_on_meta(made)
-
-
-@pytest.mark.parametrize("model", [Encoder, Decoder])
-def test_a_step_of_training(model: type[Encoder | Decoder]) -> None:
-    contract.assert_trains(model, "local", num_heads=6, window=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"window": 0}, "window must be at least 1, got 0"),
-        ({"dropout": -0.5}, "dropout must be at least 0 and below 1, got -0.5"),
-    ],
-)
-def test_errors(options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(**options)

@@ -1,12 +1,10 @@
 import math
-import re
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Choice, Decoder, Encoder, MultiHeadAttention, NystromAttention
-from fuselayers.partition import saved_bytes
+from fuselayers.components import MultiHeadAttention, NystromAttention
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
 
@@ -69,55 +67,3 @@ def test_with_a_landmark_for_each_token_it_is_softmax_attention() -> None:
     got, expected = layer(x, key_padding_mask=real_BT), exact(x, key_padding_mask=real_BT)
     # A padded query is no landmark of its own, so it has only nearly what softmax attention gives it.
     torch.testing.assert_close(got[real_BT], expected[real_BT], rtol=1e-6, atol=1e-6)
-
-
-def test_padding() -> None:
-    contract.assert_padding_is_nothing(made(num_kv_heads=2, conv_kernel_size=3))
-    contract.assert_padding_is_nothing(made(num_landmarks=64))
-
-
-def test_what_backward_keeps_grows_with_the_tokens() -> None:
-    layer = made(num_landmarks=16)
-    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
-    assert many < 4.2 * few
-
-
-@pytest.mark.slow
-def test_forms() -> None:
-    contract.assert_forms(made(num_kv_heads=2, conv_kernel_size=3), rotated=True)
-
-
-def test_built_on_meta() -> None:
-    contract.assert_built_on_meta(lambda: made(conv_kernel_size=3))
-
-
-def test_a_step_of_training() -> None:
-    contract.assert_trains(Encoder, "nystrom", num_heads=6, num_landmarks=3, conv_kernel_size=3)
-
-
-def test_it_cannot_be_causal() -> None:
-    text = (
-        "attention 'nystrom' cannot hide the tokens that follow, which a causal model needs; "
-        "those that can: favor, linear, local, multi_head, pooling"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        Decoder(
-            vocab_size=5, hidden_dim=8, num_layers=1, context_length=9, attention=Choice("nystrom", {"num_heads": 2})
-        )
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"num_landmarks": 0}, "num_landmarks must be at least 1, got 0"),
-        ({"inverse_iterations": 0}, "inverse_iterations must be at least 1, got 0"),
-        ({"conv_kernel_size": 0}, "conv_kernel_size must be at least 1, got 0"),
-        (
-            {"conv_kernel_size": 4},
-            "conv_kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5",
-        ),
-    ],
-)
-def test_errors(options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(**options)

@@ -13,16 +13,14 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers import build
 from fuselayers.components import (
-    Choice,
-    Decoder,
     LayerNorm,
     MultiHeadAttention,
-    RMSNorm,
     RotaryPosition,
     block_diagonal_mask,
     initialise,
 )
 from fuselayers.ops import dropout
+from tests.components.attention import contract
 from tests.components.attention.calls import (
     HEADS,
     HIDDEN_DIM,
@@ -111,7 +109,9 @@ def test_a_token_with_nothing_to_look_at(kernel: str, options: dict[str, Any], b
     assert parts[:2].abs().sum() > 0
 
 
-@pytest.mark.parametrize("options", [{"soft_cap": 0.7}, {"sinks": True}, {"window": 3}, {"sinks": True, "window": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_kv_heads": 2, "causal": False}, {"soft_cap": 0.7}, {"sinks": True, "window": 3}]
+)
 def test_dropout_falls_on_the_probabilities_of_the_keys(options: dict[str, Any]) -> None:
     layer = made(dropout=0.4, **options)
     x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
@@ -122,29 +122,11 @@ def test_dropout_falls_on_the_probabilities_of_the_keys(options: dict[str, Any])
     torch.testing.assert_close(layer.eval()(x), reference(layer, x))
 
 
-def test_window_is_that_of_mistral() -> None:
-    layer = made(window=3)
-    x = torch.randn(1, TOKENS, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
-    layer(x)[:, 5].sum().backward()
-    assert x.grad is not None
-    assert (x.grad[0].abs().sum(-1) > 0).tolist() == [False, False, False, True, True, True, False]
-
-
 def test_packed_documents_are_as_if_alone() -> None:
     layer = made(num_kv_heads=2)
     x = torch.randn(1, 7, HIDDEN_DIM, dtype=torch.float64)
     packed = layer(x, mask=block_diagonal_mask(torch.tensor([[3, 3, 3, 1, 1, 1, 1]])))
     torch.testing.assert_close(packed, torch.cat((layer(x[:, :3]), layer(x[:, 3:])), dim=1))
-
-
-def test_norms_of_queries_and_keys_by_name() -> None:
-    rms = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, qk_norm="rms_norm", qk_norm_eps=0.25)
-    assert isinstance(rms.q_norm, RMSNorm)
-    assert (rms.q_norm.hidden_dim, rms.q_norm.eps) == (2, 0.25)
-    layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, qk_norm="layer_norm")
-    assert isinstance(layer.k_norm, LayerNorm)
-    assert layer.q_norm is not layer.k_norm
-    assert [name for name, _ in rms.named_parameters()][-2:] == ["q_norm.weight", "k_norm.weight"]
 
 
 def test_sinks_start_at_zero_also_after_the_meta_device() -> None:
@@ -214,13 +196,6 @@ def test_copies() -> None:
     x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
-
-
-def test_what_is_shown() -> None:
-    layer = MultiHeadAttention(HIDDEN_DIM, num_heads=6, window=3, soft_cap=5.0, kernel="plain")
-    assert layer.extra_repr() == (
-        "num_heads=6, num_kv_heads=6, head_dim=2, dropout=0.0, causal=True, window=3, soft_cap=5.0, kernel='plain'"
-    )
 
 
 @pytest.mark.parametrize(
@@ -299,19 +274,18 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
             "key_padding_mask must be torch.bool [2, 4] to fit the memory [2, 4, 12], True for a real token, "
             "got torch.bool [2, 3]",
         ),
+        (
+            {},
+            {"key_padding_mask": torch.ones(2, 3)},
+            "key_padding_mask must be torch.bool [2, 3] to fit x [2, 3, 12], True for a real token, "
+            "got torch.float32 [2, 3]",
+        ),
     ],
 )
 def test_errors_of_a_call(options: dict[str, Any], inputs: dict[str, Any], text: str) -> None:
     layer = MultiHeadAttention(HIDDEN_DIM, num_heads=HEADS, **options)
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         layer(torch.zeros(2, 3, HIDDEN_DIM), **inputs)
-
-
-def test_a_choice_takes_the_options() -> None:
-    options = {"num_heads": 2, "qk_norm": "rms_norm", "window": 2, "sinks": True, "out_bias": False}
-    model = Decoder(vocab_size=5, hidden_dim=8, num_layers=1, context_length=4, attention=Choice("multi_head", options))
-    assert model.blocks[0].attention.out.bias is None
-    assert model.blocks[0].attention.q_norm.hidden_dim == 4
 
 
 def test_a_config_and_its_layers_take_the_options() -> None:
@@ -336,3 +310,16 @@ def test_one_compiled_graph_serves_padding_of_any_length(memory: bool) -> None:
         inputs = {"key_padding_mask": padding(tokens), **({"memory": x.flip(1)} if memory else {})}
         with torch._dynamo.config.patch(error_on_recompile=tokens > 5):
             torch.testing.assert_close(compiled(x, **inputs), layer(x, **inputs), rtol=1e-9, atol=1e-9)
+
+
+def test_dropout_is_off_in_eval_mode() -> None:
+    dropped, plain = made(dropout=0.4), made()
+    plain.load_state_dict(dropped.state_dict())
+    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
+    assert not torch.allclose(dropped(x), plain(x), atol=1e-3)
+    torch.testing.assert_close(dropped.eval()(x), plain(x))
+
+
+def test_sequences_without_tokens() -> None:
+    for kernel in ("sdpa", "plain"):
+        contract.assert_no_tokens(MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel))

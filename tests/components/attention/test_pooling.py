@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.components import Decoder, Encoder, PoolingMix
-from fuselayers.partition import saved_bytes
+from fuselayers.components import PoolingMix
 from tests.components.attention import contract
 from tests.components.attention.contract import HIDDEN_DIM, allowed
 
@@ -27,32 +26,3 @@ def test_it_is_the_pool_of_the_paper() -> None:
     x = torch.randn(2, 9, HIDDEN_DIM)
     pooled = F.avg_pool2d(x.mT[..., None], (3, 1), stride=1, padding=(1, 0), count_include_pad=False)[..., 0].mT
     torch.testing.assert_close(PoolingMix(HIDDEN_DIM, window=2, causal=False)(x), pooled - x)
-
-
-def test_causal_and_padding() -> None:
-    contract.assert_causal(PoolingMix(HIDDEN_DIM, window=3))
-    for causal in (True, False):
-        contract.assert_padding_is_nothing(PoolingMix(HIDDEN_DIM, window=3, causal=causal))
-
-
-def test_what_backward_keeps_does_not_grow_with_the_window() -> None:
-    x = torch.randn(1, 256, HIDDEN_DIM, requires_grad=True)
-    narrow, wide = (saved_bytes(PoolingMix(HIDDEN_DIM, window=window), x) for window in (2, 128))
-    assert wide < 1.6 * narrow
-
-
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_forms(causal: bool) -> None:
-    contract.assert_forms(PoolingMix(HIDDEN_DIM, window=3, causal=causal), rotated=False)
-
-
-@pytest.mark.parametrize("model", [Encoder, Decoder])
-def test_a_step_of_training(model: type[Encoder | Decoder]) -> None:
-    contract.assert_trains(model, "pooling", window=3)
-
-
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^window must be at least 1, got 0$"):
-        PoolingMix(8, window=0)
-    with pytest.raises(ValueError, match=r"^x must be \[B, T, 8\], got \[1, 2, 9\]$"):
-        PoolingMix(8)(torch.zeros(1, 2, 9))

@@ -1,12 +1,10 @@
 import copy
-import pickle
 import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.components import Choice, Decoder, Encoder, LayerChange, ReversibleBlock
 from fuselayers.components.block.reversible import run_reversible
@@ -89,16 +87,6 @@ def test_what_is_saved_does_not_grow_with_the_number_of_layers() -> None:
     plain = [saved_bytes(model_of(layers, block="transformer"), tokens, targets) for layers in (2, 8)]
     assert plain[1] > 3 * plain[0]
     assert few < plain[0] / 4
-
-
-def test_a_model_is_embeddings_streams_norm_and_head() -> None:
-    model = model_of(3, dropout=0.0, attention=HEADS)
-    tokens = torch.randint(13, (2, 7))
-    x = model.token.weight[tokens] + model.position.table.weight[:7]
-    expected = model.norm(Plain(model.blocks)(x)) @ model.token.weight.T
-    torch.testing.assert_close(model(tokens), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens), expected)
 
 
 def test_other_blocks_among_them_part_the_streams() -> None:
@@ -219,14 +207,6 @@ def test_backward_twice_and_twice_differentiated() -> None:
         torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
-def test_a_hook_on_a_gradient_runs_once() -> None:
-    blocks = blocks_of(2)
-    calls: list[Tensor] = []
-    blocks[0].attention.out.weight.register_hook(lambda gradient: calls.append(gradient) or 2 * gradient)
-    assert_same_step(Plain(blocks), Reversible(blocks), torch.randn(1, 3, 8), rtol=1e-4, atol=1e-5)
-    assert len(calls) == 2  # one of each
-
-
 def test_weights_that_change_before_backward() -> None:
     model = Reversible(blocks_of(1))
     y = model(torch.randn(1, 3, 8))
@@ -333,13 +313,6 @@ def test_single_blocks_that_are_fused_stay_in_the_stream() -> None:
     torch.testing.assert_close(step(), expected)
 
 
-def test_fused_layers_in_them_have_the_same_masks() -> None:
-    plain = blocks_of(2, p=0.3)
-    fused = blocks_of(2, p=0.3, backend="eager")
-    fused.load_state_dict(plain.state_dict())
-    assert_same_step(Reversible(plain), Reversible(fused), torch.randn(2, 5, 8), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "register",
     [
@@ -412,20 +385,6 @@ def test_a_model_that_is_sharded_as_one_learns(one_process_mesh: Any) -> None:
         torch.testing.assert_close(gradient.to_local(), parameter.grad, msg=name)
 
 
-def test_hooks_on_a_block_by_itself_and_inside_it() -> None:
-    block, calls = blocks_of(1)[0], []
-    block.register_forward_hook(lambda *_: calls.append("block"))
-    block.attention.register_forward_hook(lambda *_: calls.append("attention"))
-    block(torch.randn(1, 3, 8)).sum().backward()
-    assert calls == ["attention", "block", "attention"]
-
-
-def test_functional_transforms_are_refused() -> None:
-    model = Reversible(blocks_of(1))
-    with pytest.raises(RuntimeError, match="functorch transforms"):
-        torch.func.grad(lambda x: model(x).sum())(torch.randn(1, 3, 8))
-
-
 def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
     """`functional_call` is over when backward runs the sublayers again, and the model has its own weights back."""
     model, plain = Reversible(blocks_of(2, p=0.1).double()), Plain(blocks_of(2, p=0.1).double())
@@ -438,29 +397,6 @@ def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
     for name, value in plain.named_parameters():
         torch.testing.assert_close(lent[name].grad, value.grad, rtol=1e-9, atol=1e-9, msg=name)
     assert all(value.grad is None for value in model.parameters())
-
-
-def test_torch_counts_its_flops_with_the_second_forward() -> None:
-    model, x = Reversible(blocks_of(2)), torch.randn(1, 3, 8, requires_grad=True)
-    counts = []
-    for other in (model, Plain(model.blocks)):
-        with FlopCounterMode(display=False) as counter:
-            y = other(x)
-            forward = counter.get_total_flops()
-            y.sum().backward()
-            counts.append((forward, counter.get_total_flops()))
-    (forward, with_backward), (plain_forward, plain_with_backward) = counts
-    assert forward == plain_forward > 0
-    assert with_backward == plain_with_backward + forward
-
-
-def test_copies_and_the_plain_blocks_weights() -> None:
-    model = model_of(2, dropout=0.0, attention=HEADS)
-    tokens = torch.randint(13, (2, 7))
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        torch.testing.assert_close(other(tokens), model(tokens), rtol=0, atol=0)
-    plain = model_of(2, dropout=0.0, attention=HEADS, block="transformer")
-    assert list(plain.state_dict()) == list(model.state_dict())
 
 
 class Costly(nn.Identity):

@@ -1,5 +1,3 @@
-import copy
-import pickle
 import re
 
 import pytest
@@ -9,7 +7,6 @@ from torch import Tensor, nn
 from fuselayers.components import (
     Choice,
     DeepNormResidual,
-    FusedMLP,
     GatedMLP,
     RMSNorm,
     TransformerBlock,
@@ -68,13 +65,6 @@ def test_parts_are_built_from_their_choices() -> None:
     assert built.cross_attention is None
 
 
-def test_the_backend_goes_to_the_layers_that_take_one() -> None:
-    built = TransformerBlock(8, attention=HEADS, feedforward="fused_mlp", backend="eager", partition="default")
-    assert isinstance(built.feedforward, FusedMLP)
-    assert (built.feedforward.backend, built.feedforward.partition) == ("eager", "default")
-    TransformerBlock(8, attention=HEADS, feedforward="mlp", backend="eager")
-
-
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("p", "backend"), [(0.0, "eager"), (0.3, None)])
 def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str | None) -> None:
@@ -97,12 +87,6 @@ def test_the_whole_block_can_be_fused(style: str) -> None:
     plain = randomise(TransformerBlock(8, attention=heads, feedforward="fused_mlp", residual=residual, dropout=0.3))
     fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)
     assert_same_step(plain, fused, torch.randn(2, 5, 8), rtol=1e-4, atol=1e-4)
-
-
-def test_copies() -> None:
-    built = randomise(TransformerBlock(8, attention=HEADS, feedforward="fused_mlp", dropout=0.3, backend="eager"))
-    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built))):
-        assert_same_step(built, other, torch.randn(2, 5, 8))
 
 
 def test_rotation_and_padding_reach_the_attention() -> None:
@@ -139,50 +123,6 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
         block.feedforward,
     ]
     torch.testing.assert_close(y, block.residual(x, looked))
-
-
-class MeanSeen(nn.Module):
-    """Takes the mean of what a token may see; it does not list `causal` in a `built_in`."""
-
-    def __init__(self, hidden_dim: int, *, causal: bool = False) -> None:
-        super().__init__()
-        self.causal = causal
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.causal:
-            return x.mean(1, keepdim=True).expand_as(x)
-        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
-
-
-@pytest.mark.parametrize("part", ["attention", "feedforward"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_causal_reaches_every_part_that_takes_it(part: str, causal: bool) -> None:
-    with registered(part, mean_seen=MeanSeen):
-        block = TransformerBlock(8, **{"attention": HEADS, part: "mean_seen"}, causal=causal).eval()  # type: ignore[arg-type]
-    x = torch.randn(1, 5, 8)
-    later = torch.cat((x[:, :4], torch.randn(1, 1, 8)), dim=1)
-    assert torch.equal(block(later)[:, :4], block(x)[:, :4]) is causal
-
-
-class Peeking(nn.Module):
-    """Looks at a memory, and knows nothing of padding."""
-
-    def __init__(self, hidden_dim: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor, *, memory: Tensor | None = None) -> Tensor:
-        assert memory is not None
-        return memory.mean(1, keepdim=True).expand_as(x)
-
-
-def test_a_cross_attention_that_cannot_leave_padding_out() -> None:
-    with registered("attention", peeking=Peeking):
-        block = TransformerBlock(8, attention=HEADS, cross_attention="peeking")
-        x, memory = torch.randn(2, 5, 8), torch.randn(2, 3, 8)
-        looked = [block.attention, lambda n: memory.mean(1)[:, None] + torch.zeros_like(n), block.feedforward]
-        torch.testing.assert_close(block(x, memory_BSD=memory), block.residual(x, looked))
-        with pytest.raises(ValueError, match=r"^attention 'peeking' cannot use memory_padding_mask; leave it out$"):
-            block(x, memory_BSD=memory, memory_padding_mask=torch.ones(2, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

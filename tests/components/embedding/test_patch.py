@@ -51,13 +51,6 @@ def test_compile_and_copies_and_autocast() -> None:
     torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=0.02)
 
 
-def test_names_of_the_parameters() -> None:
-    shapes = {
-        name: tuple(value.shape) for name, value in PatchEmbedding(5, patch_size=4, channels=2).state_dict().items()
-    }
-    assert shapes == {"projection.weight": (5, 2, 4, 4), "projection.bias": (5,)}
-
-
 @pytest.mark.parametrize(
     ("images", "error", "text"),
     [

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fuselayers.components import GatedMLP
-from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
 
 
@@ -40,17 +39,6 @@ def test_fused_is_plain() -> None:
         torch.testing.assert_close(other(x), fused(x), rtol=0, atol=0)
 
 
-def test_dropout_falls_on_the_product() -> None:
-    layer = GatedMLP(6, dropout=0.4)
-    x = torch.randn(4, 6)
-    torch.manual_seed(1)
-    got = layer(x)
-    torch.manual_seed(1)
-    gate = layer.gate(x)
-    expected = layer.down(dropout(gate * torch.sigmoid(gate) * layer.up(x), 0.4))
-    torch.testing.assert_close(got, expected)
-
-
 @pytest.mark.parametrize(
     ("hidden_dim", "expansion", "multiple_of", "width"),
     [(96, 8 / 3, 1, 256), (64, 8 / 3, 1, 170), (64, 8 / 3, 32, 192), (64, 2.0, 32, 128), (3, 0.4, 8, 8)],
@@ -60,10 +48,6 @@ def test_the_hidden_width_is_rounded_up_to_a_multiple(
 ) -> None:
     layer = GatedMLP(hidden_dim, expansion=expansion, multiple_of=multiple_of)
     assert [layer.gate.out_features, layer.up.out_features, layer.down.in_features] == [width] * 3
-
-
-def test_names_of_the_parameters() -> None:
-    assert list(GatedMLP(4).state_dict()) == ["gate.weight", "up.weight", "down.weight"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,10 @@ import pickle
 import re
 from fractions import Fraction
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
 from fuselayers.partition import fuse
@@ -159,20 +156,6 @@ def test_shapes(options: dict[str, object], shape: tuple[int, ...]) -> None:
     check(mixture(num_experts=3, shared_experts=2, **options), torch.randn(shape, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("expert", ["mlp", "fused_mlp", Choice("gated_mlp", {"packed": True, "width": 4})])
-def test_experts_of_every_kind(expert: Choice | str) -> None:
-    check(mixture(num_experts=3, expert=expert), torch.randn(7, 6, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("capacity_factor", [None, 2.0])
-def test_every_expert_for_every_token_is_the_dense_weighted_sum(capacity_factor: float | None) -> None:
-    layer = mixture(num_experts=3, top_k=3, capacity_factor=capacity_factor)
-    x = torch.randn(7, 6, dtype=torch.float64)
-    weights = (x @ layer.router.weight.T).softmax(-1)
-    expected = sum(weights[:, number, None] * expert(x) for number, expert in enumerate(layer.experts))
-    torch.testing.assert_close(layer(x), expected, **DENSE_TOLERANCE)
-
-
 def routed(layer: MixtureOfExperts, logits: list[list[float]]) -> Tensor:
     """Set the router so that these logits come from the tokens that are returned."""
     with torch.no_grad():
@@ -200,23 +183,6 @@ def test_a_capacity_is_reckoned_in_decimal_digits() -> None:
     assert y.any(-1).tolist() == [True] * 55 + [False] * 45  # in binary 1.1 * 50 is a little more than 55
 
 
-def test_a_token_that_is_dropped_by_all_is_zero() -> None:
-    layer = mixture(num_experts=2, top_k=1, capacity_factor=0.5)
-    x = routed(layer, [[1.0, 0.0]] * 4)  # ceil(0.5 * 1 * 4 / 2) = 1 place
-    y = layer(x)
-    assert y[0].abs().min() > 0
-    assert not y[1:].any()
-
-
-def test_a_token_loses_no_place_to_a_later_one() -> None:
-    layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
-    x = torch.randn(1, 9, 6, dtype=torch.float64)
-    changed = torch.cat((x[:, :4], torch.randn(1, 5, 6, dtype=torch.float64)), dim=1)
-    assert Written(layer)(x) is not None
-    assert torch.equal(layer(x)[:, :4], layer(changed)[:, :4])
-    assert not torch.equal(layer(x)[:, 4:], layer(changed)[:, 4:])
-
-
 def test_an_infinite_result_stays_with_its_own_tokens() -> None:
     layer = mixture(num_experts=2, top_k=1, capacity_factor=0.5)
     x = routed(layer, [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
@@ -238,23 +204,6 @@ def test_of_equal_logits_the_first_expert_is_taken(options: dict[str, object]) -
     torch.testing.assert_close(layer(x)[1], (layer.experts[0](x[1]) + layer.experts[2](x[1])) / 2, **DENSE_TOLERANCE)
 
 
-def test_of_equal_tokens_an_expert_takes_the_first() -> None:
-    layer = mixture(num_experts=2, gating="expert_choice", causal=False, top_k=1)
-    x = torch.ones(4, 6, dtype=torch.float64)
-    y = layer(x)
-    assert y[:2].abs().min() > 0
-    assert not y[2:].any()
-
-
-@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}])
-def test_an_expert_that_nobody_chose_has_gradients_of_zero(options: dict[str, object]) -> None:
-    layer = mixture(num_experts=3, top_k=1, **options)
-    check(layer, routed(layer, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
-    for parameter in layer.experts[2].parameters():
-        assert not parameter.grad.any()
-    assert all(parameter.grad.any() for parameter in layer.experts[1].parameters())
-
-
 def test_the_losses_of_an_even_and_of_a_lopsided_router() -> None:
     even = MixtureOfExperts(6, num_experts=4, top_k=1, balance_coefficient=1.0).double()
     x = routed(even, torch.eye(4).mul(50.0).tolist())
@@ -267,26 +216,6 @@ def test_the_losses_of_an_even_and_of_a_lopsided_router() -> None:
     large(routed(large, [[3.0, 3.0], [0.0, 0.0]]))
     expected = 0.1 * ((3 + math.log(2)) ** 2 + math.log(2) ** 2) / 2
     assert large.auxiliary_loss.item() == pytest.approx(expected)
-
-
-def test_the_loss_is_of_the_last_training_forward() -> None:
-    layer = mixture()
-    x = torch.randn(7, 6, dtype=torch.float64)
-    assert layer.auxiliary_loss is None
-    layer(x)
-    first = layer.auxiliary_loss
-    layer(2 * x)
-    assert layer.auxiliary_loss > 0
-    assert layer.auxiliary_loss != first
-    layer.eval()(x)
-    assert layer.auxiliary_loss is None
-
-
-def test_with_one_weight_of_one_the_router_learns_from_the_losses_only() -> None:
-    for normalise in (True, False):
-        layer = mixture(top_k=1, normalise_weights=normalise)
-        layer(torch.randn(7, 6, dtype=torch.float64)).square().sum().backward()
-        assert bool(layer.router.weight.grad.abs().max() > 1e-9) != normalise
 
 
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
@@ -325,14 +254,6 @@ def test_an_adapter_in_the_routers_place_is_called() -> None:
     torch.testing.assert_close(layer(x), torch.stack(expected), **DENSE_TOLERANCE)
 
 
-def test_names_of_the_parameters() -> None:
-    layer = MixtureOfExperts(6, num_experts=2, shared_experts=1, expert=Choice("mlp", {"bias": False}))
-    assert list(layer.state_dict()) == [
-        "router.weight",
-        *(f"{expert}.{name}.weight" for expert in ("experts.0", "experts.1", "shared.0") for name in ("up", "down")),
-    ]
-
-
 def test_copies_leave_the_loss_behind() -> None:
     layer = mixture()
     x = torch.randn(7, 6, dtype=torch.float64)
@@ -341,15 +262,6 @@ def test_copies_leave_the_loss_behind() -> None:
         assert other.auxiliary_loss is None
         torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
     assert layer.auxiliary_loss is not None
-
-
-def test_weights_for_a_layer_without_memory() -> None:
-    layer = mixture()
-    with torch.device("meta"):
-        empty = MixtureOfExperts(6, expert=Choice("mlp", {"width": 3, "activation": "silu"}))
-    empty.load_state_dict(layer.state_dict(), assign=True)
-    x = torch.randn(7, 6, dtype=torch.float64)
-    torch.testing.assert_close(empty(x), layer(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -402,21 +314,6 @@ def test_under_vmap_it_needs_a_capacity() -> None:
         torch.testing.assert_close(gradient, expected, **DENSE_TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.7}, CHOICES[1]])
-def test_through_torch_func(options: dict[str, object]) -> None:
-    layer = mixture(num_experts=3, **options)
-    x = torch.randn(7, 6, dtype=torch.float64)
-    parameters = {name: value.detach() for name, value in layer.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
-
-    gradients = torch.func.grad(loss)(parameters)
-    layer(x).square().sum().backward()
-    for name, parameter in layer.named_parameters():
-        torch.testing.assert_close(gradients[name], parameter.grad, **DENSE_TOLERANCE)
-
-
 @pytest.mark.parametrize("options", [*GATES[:6:2], *GATES[6:12], *CHOICES])
 def test_padding_is_as_good_as_nothing(options: dict[str, object]) -> None:
     layer = mixture(num_experts=4, shared_experts=1, **options)
@@ -449,47 +346,6 @@ def test_where_all_is_padding_nothing_is_learnt(options: dict[str, object]) -> N
     assert all(not parameter.grad.any() for parameter in layer.parameters())
 
 
-def test_a_room_of_many_digits_is_the_same_with_a_mask() -> None:
-    layer = mixture(num_experts=2, top_k=1, capacity_factor=2 / 3)
-    x = routed(layer, [[1.0, 0.0]] * 3000)[None]
-    y = layer(x, key_padding_mask=torch.ones(1, 3000, dtype=torch.bool))
-    assert torch.equal(y, layer(x))
-    assert y[0, :1000].all()
-    assert not y[0, 1000:].any()
-
-
-def test_an_expert_has_one_place_at_least() -> None:
-    layer = mixture(num_experts=2, top_k=1, capacity_factor=1e-12)
-    check(layer, torch.randn(7, 6, dtype=torch.float64))
-
-
-def test_with_a_capacity_and_padding_it_is_one_graph() -> None:
-    layer = mixture(num_experts=2, capacity_factor=0.7)
-    x, real_BT = torch.randn(1, 7, 6, dtype=torch.float64), torch.tensor([[True] * 4 + [False] * 3])
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, key_padding_mask=real_BT), layer(x, key_padding_mask=real_BT))
-
-
-class OfLargest(TorchDispatchMode):
-    """Notes how many elements the largest result of an op has."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.largest = max(self.largest, *sizes, 0)
-        return result
-
-
-@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}])
-def test_counting_the_load_writes_nothing_for_each_token_choice_and_expert(options: dict[str, object]) -> None:
-    layer = mixture(num_experts=32, top_k=4, **options)
-    with OfLargest() as noted:
-        layer(torch.randn(129, 6, dtype=torch.float64))
-    assert noted.largest < 129 * 4 * 32
-
-
 @pytest.mark.parametrize("capacity_factor", [None, 0.5])
 def test_a_block_tells_it_of_padding(capacity_factor: float | None) -> None:
     torch.manual_seed(2)
@@ -519,14 +375,6 @@ def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
         model.run_blocks(x_BTD[:, :3], key_padding_mask=real_BT[:, :3], caches=caches)
         newest = model.run_blocks(x_BTD[:, 3:], key_padding_mask=real_BT, caches=caches)
     torch.testing.assert_close(newest, expected[:, 3:])
-
-
-@pytest.mark.parametrize(
-    ("options", "mixes"),
-    [({}, False), ({"capacity_factor": 1.0}, True), ({"gating": "expert_choice", "causal": False}, True)],
-)
-def test_whether_tokens_depend_on_each_other(options: dict[str, object], mixes: bool) -> None:
-    assert MixtureOfExperts(4, **options).mixes_tokens is mixes  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@ import re
 
 import pytest
 import torch
-from torch import nn
 
 from fuselayers.components import MLP
-from fuselayers.ops import ACTIVATIONS, dropout
+from fuselayers.ops import ACTIVATIONS
 from tests.components.compare import randomise
 
 
@@ -20,30 +19,10 @@ def test_it_is_two_linears_around_an_activation(activation: str | None, bias: bo
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_dropout_falls_on_the_hidden_values_in_training_only() -> None:
-    layer = MLP(7, dropout=0.5, activation="relu")
-    x = torch.randn(3, 7)
-
-    def written_out(x: torch.Tensor) -> torch.Tensor:
-        return layer.down(dropout(torch.relu(layer.up(x)), 0.5))
-
-    torch.manual_seed(5)
-    got = layer(x)
-    torch.manual_seed(5)
-    torch.testing.assert_close(got, written_out(x), rtol=0, atol=0)
-    without = layer.down(torch.relu(layer.up(x)))
-    assert not torch.equal(got, without)
-    torch.testing.assert_close(layer.eval()(x), without, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(("expansion", "width"), [(4.0, 28), (1.5, 10), (1 / 7, 1)])
 def test_the_hidden_width_is_rounded_down(expansion: float, width: int) -> None:
     layer = MLP(7, expansion=expansion)
     assert (layer.up.out_features, layer.down.in_features) == (width, width)
-
-
-def test_no_dropout_module_of_torch() -> None:
-    assert not [module for module in MLP(4, dropout=0.5).modules() if isinstance(module, nn.Dropout)]
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,6 @@ def test_it_is_the_split_form(bias: bool, activation: str | None, backend: str |
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_dropout_is_that_of_the_split_form() -> None:
-    split, packed = twins(dropout=0.5)
-    x = torch.randn(3, 5)
-    torch.testing.assert_close(run(packed, [x])["output 0"], run(split, [x])["output 0"])
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_state_dict_has_the_keys_of_the_split_form_in_their_order(bias: bool) -> None:
     split, packed = twins(bias=bias)
@@ -62,18 +56,6 @@ def test_a_state_dict_has_the_keys_of_the_split_form_in_their_order(bias: bool) 
     assert list(packed.ff.state_dict()) == list(split.ff.state_dict())
     for name, value in split.state_dict().items():
         assert torch.equal(packed.state_dict()[name], value), name
-
-
-def test_an_optimizer_sees_one_parameter() -> None:
-    _, packed = twins()
-    assert [name for name, _ in packed.ff.named_parameters()] == ["gate_up.weight", "down.weight"]
-
-
-def test_what_a_state_dict_holds_is_the_parameter_itself() -> None:
-    _, packed = twins()
-    packed.state_dict()["ff.up.weight"].fill_(3.0)
-    assert packed.ff.gate_up.weight[7:].eq(3.0).all()
-    assert not packed.ff.gate_up.weight[:7].eq(3.0).any()
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -89,27 +71,6 @@ def test_weights_load_both_ways_through_a_file(assign: bool) -> None:
         assert list(given) == keys
         x = torch.randn(2, 5)
         torch.testing.assert_close(target(x), source(x))
-
-
-def test_a_module_without_memory_is_given_weights() -> None:
-    split, _ = twins()
-    with torch.device("meta"):
-        packed = Pair(packed=True)
-    packed.load_state_dict(split.state_dict(), assign=True)
-    x = torch.randn(2, 5)
-    torch.testing.assert_close(packed(x), split(x))
-    assert isinstance(packed.ff.gate_up.weight, nn.Parameter)
-    empty = Pair(packed=True).to("meta").to_empty(device="cpu")
-    empty.load_state_dict(split.state_dict())
-    torch.testing.assert_close(empty(x), split(x))
-
-
-def test_a_packed_file_is_read_too() -> None:
-    split, packed = twins()
-    target = Pair(packed=True)
-    target.load_state_dict(dict(packed.named_parameters()))
-    x = torch.randn(2, 5)
-    torch.testing.assert_close(target(x), split(x))
 
 
 def test_both_parts_beside_the_packed_form_are_what_is_read() -> None:
@@ -169,18 +130,6 @@ def test_copies_and_fused_views_save_and_load_alike() -> None:
     torch.testing.assert_close(fresh(x), split(x))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_both_halves_can_be_read_in_copies_too(bias: bool) -> None:
-    split, packed = twins(bias=bias)
-    for owner in (packed, copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
-        with torch.no_grad():
-            owner.ff.gate_up.weight.mul_(2)
-        assert torch.equal(owner.ff.gate.weight, owner.ff.gate_up.weight[:7])
-        assert torch.equal(owner.ff.up.weight, owner.ff.gate_up.weight[7:])
-        assert (owner.ff.up.bias is None) != bias
-        assert not bias or torch.equal(owner.ff.up.bias, split.ff.up.bias)
-
-
 def test_a_distributed_checkpoint_reads_and_writes_it() -> None:
     split, packed = twins()
     saved = get_model_state_dict(packed)
@@ -207,23 +156,6 @@ def test_a_full_checkpoint_is_read_into_it(one_process_mesh: Any, sharded: bool,
         value = target.get_parameter(name)
         assert hasattr(value, "to_local") == sharded
         assert torch.equal(value.to_local() if sharded else value, expected), name
-
-
-class Adapter(nn.Module):
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-
-def test_an_adapter_keeps_names_of_its_own() -> None:
-    _, packed = twins()
-    packed.ff.gate_up = Adapter(packed.ff.gate_up)  # type: ignore[assignment]
-    saved = packed.state_dict()
-    assert list(saved)[-2:] == ["ff.gate_up.layer.weight", "ff.down.weight"]
-    packed.load_state_dict(saved)
 
 
 class Lora(nn.Linear):
@@ -255,26 +187,6 @@ def test_what_an_adapter_has_beside_the_weight_is_not_split(rank: int) -> None:
     assert other.load_state_dict(split.state_dict(), strict=False).missing_keys == beside
 
 
-class Scaled(nn.Module):
-    """A layer whose weight and bias mean something else than a linear layer's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-        self.bias = nn.Parameter(torch.randn(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self.weight + self.bias.sum()).repeat_interleave(3, dim=-1)[..., :14]
-
-
-def test_a_weight_that_is_not_of_both_halves_is_not_split() -> None:
-    _, packed = twins()
-    packed.ff.gate_up = Scaled()  # type: ignore[assignment]
-    saved = packed.state_dict()
-    assert list(saved)[2:] == ["ff.gate_up.weight", "ff.gate_up.bias", "ff.down.weight"]
-    packed.load_state_dict(saved)
-
-
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("value", [3, None])
 def test_a_value_that_is_no_tensor(value: object, assign: bool) -> None:
@@ -302,22 +214,3 @@ def test_one_half_for_a_module_without_memory_is_told_to_be_lost(part: str) -> N
     assert torch.equal(packed.ff.down.weight, split.ff.down.weight)
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "ff.gate.weight", "ff.up.weight"\.'):
         packed.load_state_dict(given, assign=True)
-
-
-def test_a_functional_call_takes_the_parameters_by_their_own_names() -> None:
-    split, packed = twins(bias=True)
-    blank, x = Pair(packed=True, bias=True), torch.randn(2, 5)
-    torch.testing.assert_close(torch.func.functional_call(blank, dict(packed.named_parameters()), (x,)), split(x))
-    # If torch once takes a state_dict here, docs and docstrings say too little.
-    with pytest.raises(TypeError, match=r"is not an instance of torch\.nn\.Module"):
-        torch.func.functional_call(blank, packed.state_dict(), (x,))
-
-
-def test_under_a_compiler_it_is_one_graph() -> None:
-    _, packed = twins(dropout=0.3)
-    compiled = torch.compile(packed, backend="aot_eager", fullgraph=True)
-    x = torch.randn(3, 5)
-    torch.manual_seed(4)
-    expected = packed(x)
-    torch.manual_seed(4)
-    torch.testing.assert_close(compiled(x), expected)

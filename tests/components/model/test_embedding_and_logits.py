@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from fuselayers.configs.sections import checked_choice, completed
-from fuselayers.partition import fuse
 from tests.components.adapter import Adapter
 from tests.components.compare import assert_same_step
 from tests.components.registered import registered
@@ -52,14 +51,6 @@ def test_a_scaled_embedding_is_a_larger_table_under_the_same_head(model: type[nn
     assert not torch.allclose(scaled(tokens_BT), made(model)(tokens_BT))
 
 
-def test_a_scaled_embedding_is_scaled_where_a_compiler_traces_it() -> None:
-    model = made(Decoder, embedding=SCALED)
-    tokens_BT = torch.randint(13, (3, 6))
-    expected = model(tokens_BT)
-    for compiled in (torch.compile(model, backend="aot_eager", fullgraph=True), fuse(model, backend="eager")):
-        torch.testing.assert_close(compiled(tokens_BT), expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("options", "change"),
     [
@@ -87,17 +78,6 @@ def test_logits_are_scaled_and_then_bounded(
             return logits
 
     assert_same_step(Changed(), model, torch.randint(13, (3, 6)), rtol=1e-9, atol=1e-9)
-
-
-def test_the_bound_holds_and_generation_keeps_to_it() -> None:
-    model = made(Decoder, logit_soft_cap=0.5)
-    tokens_BT = torch.randint(13, (3, 6))
-    logits_BTV = model(tokens_BT)
-    assert logits_BTV.abs().max() < 0.5 < made(Decoder)(tokens_BT).abs().max()
-    # The order of the logits is kept, and with it the likeliest token.
-    plain = made(Decoder)
-    same_weights(model, plain)
-    assert torch.equal(model.generate(tokens_BT, 3, temperature=0.0), plain.generate(tokens_BT, 3, temperature=0.0))
 
 
 TOKENS_BT = torch.tensor([[1, 5, 12], [0, 7, 3]])
@@ -164,7 +144,3 @@ def test_errors_of_the_embedding(model: type[nn.Module]) -> None:
 def test_errors_of_the_logits(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be above 0, got 0$"):
         made(Decoder, **{name: 0})
-
-
-def test_repr_names_what_is_done_to_the_logits() -> None:
-    assert "logit_scale=0.25, logit_soft_cap=None" in repr(made(Decoder, logit_scale=0.25))

@@ -33,7 +33,7 @@ def test_an_at_that_is_no_text(at: object) -> None:
 
 
 def test_a_change_of_nothing() -> None:
-    text = "layers.at '0' changes nothing; name a part, one of attention, feedforward, norm, residual, block"
+    text = "layers.at '0' changes nothing; name a component, one of attention, feedforward, norm, residual, block"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         LayerChange("0")
 

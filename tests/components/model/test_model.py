@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.components import Choice, Decoder, Encoder, Model
+from fuselayers.components import Choice, Decoder, Encoder
 
 GPT2_SMALL = {
     "vocab_size": 50257,
@@ -22,10 +22,3 @@ def test_num_parameters_are_the_published_ones_and_a_tie_counts_once(tied: bool)
     assert bert.num_parameters() == 109_514_298 + (0 if tied else 30522 * 768)
     gpt2.requires_grad_(False)
     assert gpt2.num_parameters() == 124_439_808 + (0 if tied else 50257 * 768)
-
-
-def test_two_modules_that_share_a_parameter_count_it_once() -> None:
-    model = Model()
-    model.one, model.other = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4, bias=False)
-    model.other.weight = model.one.weight
-    assert model.num_parameters() == 3 * 4 + 4

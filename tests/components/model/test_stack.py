@@ -1,51 +1,41 @@
+"""What a stack makes of its options: layers that differ, and positions that bias the scores."""
+
+import re
+
 import pytest
 import torch
+from torch import Tensor
 
-from fuselayers.components import (
-    Choice,
-    LayerChange,
-    LayerNorm,
-    LearnedPosition,
-    RMSNorm,
-    RotaryPosition,
-)
+from fuselayers.components import Choice, LayerChange, LayerNorm
 from fuselayers.components.model import Stack
+from fuselayers.partition import fuse
+from tests.components.registered import registered
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 
 
 def stack(**changes: object) -> Stack:
-    options = {
-        "num_layers": 3,
-        "context_length": 5,
-        "attention": HEADS,
-        "feedforward": "fused_mlp",
-        "norm": "rms_norm",
-        "position": "rotary",
-        "dropout": 0.25,
-        "causal": True,
-        "backend": "eager",
-        "partition": "default",
-    }
+    options = {"num_layers": 3, "context_length": 6, "attention": HEADS, "norm": "rms_norm", "causal": True}
     return Stack(8, **(options | changes))  # type: ignore[arg-type]
 
 
-def test_every_block_has_its_own_weights_and_the_same_options() -> None:
-    blocks = stack().blocks
-    assert len(blocks) == 3
-    assert len({block.feedforward.up.weight.data_ptr() for block in blocks}) == 3
-    for block in blocks:
-        assert block.residual.dropout == 0.25
-        assert (block.feedforward.backend, block.feedforward.partition) == ("eager", "default")
-        assert isinstance(block.residual.norms[0], RMSNorm)
+class Headless(torch.nn.Linear):
+    """An attention without heads that accepts a bias."""
+
+    def __init__(self, hidden_dim: int, *, causal: bool = True) -> None:
+        super().__init__(hidden_dim, hidden_dim)
+
+    def forward(self, x_BTD: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTD)
 
 
 def test_some_layers_differ() -> None:
     built = stack(
+        feedforward="fused_mlp",
         layers=[
             LayerChange("1", feedforward="gated_mlp", norm="layer_norm"),
             LayerChange("-1", attention=Choice("multi_head", {"num_heads": 4}), residual="post"),
-        ]
+        ],
     )
     assert [type(block.feedforward).__name__ for block in built.blocks] == ["FusedMLP", "GatedMLP", "FusedMLP"]
     assert [block.attention.num_heads for block in built.blocks] == [2, 2, 4]
@@ -56,37 +46,62 @@ def test_some_layers_differ() -> None:
     torch.testing.assert_close(y.square().mean(-1), torch.ones(2, 5), rtol=1e-3, atol=1e-3)
 
 
-def test_only_blocks_that_leave_the_stream_unnormalised_need_a_final_norm() -> None:
-    # The ancestor lost the final norm of a pre-norm stack of more than one layer.
-    assert isinstance(stack(norm="layer_norm").norm, LayerNorm)
-    assert stack(residual="post").norm is None
-
-
 def test_the_depth_reaches_the_residual_style() -> None:
     built = stack(residual=Choice("deepnorm", {"stochastic_depth": 0.3}))
     assert [block.residual.skipped for block in built.blocks] == pytest.approx([0.1, 0.2, 0.3])
     assert {block.residual.alpha for block in built.blocks} == {6**0.25}
 
 
-def test_a_position_gets_the_sizes_it_needs() -> None:
-    learned = stack(position="learned").position
-    assert isinstance(learned, LearnedPosition)
-    assert [tuple(value.shape) for value in learned.parameters()] == [(5, 8)]
-    rotary = stack(position=Choice("rotary", {"base": 500.0})).position
-    assert isinstance(rotary, RotaryPosition)
-    assert rotary.base == 500.0
-
-
 def test_heads_that_the_position_cannot_rotate() -> None:
     odd = Choice("multi_head", {"num_heads": 2, "head_dim": 3})
     assert len(stack(attention=odd, position="none").blocks) == 3
     text = r"^position 'rotary' needs an even number of channels per head, two at least, got 3$"
-    with pytest.raises(ValueError, match=text):
-        stack(attention=odd)
-    with pytest.raises(ValueError, match=text):
-        stack(layers=[LayerChange("2", attention=odd)])
+    for options in ({"attention": odd}, {"layers": [LayerChange("2", attention=odd)]}):
+        with pytest.raises(ValueError, match=text):
+            stack(position="rotary", **options)
 
 
-def test_a_stack_has_a_layer() -> None:
-    with pytest.raises(ValueError, match=r"^num_layers must be at least 1, got 0$"):
-        stack(num_layers=0)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) -> None:
+    built, x = stack(position=position, causal=causal), torch.randn(2, 5, 8)
+    bias_HTS = built.position.bias(x)
+    assert bias_HTS is not None
+    assert getattr(built.position, "causal", causal) == causal
+    expected = x
+    for block in built.blocks:
+        expected = block(expected, bias=bias_HTS)
+    assert built.norm is not None
+    torch.testing.assert_close(built.run_blocks(x), built.norm(expected))
+    first = built.blocks[0]
+    assert not torch.allclose(first(x, bias=torch.zeros_like(bias_HTS)), first(x, bias=bias_HTS))
+
+
+def test_a_learned_bias_learns_through_the_fusion_core() -> None:
+    built, x = stack(position="relative"), torch.randn(2, 5, 8)
+    gradients = []
+    for run in (built.run_blocks, fuse(built.run_blocks, backend="eager")):
+        built.zero_grad()
+        run(x).square().sum().backward()
+        gradients.append(built.position.table.weight.grad.clone())  # type: ignore[union-attr]
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert gradients[0].abs().sum() > 0
+
+
+def test_heads_that_share_no_bias() -> None:
+    one_bias = (
+        "position 'alibi' has one bias for the heads of every layer, which must be as many: layer 0 has 2, layer 1 has "
+    )
+    no_heads = (
+        "position 'alibi' has a bias for each head, and this attention has no heads; choose an attention with "
+        "num_heads, or another position"
+    )
+    four = Choice("multi_head", {"num_heads": 4})
+    with registered("attention", headless=Headless):
+        for options, text in (
+            ({"attention": "headless"}, no_heads),
+            ({"layers": [LayerChange("1", attention=four)]}, f"{one_bias}4"),
+            ({"layers": [LayerChange("1", attention="headless")]}, f"{one_bias}None"),
+        ):
+            with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+                stack(position="alibi", **options)

@@ -67,43 +67,6 @@ def test_parameter_count_of_vit_base() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 86_567_656
 
 
-def test_the_loss_is_the_mean_over_the_images_that_count() -> None:
-    model, images = made(), torch.randn(3, 3, 12, 12)
-    shares = model(images).softmax(-1)
-    loss = model(images, torch.tensor([4, -100, 2]))
-    torch.testing.assert_close(loss, -(shares[0, 4].log() + shares[2, 2].log()) / 2)
-    assert loss.dtype == torch.float32
-
-
-def test_every_patch_counts_and_its_place_too() -> None:
-    for pooling in ("class_token", "mean"):
-        model, image = made(pooling=pooling), torch.randn(1, 3, 12, 12)
-        changed = image.repeat(9, 1, 1, 1)
-        for patch in range(9):
-            changed[patch, :, patch // 3 * 4, patch % 3 * 4] += 1.0
-        assert ((model(changed) - model(image)).abs().amax(-1) > 1e-5).all()
-        turned = image.unflatten(2, (3, 4)).flip(2).flatten(2, 3)  # the same patches in other rows
-        assert (model(turned) - model(image)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("position", ["rotary", "sinusoidal", "none"])
-def test_other_positions(position: str) -> None:
-    model, image = made(position=position), torch.randn(1, 3, 12, 12)
-    turned = image.unflatten(2, (3, 4)).flip(2).flatten(2, 3)
-    # Without positions the patches are a bag.
-    moved = (model(turned) - model(image)).abs().max() > 1e-3
-    assert moved == (position != "none")
-
-
-def test_one_graph_for_a_compiler() -> None:
-    model, images, targets = made(dropout=0.3, num_layers=1), torch.randn(3, 3, 12, 12), torch.tensor([4, 0, 2])
-    torch.manual_seed(1)
-    expected = model(images, targets)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    torch.manual_seed(1)
-    torch.testing.assert_close(compiled(images, targets), expected)
-
-
 def test_copies_meta_and_autocast() -> None:
     model, images = made(), torch.randn(3, 3, 12, 12)
     expected = model(images)
@@ -132,11 +95,6 @@ def test_initial_weights() -> None:
     for weight in (plain.patch.projection.weight, plain.class_token, plain.head.weight):  # type: ignore[union-attr]
         assert weight.std().item() == pytest.approx(0.1, rel=0.3)
     assert model.patch.projection.bias.abs().max() == 0  # type: ignore[union-attr]
-
-
-def test_repr_names_what_it_looks_at() -> None:
-    assert "context_length=10, dropout=0.0, image_size=12, pooling='class_token'" in repr(made())
-    assert "context_length=9, dropout=0.0, image_size=12, pooling='mean'" in repr(made(pooling="mean"))
 
 
 @pytest.mark.parametrize(

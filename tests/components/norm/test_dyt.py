@@ -31,13 +31,6 @@ def test_values_and_gradients(hidden_dim: int, bias: bool) -> None:
     assert_same_step(WrittenOut(norm), norm, x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
 
 
-def test_it_starts_as_a_plain_tanh_and_can_start_again() -> None:
-    norm, x = DynamicTanh(7, alpha=0.8), torch.randn(3, 7)
-    torch.testing.assert_close(norm(x), (0.8 * x).tanh())
-    randomise(norm).reset_parameters()  # type: ignore[operator]
-    torch.testing.assert_close(norm(x), (0.8 * x).tanh())
-
-
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
 def test_the_dtype_of_x_is_kept(weights: torch.dtype) -> None:
     norm, x = randomise(DynamicTanh(7)), torch.randn(3, 7)

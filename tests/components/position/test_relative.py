@@ -91,14 +91,6 @@ def test_bfloat16_and_one_graph_for_a_compiler_and_copies() -> None:
         torch.testing.assert_close(other.bias(x), expected, rtol=0, atol=0)
 
 
-def test_names_and_start() -> None:
-    position = RelativePosition(num_heads=64, num_buckets=100)
-    assert {name: tuple(value.shape) for name, value in position.state_dict().items()} == {"table.weight": (100, 64)}
-    assert 0.018 < position.table.weight.std().item() < 0.022
-    assert position.needs == {"bias"}
-    assert repr(position).startswith("RelativePosition(\n  max_distance=128, causal=True\n")
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -61,32 +61,11 @@ def test_gradients_turn_back() -> None:
     torch.testing.assert_close(got["gradient of input 0"].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_products_depend_on_the_distance_only() -> None:
-    q, k = torch.randn(8), torch.randn(8)
-    rotated_q, rotated_k = RotaryPosition().rotate(q.repeat(1, 1, 20, 1), k.repeat(1, 1, 20, 1))
-    products = rotated_q[0, 0] @ rotated_k[0, 0].T
-    for distance in (0, 3, -5):
-        diagonal = products.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-4)
-    assert (products.diagonal(0)[0] - products.diagonal(3)[0]).abs() > 0.01
-
-
 def test_dtype_is_kept_and_angles_are_not_rounded_to_it() -> None:
     q = torch.randn(1, 1, 300, 8).bfloat16()
     rotated, _ = RotaryPosition().rotate(q, q)
     assert rotated.dtype == torch.bfloat16
     torch.testing.assert_close(rotated.double(), turned(q, 10000.0), rtol=0.01, atol=0.01)
-
-
-def test_nothing_is_saved_in_the_state_dict_and_embeddings_stay() -> None:
-    position = RotaryPosition()
-    assert not position.state_dict()
-    x = torch.randn(1, 2, 4)
-    assert position(x) is x
-
-
-def test_repr_names_every_option() -> None:
-    assert repr(RotaryPosition(fraction=0.5)) == "RotaryPosition(base=10000.0, interleaved=False, fraction=0.5)"
 
 
 def test_errors() -> None:

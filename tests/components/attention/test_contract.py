@@ -1,0 +1,123 @@
+"""What every attention other than multi_head keeps to, beside its formula."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components import Decoder, Encoder, MultiHeadAttention, create, get
+from fuselayers.components.registry import Choice
+from fuselayers.partition import saved_bytes
+from tests.components.attention import contract
+from tests.components.attention.contract import HIDDEN_DIM, small
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "favor": {"num_heads": 6, "num_kv_heads": 2, "num_features": 5},
+    "linear": {"num_heads": 6, "num_kv_heads": 2},
+    "local": {"num_heads": 6, "num_kv_heads": 2, "window": 3},
+    "linformer": {"num_heads": 6, "num_kv_heads": 2, "projected_length": 5},
+    "nystrom": {"num_heads": 6, "num_kv_heads": 2, "num_landmarks": 3, "conv_kernel_size": 3},
+    "pooling": {"window": 3},
+    "fourier_mix": {},
+}
+CAUSAL = ["favor", "linear", "local", "pooling"]
+BOTH_WAYS = [name for name in OPTIONS if name not in CAUSAL]
+WITH_HEADS = [name for name, options in OPTIONS.items() if options.get("num_heads")]
+
+
+def made(name: str, *, context_length: int = 131, **options: Any) -> nn.Module:
+    built_in = {"context_length": context_length} if name == "linformer" else {}
+    built_in |= {"causal": options.pop("causal")} if "causal" in options else {}
+    return small(create("attention", Choice(name, {**OPTIONS[name], **options}), HIDDEN_DIM, **built_in))
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal(name: str) -> None:
+    contract.assert_causal(made(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"causal": causal}) for name in CAUSAL for causal in (True, False)),
+        *((name, {}) for name in BOTH_WAYS),
+        ("nystrom", {"num_landmarks": 64}),
+    ],
+    ids=str,
+)
+def test_padding(name: str, options: dict[str, Any]) -> None:
+    contract.assert_padding_is_nothing(made(name, **options), as_if_absent=name != "fourier_mix")
+
+
+@pytest.mark.parametrize("name", ["linear", "local", "linformer", "nystrom"])
+def test_the_memory_of_backward_grows_with_the_tokens(name: str) -> None:
+    options = {"dropout": 0.3} if name in ("local", "linformer") else {}
+    layer = made(name, context_length=1024, **options)
+    few, many = (saved_bytes(layer, torch.randn(1, tokens, HIDDEN_DIM)) for tokens in (256, 1024))
+    assert many < 4.2 * few
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("linformer", {"dropout": 0.3}),
+        ("fourier_mix", {}),
+        ("pooling", {}),
+        *(
+            pytest.param(name, options, marks=pytest.mark.slow)
+            for name, options in (
+                ("favor", {}),
+                ("favor", {"causal": False}),
+                ("linear", {}),  # the sums of causal=False are those of favor
+                ("local", {"dropout": 0.3}),
+                ("local", {"causal": False}),
+                ("nystrom", {}),
+                ("pooling", {"causal": False}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_compiled_low_precision_and_copied(name: str, options: dict[str, Any]) -> None:
+    atol = 0.3 if name == "fourier_mix" else 0.05
+    contract.assert_forms(made(name, **options), rotated=name in WITH_HEADS, bfloat16_atol=atol)
+
+
+@pytest.mark.parametrize("name", WITH_HEADS)
+def test_built_on_meta(name: str) -> None:
+    contract.assert_built_on_meta(lambda: made(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [*((name, Decoder) for name in CAUSAL), *((name, Encoder) for name in OPTIONS)]
+)
+def test_a_step_of_training(name: str, model: type[Encoder | Decoder]) -> None:
+    contract.assert_trains(model, name, **OPTIONS[name])
+
+
+@pytest.mark.parametrize("attention", [MultiHeadAttention, *(get("attention", name) for name in WITH_HEADS)])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_heads": 5}, "hidden_dim must be a multiple of num_heads, got 12 and 5; or give head_dim"),
+        ({"num_heads": 6, "num_kv_heads": 4}, "num_heads must be a multiple of num_kv_heads, got 6 and 4"),
+    ],
+)
+def test_errors_of_heads(attention: type[nn.Module], options: dict[str, Any], text: str) -> None:
+    given = {**options, "context_length": 9} if attention is get("attention", "linformer") else options
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        attention(HIDDEN_DIM, **given)
+
+
+def test_an_even_convolution() -> None:
+    text = "conv_kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5"
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        made("nystrom", conv_kernel_size=4)
+
+
+@pytest.mark.parametrize("name", ["pooling", "fourier_mix"])
+def test_x_of_another_width(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^x must be \[B, T, 12\], got \[1, 2, 9\]$"):
+        made(name)(torch.zeros(1, 2, 9))
