@@ -15,11 +15,13 @@ from rich.table import Table
 
 from ..._version import __version__
 from ...names import no_such
+from ...ops.implementations.launch import why_no_kernels
 from ...partition import backends
 from ..files import write_whole
 from ..machine import choose_device, measured_machine
-from .cases import OPS, Settings
-from .measure import Candidate, Timing, spread, time_interleaved
+from .calls import BARE, call_cost
+from .cases import OPS, Settings, dtype_name, op_case
+from .measure import OURS, Candidate, Timing, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 from .suite_command import run_suite
@@ -34,13 +36,16 @@ All run in one process, in turns, after warm-up; the table shows medians. Candid
 
   fuselayers bench op bias_activation_dropout --dropout 0.1
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
+  TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench partition --only saved,budget --layers 4
   fuselayers bench partition --quick --json partition.json
   fuselayers bench suite --out results/
 
-`suite` measures every op in many shapes, dtypes and options against eager PyTorch, torch.compile and, on a GPU,
-Liger-Kernel where it is installed; it writes a folder with the numbers, a table and pictures."""
+`op NAME --overhead` measures what a call costs the CPU that launches kernels, with the launches stubbed, beside a bare
+autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. `suite` measures every op in many
+shapes, dtypes and options against eager PyTorch, torch.compile and, on a GPU, Liger-Kernel where it is installed; it
+writes a folder with the numbers, a table and pictures."""
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -51,7 +56,7 @@ _DTYPES: Final = {
 _OF_EACH: Final = {"name", "shape", "dtype", "backends", "dropout", "json"}
 # The arguments of each subject, beside --repeats and --device.
 _ARGUMENTS: Final = {
-    "op": {*_OF_EACH, "activation"},
+    "op": {*_OF_EACH, "activation", "overhead"},
     "model": {*_OF_EACH, "overrides"},
     "partition": {"only", "layers", "quick", "json"},
     "suite": {"ops", "dtypes", "minutes", "quick", "out"},
@@ -61,6 +66,7 @@ _LAYERS: Final = 4
 _REPEATS: Final = 50
 _SUITE_REPEATS: Final = 20
 _OP_SHAPE: Final = (8, 256, 512)
+_SMALL_SHAPE: Final = (2, 4, 64)
 _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
 
@@ -84,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
+    parser.add_argument("--overhead", action="store_true", help="of an op: what a call costs the CPU, launches stubbed")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
     parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
     parser.add_argument("--layers", type=int, help=f"of partition: layers of the budget's model (default {_LAYERS})")
@@ -127,7 +134,27 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return _run_partition(arguments, console, device=device)
     if arguments.name is None:
         raise ValueError(f"bench {subject} needs a NAME; see fuselayers bench --help")
+    if subject == "op" and arguments.overhead:
+        return _run_overhead(arguments, console, device=device)
     return _run_subject(arguments, console, device=device)
+
+
+def _run_overhead(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
+    reason = why_no_kernels(device)
+    if reason is not None:
+        raise ValueError(f"--overhead needs an op's kernels: {reason}")
+    settings = _settings(arguments, shape=_SMALL_SHAPE, device=device)
+    title = f"{arguments.name} of {'x'.join(map(str, settings.shape))} {dtype_name(settings.dtype)}"
+    cost = call_cost(title, op_case(arguments.name, settings), readings=arguments.repeats, device=device)
+    _print(console, f"{title}, launches stubbed", measured_machine(device))
+    rows = []
+    for span, heading in (("forward", "forward"), ("forward_backward", "forward + backward")):
+        ours, bare = (cost.median(name, span) * 1e6 for name in (OURS, BARE))
+        rows.append({"": heading, "us": f"{ours:.1f}", "bare us": f"{bare:.1f}", "us / bare us": f"{ours / bare:.2f}"})
+    console.print(_table(rows), highlight=False)
+    _print(console, f"medians of {arguments.repeats} in turns, CPU time; bare: an autograd.Function over the same ops")
+    _write_json(arguments.json, subject=title, machine=measured_machine(device), seconds=cost.seconds)
+    return 0
 
 
 def _run_subject(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
@@ -183,29 +210,35 @@ def _run_partition(arguments: argparse.Namespace, console: Console, *, device: t
 
 
 def _subject(arguments: argparse.Namespace, *, device: torch.device) -> Subject:
-    dtype = arguments.dtype or "float32"
-    if dtype not in _DTYPES:
-        raise ValueError(no_such("dtype", dtype, _DTYPES))
     chosen = _backends(arguments.backends, device=device)
-    shape = None if arguments.shape is None else _shape(arguments.shape)
     if arguments.subject == "model":
         return model_subject(
             arguments.name,
             arguments.overrides,
-            shape=shape,
+            shape=None if arguments.shape is None else _shape(arguments.shape),
             dropout=arguments.dropout,
             backends=chosen,
-            dtype=_DTYPES[dtype],
+            dtype=_dtype(arguments),
             device=device,
         )
-    settings = Settings(
-        shape=shape or _OP_SHAPE,
+    return op_subject(arguments.name, _settings(arguments, shape=_OP_SHAPE, device=device), backends=chosen)
+
+
+def _settings(arguments: argparse.Namespace, *, shape: tuple[int, ...], device: torch.device) -> Settings:
+    return Settings(
+        shape=shape if arguments.shape is None else _shape(arguments.shape),
         dropout=arguments.dropout or 0.0,
         activation=arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu"),
-        dtype=_DTYPES[dtype],
+        dtype=_dtype(arguments),
         device=device,
     )
-    return op_subject(arguments.name, settings, backends=chosen)
+
+
+def _dtype(arguments: argparse.Namespace) -> torch.dtype:
+    name = arguments.dtype or "float32"
+    if name not in _DTYPES:
+        raise ValueError(no_such("dtype", name, _DTYPES))
+    return _DTYPES[name]
 
 
 def _backends(text: str | None, *, device: torch.device) -> list[str]:

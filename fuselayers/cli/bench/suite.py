@@ -28,7 +28,6 @@ SHAPES: Final = (
     (8, 512, 1024),
     (8, 256, 512),
 )
-# So small that a GPU finishes before the CPU launches the next.
 _CALLED: Final = (2, 32, 64)
 _CHECKED_ROWS: Final = (2, 150)
 # Wider, the weights of an op with a matmul would take gigabytes in float64.
@@ -225,9 +224,7 @@ def _call_costs(
     for variant in chosen:
         case = op_case(variant.op, _settings(variant, _CALLED, dtype, device))
         if case.floor is not None:  # else most of its work is torch's
-            cost = call_cost(variant.title, case, readings=readings, device=device)
-            if cost is not None:
-                yield cost
+            yield call_cost(variant.title, case, readings=readings, device=device)
 
 
 def _forms(variant: Variant, one: Round, device: torch.device) -> dict[str, Form]:
