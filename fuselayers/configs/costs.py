@@ -15,10 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
 from ..partition.torch_private import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from .build import build
-from .compose import compose
+from .build import build, compose
 from .schemas import Config
-from .source import Source
+from .sources import Source
 
 __all__ = ["ModelCosts", "model_costs", "parameter_counts"]
 

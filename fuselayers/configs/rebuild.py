@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ..components import Carried, carry_weights, compare_weights
 from ..partition import FusedModule
-from .build import build
-from .compose import compose
-from .source import Source
+from .build import build, compose
+from .sources import Source
 
 __all__ = ["RebuildError", "RebuildWarning", "rebuild"]
 

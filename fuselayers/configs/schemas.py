@@ -1,15 +1,74 @@
-"""The config as dataclasses. Numbers are not here: they stand in the YAML groups."""
+"""The config as dataclasses. The numbers are in the YAML groups; types, ranges and meanings are here."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import re
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, get_type_hints
 
 from ..components import Choice
-from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size
+from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size, range_of
 from ..partition import partitioner
 from ..partition.backends import check_backends
-from .settings import check_settings, setting
+from .values import checked
 
-__all__ = ["Config", "DataConfig", "FusionConfig", "TrainConfig"]
+__all__ = ["Config", "DataConfig", "FusionConfig", "Setting", "TrainConfig", "check_settings", "setting", "settings_of"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of a section: its meaning, its unit, its type and its limits.
+
+    Attributes:
+        doc: the meaning, in words.
+        unit: what a number counts or measures; "" for a pure number and for other types.
+        annotation: the type, without the range.
+        range: the bounds of a number.
+        pattern: a regular expression that a text must match as a whole.
+    """
+
+    doc: str
+    unit: str = ""
+    annotation: Any = None
+    range: Range | None = None
+    pattern: str | None = None
+
+
+def setting(doc: str, *, unit: str = "", default: Any = MISSING, pattern: str | None = None) -> Any:
+    """Return a dataclass field that `check_settings` can check. Its type and range are in its annotation."""
+    return field(default=default, metadata={"setting": Setting(doc, unit=unit, pattern=pattern)})
+
+
+def settings_of(section: type) -> dict[str, Setting]:
+    """Return the `Setting` of each field.
+
+    >>> steps = settings_of(TrainConfig)["steps"]
+    >>> steps.doc, steps.unit, str(steps.range)
+    ('updates of the weights', 'steps', 'at least 1')
+    """
+    types, annotations = get_type_hints(section), get_type_hints(section, include_extras=True)
+    return {
+        entry.name: replace(
+            entry.metadata["setting"], annotation=types[entry.name], range=range_of(annotations[entry.name])
+        )
+        for entry in fields(section)
+    }
+
+
+def check_settings(name: str, section: Any) -> None:
+    """Check every field of a frozen section by its annotation and its `setting`; `__post_init__` calls it.
+
+    A whole number becomes a float where a float is wanted, and a list becomes a tuple.
+
+    Raises:
+        ValueError: names the field, what it may be, and what came.
+    """
+    for option, about in settings_of(type(section)).items():
+        where = f"{name}.{option}"
+        value = checked(where, getattr(section, option), about.annotation)
+        if about.range is not None and value is not None:
+            about.range.check(where, value)
+        if about.pattern is not None and not re.fullmatch(about.pattern, value):
+            raise ValueError(f"{where} must be {about.doc}, got {value!r}")
+        object.__setattr__(section, option, value)
 
 
 @dataclass(frozen=True)
@@ -109,6 +168,8 @@ class Config:
         fusion: how much of it goes through the fusion core.
         train: the training run.
         data: the text to train on.
+        left_at_default: the paths of the components' options that nobody wrote, such as "feedforward.expansion". A swap
+            gives them the new component's default, and keeps the others.
     """
 
     model: Choice
@@ -120,3 +181,5 @@ class Config:
     fusion: FusionConfig
     train: TrainConfig
     data: DataConfig
+    # Two configs with the same values build the same model, whoever wrote the values.
+    left_at_default: frozenset[str] = field(default=frozenset(), compare=False)

@@ -6,9 +6,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from ..components import KINDS, REQUIRED, names, options
 from ..names import no_such
-from .compose import compose
-from .schemas import DataConfig, FusionConfig, TrainConfig
-from .settings import settings_of
+from .build import compose
+from .schemas import DataConfig, FusionConfig, TrainConfig, settings_of
 
 __all__ = ["HEADINGS", "TABLES", "OptionRow", "option_rows", "option_table", "type_name"]
 

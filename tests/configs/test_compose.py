@@ -19,8 +19,8 @@ from torch import nn
 
 from fuselayers.components import REQUIRED, Choice, Encoder, options, registry
 from fuselayers.configs import Config, FusionConfig, choices, compose
-from fuselayers.configs.files import composed
-from fuselayers.configs.folders import COMPONENT_GROUPS, SHIPPED
+from fuselayers.configs.group_files import composed_files
+from fuselayers.configs.group_files import COMPONENT_GROUPS, SHIPPED
 
 # What the names of models begin with -> model, feedforward, norm, residual style and position.
 ARCHITECTURES = {
@@ -58,7 +58,7 @@ def test_a_shipped_model_composes_to_its_own_parts(model: str) -> None:
 
 @pytest.mark.parametrize("model", PARTS)
 def test_a_shipped_model_sets_only_what_its_own_parts_know(model: str) -> None:
-    sections = composed({"model": model}, [SHIPPED])
+    sections = composed_files({"model": model}, (SHIPPED,))
     for kind in ("model", *COMPONENT_GROUPS):
         known = {option.name for option in options(kind, sections[kind]["name"])}
         assert set(sections[kind]) - {"name"} <= known

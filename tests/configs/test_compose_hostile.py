@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import compose
-from fuselayers.configs.source import plain_sections
+from fuselayers.configs.sources import plain_sections
 
 CALL = "is refused: a config names registered components, it cannot call code"
 RESOLVER = "is refused: ${...} may only stand alone and name another value"

@@ -5,8 +5,8 @@ import pytest
 
 from fuselayers.components import Choice, LayerChange
 from fuselayers.configs import build, compose, rebuild, to_yaml
-from fuselayers.configs.layers import with_layer_changes
-from fuselayers.configs.source import plain_sections
+from fuselayers.configs.sections import with_layer_changes
+from fuselayers.configs.sources import plain_sections
 
 SMALL = ["model.hidden_dim=32", "fusion=off"]
 
@@ -14,7 +14,7 @@ SMALL = ["model.hidden_dim=32", "fusion=off"]
 def layers(text: str, *overrides: str) -> tuple[LayerChange, ...]:
     """The changes that a model is built with."""
     config = compose("gpt_nano", [f"model.layers={text}", *overrides])
-    found = with_layer_changes(config.model, plain_sections(config)).options["layers"]
+    found = with_layer_changes(config).options["layers"]
     assert isinstance(found, tuple)
     return found
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
-from fuselayers.configs.annotations import alternatives
-from fuselayers.configs.settings import settings_of
+from fuselayers.configs.values import alternatives
+from fuselayers.configs.schemas import settings_of
 
 
 @pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])

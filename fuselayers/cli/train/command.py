@@ -13,10 +13,9 @@ import torch
 import yaml
 from rich.console import Console
 
-from ...configs import Config, DataConfig, TrainConfig, build, compose, to_yaml
-from ...configs.folders import COMPONENT_SECTIONS
-from ...configs.overrides import parse_overrides
-from ...configs.settings import settings_of
+from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, build, compose, to_yaml
+from ...configs.schemas import settings_of
+from ...configs.sources import parse_overrides
 from ...partition import patience
 from ..files import write_whole
 from ..machine import choose_device, describe_machine

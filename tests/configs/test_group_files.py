@@ -12,8 +12,7 @@ import pytest
 
 from fuselayers.components import RMSNorm, registry
 from fuselayers.configs import choices, compose, to_yaml
-from fuselayers.configs.folders import SHIPPED, load, names_in, open_folders
-from fuselayers.configs.hydra_private import compose_files
+from fuselayers.configs.group_files import names_in, open_folders
 
 Write = Callable[[dict[str, str]], Path]
 
