@@ -20,7 +20,7 @@ from .group_files import (
     names_in,
     open_folders,
 )
-from .schemas import Config, DataConfig, FusionConfig, TrainConfig
+from .schemas import SECTIONS, Config, FusionConfig
 from .sections import changed, checked_choice, completed, fitting, with_layer_changes, written
 from .sources import Request, Source, parse_overrides, read_source
 from .values import resolved
@@ -171,20 +171,18 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
     plain = resolved({**sections, **complete})
     config = Config(
         **{kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS},
-        fusion=_section("fusion", FusionConfig, plain["fusion"]),
-        train=_section("train", TrainConfig, plain["train"]),
-        data=_section("data", DataConfig, plain["data"]),
+        **{name: _section(name, plain[name]) for name in SECTIONS},
         left_at_default=frozenset(left_at_default),
     )
     with_layer_changes(config)  # raises here for a wrong layer, before anything is built
     return config
 
 
-def _section(name: str, schema: type, values: dict[str, Any]) -> Any:
-    known = [field.name for field in fields(schema)]
+def _section(name: str, values: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(SECTIONS[name])]
     for option, value in values.items():
         if option not in known:
             raise ValueError(no_such(f"{name} option", option, known))
         if value == _MISSING:
             raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
-    return schema(**values)
+    return SECTIONS[name](**values)

@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..components import names, options
 from ..components.registry import of_another_kind
 from ..names import no_such
-from .schemas import DataConfig, FusionConfig, TrainConfig
+from .schemas import SECTIONS
 from .values import plain_copy, read_yaml
 
 __all__ = [
@@ -49,8 +49,7 @@ __all__ = [
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
 # The sections that name a component.
 COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
-GROUPS: Final = (*COMPONENT_SECTIONS, "fusion", "train", "data")
-_SCHEMAS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}
+GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -272,8 +271,8 @@ def _check_section(section: str, content: Any, group: str) -> None:
             f"{section} must be a mapping of options, got {content!r}; a choice is an entry of defaults: "
             f"override /{section}: {content}"
         )
-    if section in _SCHEMAS:
-        known = {field.name for field in fields(_SCHEMAS[section])}
+    if section in SECTIONS:
+        known = {field.name for field in fields(SECTIONS[section])}
     else:
         # Another file may choose the component, so an option of any of them fits.
         known = {"name"}.union(*({option.name for option in options(section, name)} for name in names(section)))

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from ..components import Choice
 from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size, range_of
@@ -10,7 +10,7 @@ from ..partition import partitioner
 from ..partition.backends import check_backends
 from .values import checked
 
-__all__ = ["Config", "DataConfig", "FusionConfig", "Setting", "TrainConfig", "check_settings", "setting", "settings_of"]
+__all__ = ["SECTIONS", "Config", "DataConfig", "FusionConfig", "Setting", "TrainConfig", "setting", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Setting:
 
 
 def setting(doc: str, *, unit: str = "", default: Any = MISSING, pattern: str | None = None) -> Any:
-    """Return a dataclass field that `check_settings` can check. Its type and range are in its annotation."""
+    """Return a dataclass field that `settings_of` reads. Its type and range are in its annotation."""
     return field(default=default, metadata={"setting": Setting(doc, unit=unit, pattern=pattern)})
 
 
@@ -53,7 +53,7 @@ def settings_of(section: type) -> dict[str, Setting]:
     }
 
 
-def check_settings(name: str, section: Any) -> None:
+def _check_settings(name: str, section: Any) -> None:
     """Check every field of a frozen section by its annotation and its `setting`; `__post_init__` calls it.
 
     A whole number becomes a float where a float is wanted, and a list becomes a tuple.
@@ -92,7 +92,7 @@ class FusionConfig:
     )
 
     def __post_init__(self) -> None:
-        check_settings("fusion", self)
+        _check_settings("fusion", self)
         check_backends(self.backend, ())
         partitioner(self.partition)
 
@@ -127,7 +127,7 @@ class TrainConfig:
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0", pattern=r"[a-z]+(:[0-9]+)?")
 
     def __post_init__(self) -> None:
-        check_settings("train", self)
+        _check_settings("train", self)
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(
                 f"train.min_learning_rate must be at most train.learning_rate, {self.learning_rate}, "
@@ -151,7 +151,7 @@ class DataConfig:
     suffixes: tuple[str, ...] = setting("what the names of a folder's files end in")
 
     def __post_init__(self) -> None:
-        check_settings("data", self)
+        _check_settings("data", self)
 
 
 @dataclass(frozen=True)
@@ -183,3 +183,7 @@ class Config:
     data: DataConfig
     # Two configs with the same values build the same model, whoever wrote the values.
     left_at_default: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+# The sections that are dataclasses of their own; the others name a component.
+SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}

@@ -14,7 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..components import Choice
-from .group_files import COMPONENT_SECTIONS, check_group
+from ..names import no_such
+from .group_files import COMPONENT_SECTIONS, GROUPS, check_group
 from .schemas import Config
 from .values import plain_copy, read_yaml
 
@@ -182,6 +183,11 @@ def _from_application(config: DictConfig) -> Request | None:
     if not isinstance(content, dict) or _LEFT_AT_DEFAULT in content:
         return None
     if not all(isinstance(content.get(kind), dict) and "name" in content[kind] for kind in COMPONENT_SECTIONS):
+        for group in content.keys() - {*GROUPS, "defaults"}:
+            raise ValueError(
+                f"{no_such('config group', group, GROUPS)}; the config of a Hydra application may hold more, and then "
+                f"needs every section of a model: write defaults: [fuselayers] in it"
+            )
         return None
     # train and data are names that many applications use themselves.
     sections = {group: content[group] for group in (*COMPONENT_SECTIONS, "fusion") if group in content}

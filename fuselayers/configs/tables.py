@@ -7,14 +7,13 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 from ..components import KINDS, REQUIRED, names, options
 from ..names import no_such
 from .build import compose
-from .schemas import DataConfig, FusionConfig, TrainConfig, settings_of
+from .schemas import SECTIONS, settings_of
 
 __all__ = ["HEADINGS", "TABLES", "OptionRow", "option_rows", "option_table", "type_name"]
 
 HEADINGS: Final = ("name", "option", "type", "range", "default", "meaning")
-_SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}
 # What there is a table of.
-TABLES: Final = (*KINDS, *_SECTIONS)
+TABLES: Final = (*KINDS, *SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def option_rows(kind: str) -> list[OptionRow]:
     """
     if kind not in TABLES:
         raise ValueError(no_such("kind", kind, TABLES))
-    return _rows_of_section(kind) if kind in _SECTIONS else _rows_of_components(kind)
+    return _rows_of_section(kind) if kind in SECTIONS else _rows_of_components(kind)
 
 
 def option_table(kind: str) -> str:
@@ -126,7 +125,7 @@ def _rows_of_section(section: str) -> list[OptionRow]:
             default=repr(getattr(shipped, option)),
             meaning=f"{about.doc} ({about.unit})" if about.unit else about.doc,
         )
-        for option, about in settings_of(_SECTIONS[section]).items()
+        for option, about in settings_of(SECTIONS[section]).items()
     ]
 
 

@@ -68,6 +68,8 @@ def _parsed(text: str) -> Any:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST_YAML:
             raise ValueError(f"{line} is nested deeper than {_DEEPEST_YAML} levels; no config is")
+        if isinstance(event, yaml.ScalarEvent):
+            _check_text(event.value, f"{line}: ")  # before OmegaConf parses it
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
     except OSError as error:  # a single number
@@ -114,12 +116,7 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        if "${" in value and not _REFERENCE.fullmatch(value):
-            raise ValueError(
-                f"{where or 'a value'}={str(value)!r} is refused: ${{...}} may only stand alone and name another "
-                "value, as ${model.dropout}; resolvers such as ${oc.env:...} are not run. In an application of your "
-                "own, call OmegaConf.resolve(cfg) first"
-            )
+        _check_text(str(value), f"{where or 'a value'}=")
         return str(value)
     for number in (int, float):
         if isinstance(value, number):
@@ -128,6 +125,15 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
         f"{where or 'the config'} must be text, a number, true, false, null, a list or a mapping, "
         f"got a {type(value).__name__}"
     )
+
+
+def _check_text(text: str, place: str) -> None:
+    if "${" in text and not _REFERENCE.fullmatch(text):
+        raise ValueError(
+            f"{place}{text!r} is refused: ${{...}} may only stand alone and name another value, as ${{model.dropout}}; "
+            "resolvers such as ${oc.env:...} are not run. In an application of your own, call OmegaConf.resolve(cfg) "
+            "first"
+        )
 
 
 def _key(key: Any, where: str) -> str:

@@ -6,7 +6,6 @@ import pytest
 from fuselayers.components import Choice, LayerChange
 from fuselayers.configs import build, compose, rebuild, to_yaml
 from fuselayers.configs.sections import with_layer_changes
-from fuselayers.configs.sources import plain_sections
 
 SMALL = ["model.hidden_dim=32", "fusion=off"]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
-from fuselayers.configs.values import alternatives
 from fuselayers.configs.schemas import settings_of
+from fuselayers.configs.values import alternatives
 
 
 @pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
@@ -64,6 +64,7 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
         ("data", {"held_out": 0.0}, "data.held_out must be above 0 and below 1, got 0.0"),
         ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),
         ("data", {"sequence_length": -1}, "data.sequence_length must be at least 0, got -1"),
+        ("train", {"device": 3}, "train.device must be text, got 3; quote it to make it text"),
         ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, layer"),
         ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
         (

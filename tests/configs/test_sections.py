@@ -41,21 +41,18 @@ def test_options_of_a_component_within_are_kept_until_it_is_swapped() -> None:
     assert changed("model", section, {"block": "transformer"}, where="model")["block"] == {"name": "transformer"}
 
 
-def test_a_swapped_model_keeps_its_sizes() -> None:
-    section = {
-        "name": "decoder",
-        "vocab_size": 10,
-        "hidden_dim": 8,
-        "dropout": 0.5,
-        "block": "transformer",
-    }
-    # transformer is the decoder's default and so was not set; the dropout is not
-    assert changed("model", section, {"name": "encoder"}, where="model") == {
+def test_a_swapped_model_keeps_its_sizes_and_says_what_else_changes() -> None:
+    section = {"name": "decoder", "vocab_size": 10, "block": {"name": "other", "base": 5}, "logit_soft_cap": 5.0}
+    notes: list[str] = []
+    assert changed("model", section, {"name": "encoder", "block": "transformer"}, where="model", notes=notes) == {
         "name": "encoder",
         "vocab_size": 10,
-        "hidden_dim": 8,
-        "dropout": 0.5,
+        "block": {"name": "transformer"},
     }
+    assert notes == [
+        "model=encoder replaces decoder: dropped logit_soft_cap=5.0, which encoder does not have",
+        "model.block=transformer replaces other: dropped base=5, which transformer does not have",
+    ]
 
 
 @pytest.mark.parametrize(
