@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from .group_files import (
     names_in,
     open_folders,
 )
-from .schemas import SECTIONS, Config, FusionConfig
+from .schemas import SECTIONS, Config, FusionConfig, section_options
 from .sections import changed, checked_choice, completed, fitting, with_layer_changes, written
 from .sources import Request, Source, parse_overrides, read_source
 from .values import resolved
@@ -169,17 +168,15 @@ def _checked(sections: dict[str, dict[str, Any]]) -> Config:
         for kind in COMPONENT_SECTIONS
     }
     plain = resolved({**sections, **complete})
-    config = Config(
-        **{kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS},
-        **{name: _section(name, plain[name]) for name in SECTIONS},
-        left_at_default=frozenset(left_at_default),
-    )
+    made: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    made |= {name: _section(name, plain[name]) for name in SECTIONS}
+    config = Config(**made, left_at_default=frozenset(left_at_default))
     with_layer_changes(config)  # raises here for a wrong layer, before anything is built
     return config
 
 
 def _section(name: str, values: dict[str, Any]) -> Any:
-    known = [field.name for field in fields(SECTIONS[name])]
+    known = [option.name for option in section_options(SECTIONS[name])]
     for option, value in values.items():
         if option not in known:
             raise ValueError(no_such(f"{name} option", option, known))

@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..components import names, options
 from ..components.registry import of_another_kind
 from ..names import no_such
-from .schemas import SECTIONS
+from .schemas import SECTIONS, section_options
 from .values import plain_copy, read_yaml
 
 __all__ = [
@@ -124,9 +123,8 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 
 
 def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
-    # The shipped files do not change while the program runs, and Hydra takes 50 ms to compose them (2 CPU cores).
-    config = _cached_by_hydra(primary, overrides) if folders == (SHIPPED,) else _by_hydra(primary, overrides, folders)
-    sections: dict[str, Any] = plain_copy(config)
+    compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
+    sections: dict[str, Any] = plain_copy(compose_files(primary, overrides, folders))
     return sections
 
 
@@ -151,9 +149,8 @@ def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
             instance.hydra, versions.version_base = hydra, version
 
 
-@functools.cache
-def _cached_by_hydra(primary: str | None, overrides: tuple[str, ...]) -> DictConfig:
-    return _by_hydra(primary, overrides, (SHIPPED,))
+# For the shipped files: they do not change while the program runs, and Hydra takes 50 ms (2 CPU cores).
+_by_hydra_once: Final = functools.cache(_by_hydra)
 
 
 def open_folders(entries: Any) -> tuple[Path, ...]:
@@ -272,10 +269,10 @@ def _check_section(section: str, content: Any, group: str) -> None:
             f"override /{section}: {content}"
         )
     if section in SECTIONS:
-        known = {field.name for field in fields(SECTIONS[section])}
+        known = {option.name for option in section_options(SECTIONS[section])}
     else:
         # Another file may choose the component, so an option of any of them fits.
-        known = {"name"}.union(*({option.name for option in options(section, name)} for name in names(section)))
+        known = {"name", *(option.name for name in names(section) for option in options(section, name))}
     for option in content:
         if option not in known:
             raise ValueError(no_such(f"{section} option", option, known))

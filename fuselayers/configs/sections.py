@@ -8,11 +8,11 @@ wrote; `completed` adds the defaults.
 from collections.abc import Container
 from typing import Any, Final
 
-from ..components import REQUIRED, Choice, LayerChange, Option, get, names, options
+from ..components import REQUIRED, Choice, LayerChange, Option, names, options
 from ..components.model.layers import PARTS, matching_layers
 from ..names import no_such
 from .schemas import Config
-from .values import alternatives, checked, plain_copy
+from .values import alternatives, checked_option, plain_copy
 
 __all__ = ["changed", "checked_choice", "completed", "fitting", "with_layer_changes", "written"]
 
@@ -159,11 +159,7 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
         if inner is not None:
             fitted[name] = checked_choice(inner, section[name], where=path)
             continue
-        fitted[name] = checked(path, section[name], option.annotation)
-        if option.range is not None and fitted[name] is not None:
-            option.range.check(path, fitted[name])
-        if option.kind is not None and isinstance(fitted[name], str):
-            get(option.kind, fitted[name])  # raises here for a misspelt activation, before anything is built
+        fitted[name] = checked_option(path, section[name], option)
         if kind == "model" and name in _LAYER_OPTIONS:
             fitted[name] = _checked_layers(fitted[name], option=name)
     return Choice(section["name"], fitted)

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import yaml
 from omegaconf import Container, OmegaConf
 
-from ..components import Choice
+from ..components import Choice, Option, get
 from ..names import no_such
 
-__all__ = ["alternatives", "checked", "plain_copy", "read_yaml", "resolved"]
+__all__ = ["alternatives", "checked", "checked_option", "plain_copy", "read_yaml", "resolved"]
 
 # One whole value that names another option: no text around it, no resolver, no nesting.
 _REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
@@ -216,6 +216,20 @@ def checked(where: str, value: Any, annotation: Any) -> Any:
     elif isinstance(value, str) and any(map(_is_any_length, wanted)):
         hint = f"; write [{value}]"
     raise ValueError(f"{where} must be {' or '.join(map(_in_words, wanted))}, got {value!r}{hint}")
+
+
+def checked_option(where: str, value: Any, option: Option) -> Any:
+    """Return the value of an option, checked by its annotation and its range.
+
+    Raises:
+        ValueError: the value has another type, is out of range, or names no registered component.
+    """
+    value = checked(where, value, option.annotation)
+    if option.range is not None and value is not None:
+        option.range.check(where, value)
+    if option.kind is not None and isinstance(value, str):
+        get(option.kind, value)
+    return value
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:

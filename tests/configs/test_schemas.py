@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
-from fuselayers.configs.schemas import settings_of
+from fuselayers.configs.schemas import section_options
 from fuselayers.configs.values import alternatives
 
 
 @pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
 def test_every_field_says_what_it_means(section: type) -> None:
-    assert all(len(about.doc.split()) >= 2 for about in settings_of(section).values())
+    assert all(len(option.doc.split()) >= 2 for option in section_options(section))
 
 
 # Numbers that count or measure nothing.
@@ -21,10 +21,10 @@ PURE = {"clip_norm": "a norm of gradients has the loss's unit over the weight's"
 
 @pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
 def test_every_number_has_a_range_and_a_unit(section: type) -> None:
-    for name, about in settings_of(section).items():
-        if {int, float}.intersection(alternatives(about.annotation)):
-            assert about.range, name
-            assert bool(about.unit) != (name in PURE), name
+    for option in section_options(section):
+        if {int, float}.intersection(alternatives(option.annotation)):
+            assert option.range, option.name
+            assert option.doc.endswith(")") != (option.name in PURE), option.name
 
 
 @pytest.mark.parametrize("section", [TrainConfig, DataConfig])

@@ -50,7 +50,8 @@ def test_a_swapped_model_keeps_its_sizes_and_says_what_else_changes() -> None:
         "block": {"name": "transformer"},
     }
     assert notes == [
-        "model=encoder replaces decoder: dropped logit_soft_cap=5.0, which encoder does not have",
+        "model=encoder replaces decoder: by default init='bert' (was 'gpt2'); "
+        "dropped logit_soft_cap=5.0, which encoder does not have",
         "model.block=transformer replaces other: dropped base=5, which transformer does not have",
     ]
 
