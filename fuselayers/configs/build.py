@@ -123,17 +123,18 @@ def _presets(request: Request) -> dict[str, str]:
 
 
 def _replace(asked: Request, presets: dict[str, str]) -> list[str]:
-    """Remove what presets replace from a source: train=quick over a saved config means the shipped numbers."""
-    for group in presets:
-        asked.settings.pop(group, None)
+    """Remove the sections that presets replace: train=quick over a saved config means the shipped numbers."""
     # A model's file chooses its components; those of the source belonged to the model that is replaced.
-    components = [kind for kind in COMPONENT_GROUPS if kind in asked.settings or kind in asked.choices]
-    if "model" not in presets or not components:
-        return []
-    for kind in components:
-        asked.settings.pop(kind, None)
-        asked.choices.pop(kind, None)
-    return [f"model={presets['model']} replaces {', '.join(components)} of the config too"]
+    components = COMPONENT_GROUPS if "model" in presets else ()
+    replaced = [group for group in presets if group in asked.settings]
+    replaced += [kind for kind in components if kind in asked.settings or kind in asked.choices]
+    for group in (*presets, *components):
+        asked.settings.pop(group, None)
+        asked.choices.pop(group, None)
+    if asked.composed:
+        replaced = [group for group in replaced if group not in SECTIONS]  # made of files, not written by hand
+    by = ", ".join(f"{group}={choice}" for group, choice in presets.items())
+    return [f"{by} replaces {', '.join(replaced)} of the config"] if replaced else []
 
 
 def _applied(

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -39,7 +39,7 @@ class Request:
         search_path: of `hydra.searchpath`; only overrides may set it.
         is_name: whether it is the bare name of a model.
         left_at_default: of a saved config: the paths of options that nobody wrote.
-        composed: "" for wishes on top of the shipped files; "saved" for a complete config, "hydra" for one that the
+        composed: "" where it goes on top of the shipped files; "saved" for a complete config, "hydra" for one that the
             caller's Hydra application composed.
     """
 
@@ -48,7 +48,7 @@ class Request:
     search_path: Any = ()
     is_name: bool = False
     left_at_default: frozenset[str] = frozenset()
-    composed: str = ""
+    composed: Literal["", "saved", "hydra"] = ""
 
     def add(self, path: Sequence[str], value: Any) -> None:
         """Set a value (a mapping: each of its entries) at a path that begins with a group; the last one wins.

@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,14 +138,15 @@ def test_a_swap_keeps_every_option_that_was_written_and_says_what_else_changes(
     }
     source = {"feedforward": {"name": "gated_mlp", "multiple_of": 8}, "norm": {"name": "rms_norm", "eps": 0.5}}
     compose(source, ["feedforward=mlp", "feedforward.bias=true", "norm=layer_norm", "model.block=reversible"])
-    compose(source, ["model=llama_tiny"])
+    compose({**source, "train": {"seed": 5}}, ["model=llama_tiny", "train=quick"])
+    compose(compose(), ["train=quick", "fusion=off"])
     compose(source, ["feedforward=gated_mlp"])
     compose({"feedforward": "mlp"}, ["feedforward=fused_mlp"])
     assert [record.getMessage() for record in caplog.records] == [
         "feedforward=gated_mlp replaces fused_mlp: by default activation='silu' (was 'gelu')",
         "feedforward=mlp replaces gated_mlp: by default expansion=4.0 (was 2.6666666666666665), activation='gelu' "
         "(was 'silu'); dropped multiple_of=8, which mlp does not have",
-        "model=llama_tiny replaces feedforward, norm of the config too",
+        "model=llama_tiny, train=quick replaces train, feedforward, norm of the config",
     ]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
@@ -436,9 +438,19 @@ def test_it_works_inside_another_hydra_application(outer_application: Path) -> N
     assert theirs.feedforward.name == "theirs"
 
 
+def test_threads_compose_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for number in range(4):
+        (tmp_path / "train" / f"mine_{number}.yaml").write_text(f"defaults: [default]\nseed: {number}\n")
+    asked = [[f"hydra.searchpath=[{tmp_path}]", f"train=mine_{number % 4}"] for number in range(12)]
+    with ThreadPoolExecutor(6) as threads:
+        configs = list(threads.map(lambda overrides: compose(overrides=overrides), asked))
+    assert [config.train.seed for config in configs] == [0, 1, 2, 3] * 3
+
+
 def test_it_initialises_no_hydra_application() -> None:
     GlobalHydra.instance().clear()
-    compose("gpt_nano", ["feedforward=mlp"])
+    compose("gpt_nano", ["feedforward=mlp", "train=quick"])
     assert not GlobalHydra.instance().is_initialized()
 
 
@@ -453,3 +465,5 @@ def test_it_draws_nothing_from_torchs_generator() -> None:
 def test_another_model_over_a_saved_config_brings_its_own_parts() -> None:
     saved = compose("gpt_nano", ["feedforward=mlp", "attention.num_heads=2"])
     assert compose(saved, ["model=llama_tiny"]) == compose("llama_tiny")
+    both = {"defaults": [{"feedforward": "mlp"}], "feedforward": {"bias": False}}
+    assert compose(both, ["model=llama_tiny"]) == compose("llama_tiny")

@@ -273,6 +273,7 @@ REFUSED = [
     ({"model/x.yaml": "defaults: [{/norm: rms_norm}]"}, "model=x", "an entry of defaults must be the name of a file"),
     ({"model/x.yaml": "defaults: [{override /norm: [rms_norm]}]"}, "model=x", "an entry of defaults must be the name"),
     ({"model/x.yaml": "defaults: [{optional gpt_nano: x}]"}, "model=x", "an entry of defaults must be the name"),
+    ({"model/x.yaml": "defaults: ['${oc.env:HOME}']"}, "model=x", "resolvers such as ${oc.env:...} are not run"),
     ({"model/x.yaml": "defaults: gpt_nano"}, "model=x", "defaults must be a list, got 'gpt_nano'"),
     ({"model/x.yaml": "defaults: [gpt_nan]"}, "model=x", "no model 'gpt_nan'; did you mean 'gpt_nano'?"),
     ({"model/x.yaml": "defaults: [{override /train: quick}]"}, "model=x", "an entry of defaults must be the name"),
