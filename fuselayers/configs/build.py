@@ -113,8 +113,9 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
         for group in GROUPS:
             sections[group] = _applied(request, group, sections[group], folders, heard)
     if notes:
-        # A caller who only names a shipped model has written none of its options.
-        _log.log(logging.INFO if asked.is_name and len(folders) == 1 else logging.WARNING, "; ".join(notes))
+        # A caller who only names shipped files has written none of the options.
+        wrote = asked.settings or len(folders) > 1
+        _log.log(logging.WARNING if wrote else logging.INFO, "; ".join(notes))
     return _checked(sections)
 
 

@@ -37,7 +37,6 @@ class Request:
         choices: group -> the name chosen in it.
         settings: group -> option -> value; a component within a component is a mapping again.
         search_path: of `hydra.searchpath`; only overrides may set it.
-        is_name: whether it is the bare name of a model.
         left_at_default: of a saved config: the paths of options that nobody wrote.
         composed: "" where it goes on top of the shipped files; "saved" for a complete config, "hydra" for one that the
             caller's Hydra application composed.
@@ -46,7 +45,6 @@ class Request:
     choices: dict[str, str] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
     search_path: Any = ()
-    is_name: bool = False
     left_at_default: frozenset[str] = frozenset()
     composed: Literal["", "saved", "hydra"] = ""
 
@@ -172,7 +170,7 @@ def read_source(source: Source) -> Request:
     if isinstance(source, str):
         if source.endswith((".yaml", ".yml")) or "/" in source or os.sep in source:
             return _from_mapping(read_yaml(Path(os.path.expanduser(source))))
-        return Request(choices={"model": source}, is_name=True)
+        return Request(choices={"model": source})
     raise TypeError(
         f"a config is the name of a shipped model, the path of a .yaml file or a mapping, got a {type(source).__name__}"
     )
