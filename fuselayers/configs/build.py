@@ -103,19 +103,18 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     """
     asked, last = read_source(source), parse_overrides(overrides)
     folders = open_folders(last.search_path)
+    # A caller who only names shipped files has written none of the options.
+    level = logging.WARNING if asked.settings or len(folders) > 1 else logging.INFO
     notes = _replace(asked, _presets(last))
     sections = composed_files({**_presets(asked), **_presets(last)}, folders)
     for kind in COMPONENT_SECTIONS:
         sections[kind] = fitting(kind, sections.get(kind, {}), where=kind, notes=notes)
-    for request in (asked, last):
-        # A source may choose what it likes over the shipped files; an override changes what somebody wrote.
-        heard = notes if request is last or request.composed else []
-        for group in GROUPS:
-            sections[group] = _applied(request, group, sections[group], folders, heard)
+    for group in GROUPS:
+        # A source that goes on top of the shipped files replaces nothing that its author wrote: no notes.
+        sections[group] = _applied(asked, group, sections[group], folders, notes if asked.composed else [])
+        sections[group] = _applied(last, group, sections[group], folders, notes)
     if notes:
-        # A caller who only names shipped files has written none of the options.
-        wrote = asked.settings or len(folders) > 1
-        _log.log(logging.WARNING if wrote else logging.INFO, "; ".join(notes))
+        _log.log(level, "; ".join(notes))
     return _checked(sections)
 
 

@@ -52,7 +52,7 @@ GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_PACKAGE: Final = re.compile(r"^#\s*@package\s+(\S+)", flags=re.MULTILINE)
+_PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
 _OVERRIDE: Final = re.compile(r"override +/(\w+)")
 _LOCK: Final = threading.RLock()
 
@@ -292,5 +292,5 @@ def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
             return
     raise ValueError(
         f"an entry of defaults must be the name of a file of the same group or, in a file of model, "
-        f"override /part: choice, got {entry!r}"
+        f"override /component: choice, got {entry!r}"
     )

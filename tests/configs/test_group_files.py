@@ -284,6 +284,7 @@ REFUSED = [
         "model=x",
         "a file of model sets the model and its components, not train",
     ),
+    ({"train/x.yaml": "\n ## @package hydra\nsteps: 1"}, "train=x", "the package 'hydra' is refused"),
     ({"model/x.yaml": "# @package hydra\nsteps: 1"}, "model=x", "the package 'hydra' is refused"),
     ({"model/x.yaml": "# @package _global_\nhidra: {}"}, "model=x", "no config group 'hidra'"),
     ({"model/x.yaml": "# @package _global_\nnorm: rms_norm"}, "model=x", "override /norm: rms_norm"),
