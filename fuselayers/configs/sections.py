@@ -71,14 +71,10 @@ def fitting(kind: str, section: dict[str, Any], *, where: str, notes: list[str])
         ValueError: an option that no component of the kind has, or no such component.
     """
     name = section.get("name")
-    unknown = (
-        [] if not isinstance(name, str) else [key for key in section if key not in {"name", *_options(kind, name)}]
-    )
-    if unknown:
-        known = {option.name for other in names(kind) for option in options(kind, other)}
-        dropped = {key: section[key] for key in unknown if key in known}
+    if isinstance(name, str) and (unknown := section.keys() - {"name", *_options(kind, name)}):
+        dropped = unknown & {option.name for other in names(kind) for option in options(kind, other)}
         notes += [
-            f"{where}: {name} has no option {key}, so {key}={value!r} is dropped" for key, value in dropped.items()
+            f"{where}: {name} has no option {key}, so {key}={section[key]!r} is dropped" for key in sorted(dropped)
         ]
         section = {key: value for key, value in section.items() if key not in dropped}
     return changed(kind, {}, section, where=where)
@@ -177,7 +173,7 @@ def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
         ValueError: they have another form.
     """
     if not isinstance(entries, (list, tuple)):
-        raise ValueError(f"model.{option} must be a list of mappings {{at: ..., part: ...}}, got {entries!r}")
+        raise ValueError(f"model.{option} must be a list of mappings {{at: ..., component: ...}}, got {entries!r}")
     if len(entries) > _MOST_LAYERS:
         raise ValueError(
             f"model.{option} may have {_MOST_LAYERS} entries, got {len(entries):,}; "
@@ -194,9 +190,9 @@ def _checked_layer(entry: Any, where: str) -> dict[str, Any]:
     at = entry["at"]
     if isinstance(at, bool) or not isinstance(at, (int, str)):
         raise ValueError(f"{where}.at must be an index or a slice such as 0 or 1::2, got {at!r}")
-    for part in entry:
-        if part != "at" and part not in PARTS:
-            raise ValueError(no_such(f"part in {where}", part, PARTS))
+    for kind in entry:
+        if kind != "at" and kind not in PARTS:
+            raise ValueError(no_such(f"component in {where}", kind, PARTS))
     return {**entry, "at": str(at)}
 
 

@@ -33,7 +33,10 @@ OVERRIDES = [
     ("model.layers=[{at: 0, norm: '${oc.env:HOME}'}]", f"model.layers[0].norm='${{oc.env:HOME}}' {RESOLVER}"),
     ("model.layers=[{at: '${oc.env:HOME}', norm: rms_norm}]", f"model.layers[0].at='${{oc.env:HOME}}' {RESOLVER}"),
     ("model.layers=[{at: 0, norm: os.system}]", "no norm 'os.system'"),
-    ("model.layers=[{at: 0, position: rotary}]", "no part in model.layers[0] 'position'; there are: attention, block"),
+    (
+        "model.layers=[{at: 0, position: rotary}]",
+        "no component in model.layers[0] 'position'; there are: attention, block",
+    ),
     ("model.layers=[{at: 0, block: {name: os.system}}]", "no block 'os.system'"),
     ("model.layers=[{at: 0}]", "model.layers[0] must say at which layers and what changes"),
     ("model.layers=[{norm: rms_norm}]", "model.layers[0] must say at which layers and what changes"),

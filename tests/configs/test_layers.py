@@ -64,7 +64,7 @@ def test_references_and_ranges_reach_into_layers() -> None:
     ("text", "said"),
     [
         ("[3]", "model.layers[0] must say at which layers and what changes: {at: 1::2, feedforward: ...}, got 3"),
-        ("[{at: 0, feedforwrd: mlp}]", "no part in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
+        ("[{at: 0, feedforwrd: mlp}]", "no component in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
         ("[{at: 0, feedforward: mpl}]", "model.layers[0].feedforward: no feedforward 'mpl'; did you mean 'mlp'?"),
         (
             "[{at: 0, feedforward: {expension: 2}}]",
