@@ -166,10 +166,10 @@ def read_source(source: Source) -> Request:
     if isinstance(source, Mapping):
         return _from_mapping(source)
     if isinstance(source, os.PathLike):
-        return _from_mapping(read_yaml(Path(source)))
+        return _from_file(Path(source))
     if isinstance(source, str):
         if source.endswith((".yaml", ".yml")) or "/" in source or os.sep in source:
-            return _from_mapping(read_yaml(Path(os.path.expanduser(source))))
+            return _from_file(Path(os.path.expanduser(source)))
         return Request(choices={"model": source})
     raise TypeError(
         f"a config is the name of a shipped model, the path of a .yaml file or a mapping, got a {type(source).__name__}"
@@ -192,8 +192,12 @@ def _from_application(config: DictConfig) -> Request | None:
     return Request(settings=plain_copy(sections), composed="hydra")
 
 
+def _from_file(path: Path) -> Request:
+    return _from_mapping(read_yaml(path) or None)  # an empty file may have been cut off
+
+
 def _from_mapping(content: Any) -> Request:
-    if not isinstance(content, Mapping) or not content:
+    if not isinstance(content, Mapping):
         raise ValueError(f"a config must be a mapping of groups, got {content!r}")
     content = plain_copy(content)
     request = Request()

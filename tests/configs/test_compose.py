@@ -226,6 +226,7 @@ class TestSources:
     def test_a_config_is_a_source(self) -> None:
         config = compose("llama_tiny", ["train.steps=3"])
         assert compose(config) == config
+        assert compose({}) == compose()
         assert compose(config, ["train.steps=4"]) == replace(config, train=replace(config.train, steps=4))
 
     def test_overrides_win_over_a_file_and_a_file_over_its_model(self, tmp_path: Path) -> None:

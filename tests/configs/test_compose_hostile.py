@@ -134,7 +134,7 @@ FILES = [
     ("defaults: [{model: ../../../etc/passwd}]", "no model '../../../etc/passwd'"),
     ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
     ("model: gpt_nano\nmodel: bert_base", "not YAML, line 2: found duplicate key model"),
-    ("", "a config must be a mapping of groups, got {}"),
+    ("# nothing\n", "a config must be a mapping of groups, got None"),
     ("5", "a config must be a mapping of groups, got '5'"),
     ("[model]", "a config must be a mapping of groups, got ['model']"),
     ("train: {output: '" + "${a:" * 20_000 + "'}", "may only stand alone and name another value"),

@@ -65,6 +65,12 @@ def test_a_group_is_a_folder_and_a_choice_a_file(group: str) -> None:
             assert component_file(group, name, (SHIPPED,)) == {"name": name}
 
 
+def test_no_private_module_of_hydra_is_used() -> None:
+    sources = {path.name: path.read_text(encoding="utf-8") for path in SHIPPED.parent.glob("*.py")}
+    assert "from hydra import" in sources["group_files.py"]
+    assert not [name for name, text in sources.items() if "hydra._internal" in text]
+
+
 def test_an_unknown_group_has_no_choices() -> None:
     with pytest.raises(
         ValueError, match=r"^no config group 'models'; did you mean 'model'\? there are: attention, data"
