@@ -13,7 +13,7 @@ from typing import Any, Final
 from fuselayers.components import names
 from fuselayers.components.attention.inputs import ABILITIES, is_able
 from fuselayers.configs import choices
-from fuselayers.configs.folders import SHIPPED
+from fuselayers.configs.group_files import SHIPPED
 from fuselayers.configs.hugging_face import FAMILIES
 from fuselayers.configs.tables import option_table
 from fuselayers.names import no_such

@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..components import registry
-from ..configs import build, choices, compose, model_costs, to_yaml
+from ..configs import GROUPS, build, choices, compose, model_costs, to_yaml
 from ..configs.costs import parameter_counts
-from ..configs.folders import GROUPS
-from ..configs.overrides import parse_overrides
+from ..configs.sources import parse_overrides
 from ..configs.tables import HEADINGS, TABLES, option_rows
 from ..names import no_such
 

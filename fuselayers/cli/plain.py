@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ..components import Choice, LayerChange
-from ..configs import Config
-from ..configs.folders import COMPONENT_SECTIONS
+from ..configs import COMPONENT_SECTIONS, Config
 
 __all__ = ["plain_config", "same_layer"]
 

@@ -1,18 +1,33 @@
-"""build -- from a config to a model."""
+"""compose and build -- from a config to a model."""
 
+import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from ..components import accepted, create, get, names
+from ..names import no_such
 from ..partition import fuse
-from .compose import compose
-from .folders import COMPONENT_GROUPS
-from .layers import with_layer_changes
-from .schemas import Config, FusionConfig
-from .source import Source, plain_sections
+from .group_files import (
+    COMPONENT_GROUPS,
+    COMPONENT_SECTIONS,
+    GROUPS,
+    component_file,
+    composed_files,
+    names_in,
+    open_folders,
+)
+from .schemas import SECTIONS, Config, FusionConfig, section_options
+from .sections import changed, checked_choice, completed, fitting, with_layer_changes, written
+from .sources import Request, Source, parse_overrides, read_source
+from .values import resolved
 
-__all__ = ["build"]
+__all__ = ["build", "compose"]
+
+_MISSING = "???"
+_log = logging.getLogger("fuselayers")
 
 
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
@@ -41,7 +56,7 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     )
     model: nn.Module = create(
         "model",
-        with_layer_changes(config.model, plain_sections(config)),
+        with_layer_changes(config),
         **{group: getattr(config, group) for group in COMPONENT_GROUPS},
         **layers,
     )
@@ -60,3 +75,112 @@ def _fuse_blocks(model: nn.Module, fusion: FusionConfig) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, blocks):
                 parent.add_module(name, fuse(child, backend=fusion.backend, partition=fusion.partition))
+
+
+def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Config:
+    """Return the config that a source and overrides make.
+
+    Args:
+        source: the name of a shipped model, the path of a .yaml file, a mapping, a `Config`, or the `DictConfig` of a
+            Hydra application. It is layered over the shipped files, and is not changed; see `read_source`.
+        overrides: in Hydra's grammar: "feedforward=fused_mlp" chooses, "feedforward.expansion=2" sets an option. They
+            win over the source, which wins over a model's file, and the last one of a path wins. Choices come before
+            options. "hydra.searchpath=[/my/configs]" names folders of your own, laid out as the shipped groups are.
+
+    Choosing another component keeps every option that somebody wrote and that the new component has too. A line in the
+    log "fuselayers" tells the options that take the new component's default, or are dropped. Choosing another file of
+    model, fusion, train or data replaces the source's section, and a model's file those of its components too.
+
+    Raises:
+        TypeError: the source or the overrides are of another type.
+        OSError: the file cannot be read, or there is no such folder.
+        ValueError: a name, key, type or value is wrong; or the config asks for what no config may do, such as to name a
+            class or a function, to run a resolver, or to set up Hydra.
+
+    >>> config = compose("gpt_nano", ["feedforward=gated_mlp", "model.num_layers=2"])
+    >>> config.feedforward.name, config.model.options["num_layers"]
+    ('gated_mlp', 2)
+    """
+    asked, last = read_source(source), parse_overrides(overrides)
+    folders = open_folders(last.search_path)
+    # A caller who only names shipped files has written none of the options.
+    level = logging.WARNING if asked.settings or len(folders) > 1 else logging.INFO
+    notes = _replace(asked, _presets(last))
+    sections = composed_files({**_presets(asked), **_presets(last)}, folders)
+    for kind in COMPONENT_SECTIONS:
+        sections[kind] = fitting(kind, sections.get(kind, {}), where=kind, notes=notes)
+    for group in GROUPS:
+        # A source that goes on top of the shipped files replaces nothing that its author wrote: no notes.
+        sections[group] = _applied(asked, group, sections[group], folders, notes if asked.composed else [])
+        sections[group] = _applied(last, group, sections[group], folders, notes)
+    if notes:
+        _log.log(level, "; ".join(notes))
+    return _checked(sections)
+
+
+def _presets(request: Request) -> dict[str, str]:
+    return {group: choice for group, choice in request.choices.items() if group not in COMPONENT_GROUPS}
+
+
+def _replace(asked: Request, presets: dict[str, str]) -> list[str]:
+    """Remove the sections that presets replace: train=quick over a saved config means the shipped numbers."""
+    # A model's file chooses its components; those of the source belonged to the model that is replaced.
+    components = COMPONENT_GROUPS if "model" in presets else ()
+    replaced = [group for group in presets if group in asked.settings]
+    replaced += [kind for kind in components if kind in asked.settings or kind in asked.choices]
+    for group in (*presets, *components):
+        asked.settings.pop(group, None)
+        asked.choices.pop(group, None)
+    if asked.composed:
+        replaced = [group for group in replaced if group not in SECTIONS]  # made of files, not written by hand
+    by = ", ".join(f"{group}={choice}" for group, choice in presets.items())
+    return [f"{by} replaces {', '.join(replaced)} of the config"] if replaced else []
+
+
+def _applied(
+    request: Request, group: str, section: dict[str, Any], folders: Sequence[Path], notes: list[str]
+) -> dict[str, Any]:
+    """Return a section with the choice and the options of a request."""
+    changes = request.settings.get(group, {})
+    if group not in COMPONENT_SECTIONS:
+        return {**section, **changes}
+    name = changes.get("name")
+    if request.composed == "hydra" and changes:
+        return fitting(group, changes, where=group, notes=notes)
+    if request.composed == "saved" and isinstance(name, str):
+        return changed(group, {}, written(group, changes, request.left_at_default, where=group), where=group)
+    if group in COMPONENT_GROUPS and group in request.choices:
+        both = Request()
+        file = component_file(group, request.choices[group], folders)
+        both.add([group], changed(group, {}, file, where=group))  # raises here for a file without a name
+        both.add([group], changes)
+        changes = both.settings[group]
+    elif group == "model" and name not in names("model") and name in names_in(folders, "model"):
+        raise ValueError(
+            f"model.name is a registered model, such as decoder, and {name!r} is a file; choose it with model={name}"
+        )
+    return changed(group, section, changes, where=group, notes=notes)
+
+
+def _checked(sections: dict[str, dict[str, Any]]) -> Config:
+    left_at_default: set[str] = set()
+    complete = {
+        kind: completed(kind, sections[kind], where=kind, left_at_default=left_at_default)
+        for kind in COMPONENT_SECTIONS
+    }
+    plain = resolved({**sections, **complete})
+    made: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    made |= {name: _section(name, plain[name]) for name in SECTIONS}
+    config = Config(**made, left_at_default=frozenset(left_at_default))
+    with_layer_changes(config)  # raises here for a wrong layer, before anything is built
+    return config
+
+
+def _section(name: str, values: dict[str, Any]) -> Any:
+    known = [option.name for option in section_options(SECTIONS[name])]
+    for option, value in values.items():
+        if option not in known:
+            raise ValueError(no_such(f"{name} option", option, known))
+        if value == _MISSING:
+            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
+    return SECTIONS[name](**values)

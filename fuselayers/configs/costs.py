@@ -1,4 +1,4 @@
-"""costs -- what a model takes: parameters, arithmetic, and memory between forward and backward.
+"""costs -- parameters, arithmetic, and memory between forward and backward of a model.
 
 Nothing is computed and no memory is taken: the model is built on the meta device and called with fake tensors.
 """
@@ -15,17 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
-from .build import build
-from .compose import compose
+from .build import build, compose
 from .schemas import Config
-from .source import Source
+from .sources import Source
 
 __all__ = ["ModelCosts", "model_costs", "parameter_counts"]
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """What one example costs, a sequence as long as the model's context, in training without fusion.
+    """The costs of one example, a sequence as long as the model's context, in training without fusion.
 
     The example of an encoder_decoder is two such sequences, a source and a target. "Per token" is there per pair, a
     token that is read and one that is written: the cost of the example, divided by the length of one of the two.
@@ -41,8 +40,8 @@ class ModelCosts:
         tokens: of a sequence of the example, the model's `context_length`.
         forward_flops: of an example.
         backward_flops: of an example.
-        float32_bytes: what eager mode keeps of an example from forward to backward, in bytes, without the weights, if
-            weights and activations are float32.
+        float32_bytes: bytes that eager mode saves for backward of an example, without the weights, if weights and
+            activations are float32.
         bfloat16_bytes: the same, if they are bfloat16.
     """
 
@@ -66,28 +65,28 @@ class ModelCosts:
 
     @property
     def float32_bytes_per_token(self) -> float:
-        """Bytes kept for backward in float32, for a token of a full context."""
+        """Bytes saved for backward in float32, for a token of a full context."""
         return self.float32_bytes / self.tokens
 
     @property
     def bfloat16_bytes_per_token(self) -> float:
-        """Bytes kept for backward in bfloat16, for a token of a full context."""
+        """Bytes saved for backward in bfloat16, for a token of a full context."""
         return self.bfloat16_bytes / self.tokens
 
 
 def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> ModelCosts:
-    """Return what the model of a config costs, as one that is trained in eager mode on a CPU.
+    """Return the costs of a config's model, trained in eager mode on a CPU.
 
-    A GPU keeps about as much; which of torch's attention kernels serves makes the difference. What a fused model keeps,
-    `fuselayers.explain` says.
+    A GPU saves about as much, depending on torch's attention kernel. `fuselayers.explain` shows the bytes that a fused
+    model saves.
 
     Args:
         source: as for `build`; the section `fusion` does not matter.
         overrides: as for `build`.
 
     Raises:
-        TypeError, OSError, ValueError: as `build`; or the model does not say what it is called with
-            (`example_inputs`), or what it computes depends on values, which fake tensors do not have.
+        TypeError, OSError, ValueError: as `build`; or the model has no `example_inputs`, or its
+            computation depends on values, which fake tensors do not have.
 
     >>> costs = model_costs("gpt2_small")
     >>> costs.parameters, costs.tokens
@@ -95,7 +94,7 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
     >>> f"{costs.forward_flops_per_token / 1e6:.0f} MFLOP"
     '285 MFLOP'
     """
-    # What training costs does not depend on where the question is asked.
+    # The costs of training are the same within the caller's no_grad.
     with torch.inference_mode(False), torch.enable_grad():
         return _counted(compose(source, overrides))
 

@@ -1,4 +1,4 @@
-"""rebuild -- the same model with another implementation of its parts, and with its weights."""
+"""rebuild -- the same model with other components, and with its weights."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ..components import Carried, carry_weights, compare_weights
 from ..partition import FusedModule
-from .build import build
-from .compose import compose
-from .source import Source
+from .build import build, compose
+from .sources import Source
 
 __all__ = ["RebuildError", "RebuildWarning", "rebuild"]
 
@@ -52,17 +51,17 @@ def rebuild(
     """Return the model that `overrides` make of a model's config, with the model's weights.
 
     A weight (a parameter, a persistent buffer) is carried over where it agrees with one of the old model, see
-    `components.carry_weights`. The others are initialised as `build` does it, and a `RebuildWarning` says which these
-    are, and what was left behind. `components.compare_weights` of the two models gives the same report.
+    `components.carry_weights`. The others are initialised as by `build`. A `RebuildWarning` names them, and the old
+    weights that were left behind. `components.compare_weights` of the two models gives the same report.
 
     The weights are copied: the old model stays as it was, and may be used, changed or deleted. A weight that carried
     has the old one's device, dtype, requires_grad and ties to other weights; one that did not has the device and dtype
-    of what stood in its place or beside it, and is trained. A module is in the mode, train or eval, of the old one of
-    its name. What else was put on the old model does not come along: hooks, gradients, adapters, wrappers. An optimizer
-    knows the old parameters, so make it anew.
+    of the weight in its place or beside it, and is trained. A module is in the mode, train or eval, of the old one of
+    its name. Hooks, gradients, adapters and wrappers of the old model do not come along. An optimizer holds the old
+    parameters, so make it anew.
 
-    A config is made of values: where one came from another in the file of a model, as gpt_nano's feedforward.dropout
-    does from model.dropout, an override changes the one that it names.
+    A config holds values, not references: gpt_nano's feedforward.dropout comes from model.dropout, but an override of
+    model.dropout leaves it as it is.
 
     It needs the memory of both models. Where weights have to be initialised, the new model is made on the CPU first,
     with torch's default generator, whose state is put back.
@@ -70,7 +69,7 @@ def rebuild(
     Args:
         model: one that `build` or `rebuild` returned; it is not changed.
         overrides: of its config, as for `compose`.
-        config: what the model was built from, for a model that `build` did not make: anything that `compose` takes.
+        config: for a model that `build` did not make: its config, as `compose` takes it.
         strict: whether to raise a RebuildError, instead of a warning, where something does not carry.
 
     Raises:
@@ -108,16 +107,16 @@ def _config_of(model: nn.Module) -> Source:
     if known is None:
         raise ValueError(
             f"this {type(model).__name__} does not know its config, since build did not return it; "
-            "pass what build returned, not what wraps it or is a part of it, or say what it was built from with config="
+            "pass the model that build returned, not a wrapper or a submodule of it, or its config with config="
         )
     source: Source = known
     return source
 
 
 def _is_covered(rebuilt: nn.Module, carried: Carried) -> bool:
-    """Return whether every tensor of a model is a weight that carries: then nothing of it has to be computed."""
+    """Return whether every tensor of a model is a weight that carries, so that none has to be initialised."""
     tensors = dict(_tensors(rebuilt))
-    # A tensor that is neither parameter nor buffer is made by a constructor, as its module knows best.
+    # Only its constructor makes a tensor that is neither parameter nor buffer.
     loose = any(isinstance(value, Tensor) for module in rebuilt.modules() for value in vars(module).values())
     return not loose and tensors.keys() == set(carried.carried)
 
@@ -132,7 +131,7 @@ def _place(rebuilt: nn.Module, before: Mapping[str, Tensor], carried: frozenset[
     first: dict[int, str] = {}
     tied = {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(rebuilt)}
     placed: dict[str | int, Tensor] = {}
-    # One after the other, and nothing else holds them: in no moment there are two copies of all.
+    # One after the other, with no other reference: two copies of all never exist at once.
     for name in tied:
         owner_name, _, leaf = name.rpartition(".")
         owner = rebuilt.get_submodule(owner_name)

@@ -1,15 +1,48 @@
-"""The config as dataclasses. Numbers are not here: they stand in the YAML groups."""
+"""The config as dataclasses. The numbers are in the YAML groups; types, ranges and meanings are here."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+import re
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
-from ..components import Choice
-from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size
+from ..components import REQUIRED, Choice, Option
+from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size, range_of
 from ..partition import partitioner
 from ..partition.backends import check_backends
-from .settings import check_settings, setting
+from .values import checked_option
 
-__all__ = ["Config", "DataConfig", "FusionConfig", "TrainConfig"]
+__all__ = ["SECTIONS", "Config", "DataConfig", "FusionConfig", "TrainConfig", "section_options"]
+
+
+def setting(doc: str, *, default: Any = MISSING) -> Any:
+    """Return a dataclass field with its meaning. Its type and range are in its annotation."""
+    return field(default=default, metadata={"doc": doc})
+
+
+def section_options(section: type) -> tuple[Option, ...]:
+    """Return the fields of a section as the registry returns the options of a component.
+
+    >>> steps = section_options(TrainConfig)[0]
+    >>> steps.name, steps.doc, str(steps.range)
+    ('steps', 'updates of the weights (steps)', 'at least 1')
+    """
+    types, annotations = get_type_hints(section), get_type_hints(section, include_extras=True)
+    return tuple(
+        Option(
+            name=entry.name,
+            annotation=types[entry.name],
+            default=REQUIRED if entry.default is MISSING else entry.default,
+            doc=entry.metadata["doc"],
+            range=range_of(annotations[entry.name]),
+        )
+        for entry in fields(section)
+    )
+
+
+def _check(name: str, section: Any) -> None:
+    """Check and convert every field of a frozen section."""
+    for option in section_options(type(section)):
+        value = checked_option(f"{name}.{option.name}", getattr(section, option.name), option)
+        object.__setattr__(section, option.name, value)
 
 
 @dataclass(frozen=True)
@@ -23,17 +56,17 @@ class FusionConfig:
     'auto'
     """
 
-    backend: str = setting("what compiles the two graphs, as `fuse` takes it", default="auto")
+    backend: str = setting("the compiler of the two graphs, as `fuse` takes it", default="auto")
     partition: str = setting(
-        "how `fuse` chooses what is saved for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
+        "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
         default="min_cut",
     )
     scope: Literal["none", "layer", "block", "model"] = setting(
-        "what is fused as one: nothing, each feedforward's op, each block, or the whole model", default="model"
+        "which part is fused as one: none, each feedforward's op, each block, or the whole model", default="model"
     )
 
     def __post_init__(self) -> None:
-        check_settings("fusion", self)
+        _check("fusion", self)
         check_backends(self.backend, ())
         partitioner(self.partition)
 
@@ -46,29 +79,33 @@ class TrainConfig:
         ValueError: a value of another type or out of its range.
     """
 
-    steps: Size = setting("updates of the weights", unit="steps")
-    batch_size: Size = setting("sequences in a micro-batch", unit="sequences")
-    accumulate: Size = setting("micro-batches whose gradients make one step", unit="micro-batches")
-    learning_rate: Positive = setting("the highest one, after the warm-up", unit="per step")
-    min_learning_rate: NotNegative = setting("the one of the last step, at the end of the cosine", unit="per step")
-    warmup_steps: Count = setting("how long the learning rate rises from zero", unit="steps")
-    weight_decay: NotNegative = setting("AdamW's, on matrices only", unit="per unit of learning rate")
-    beta1: Probability = setting("AdamW's decay of the mean gradient", unit="per step")
-    beta2: Probability = setting("AdamW's decay of the mean squared gradient", unit="per step")
+    steps: Size = setting("updates of the weights (steps)")
+    batch_size: Size = setting("sequences in a micro-batch (sequences)")
+    accumulate: Size = setting("micro-batches whose gradients make one step (micro-batches)")
+    learning_rate: Positive = setting("the highest rate, after the warm-up (per step)")
+    min_learning_rate: NotNegative = setting("the rate of the last step, at the end of the cosine (per step)")
+    warmup_steps: Count = setting("how long the learning rate rises from zero (steps)")
+    weight_decay: NotNegative = setting("AdamW's, on matrices only (per unit of learning rate)")
+    beta1: Probability = setting("AdamW's decay of the mean gradient (per step)")
+    beta2: Probability = setting("AdamW's decay of the mean squared gradient (per step)")
     clip_norm: NotNegative = setting("the largest norm of the gradient; 0 does not clip")
     precision: Literal["float32", "bfloat16"] = setting("bfloat16 runs matmuls under autocast; weights stay float32")
     seed: Annotated[int, Range(minimum=0, below=2**63)] = setting("of weights, batches and dropout")
-    evaluate_every: Size = setting("how often the validation loss is measured", unit="steps")
-    evaluate_batches: Size = setting("what a validation loss is the mean of", unit="batches")
-    checkpoint_every: Size = setting("how often a checkpoint is written", unit="steps")
+    evaluate_every: Size = setting("how often the validation loss is measured (steps)")
+    evaluate_batches: Size = setting("batches that a validation loss averages (batches)")
+    checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
-    sample_bytes: Count = setting("length of the text to write at the end; 0 for none", unit="bytes")
+    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes)")
     compare: bool = setting("whether to end with a table of eager against fused")
-    device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0", pattern=r"[a-z]+(:[0-9]+)?")
+    device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
 
     def __post_init__(self) -> None:
-        check_settings("train", self)
+        _check("train", self)
+        if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
+            raise ValueError(
+                f"train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, got {self.device!r}"
+            )
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(
                 f"train.min_learning_rate must be at most train.learning_rate, {self.learning_rate}, "
@@ -85,14 +122,14 @@ class DataConfig:
     """
 
     path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
-    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length", unit="bytes")
+    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length (bytes)")
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
-        "what is kept for validation", unit="share of the files, or of one file's bytes"
+        "the text held out for validation (share of the files, or of one file's bytes)"
     )
-    suffixes: tuple[str, ...] = setting("what the names of a folder's files end in")
+    suffixes: tuple[str, ...] = setting("the endings of the names of a folder's files")
 
     def __post_init__(self) -> None:
-        check_settings("data", self)
+        _check("data", self)
 
 
 @dataclass(frozen=True)
@@ -109,6 +146,8 @@ class Config:
         fusion: how much of it goes through the fusion core.
         train: the training run.
         data: the text to train on.
+        left_at_default: the paths of the components' options that nobody wrote, such as "feedforward.expansion". A swap
+            gives them the new component's default, and keeps the others.
     """
 
     model: Choice
@@ -120,3 +159,9 @@ class Config:
     fusion: FusionConfig
     train: TrainConfig
     data: DataConfig
+    # Two configs with the same values build the same model, whoever wrote the values.
+    left_at_default: frozenset[str] = field(default=frozenset(), compare=False)
+
+
+# The sections that are dataclasses of their own; the others name a component.
+SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}

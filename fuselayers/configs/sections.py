@@ -1,34 +1,53 @@
-"""Sections that name a component: how one is changed, swapped, and checked against the component's own signature.
+"""Sections that name a component: change one, swap its component, complete it, check it against the signature.
 
-A section is a plain dict {"name": a registered name, option: value, ...}; an option that is a component again, as a
-model's block or the expert of a mixture, is such a dict or the bare name.
+A section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such as a
+model's block or the expert of a mixture: it is such a dict again, or the bare name. A section holds only what somebody
+wrote; `completed` adds the defaults.
 """
 
-from typing import Any
+from collections.abc import Container
+from typing import Any, Final
 
-from ..components import REQUIRED, Choice, Option, get, names, options
+from ..components import REQUIRED, Choice, LayerChange, Option, names, options
+from ..components.model.layers import PARTS, matching_layers
 from ..names import no_such
-from .annotations import alternatives, checked
+from .schemas import Config
+from .values import alternatives, checked_option, plain_copy
 
-__all__ = ["as_section", "changed", "checked_choice", "completed"]
+__all__ = ["changed", "checked_choice", "completed", "fitting", "with_layer_changes", "written"]
+
+# The options of models that hold lists of {at: which layers, component: its name or options}.
+_LAYER_OPTIONS: Final = ("layers", "decoder_layers")
+# A saved config must stay within the limits of `read_yaml` and `plain_copy`.
+_MOST_LAYERS: Final = 200
 
 
-def changed(kind: str, section: dict[str, Any], changes: dict[str, Any], *, where: str) -> dict[str, Any]:
+def changed(
+    kind: str, section: dict[str, Any], changes: dict[str, Any], *, where: str, notes: list[str] | None = None
+) -> dict[str, Any]:
     """Return a section with changes made; a change of `name` swaps the component first.
+
+    A swap keeps every option that the new component has too. What it cannot keep, and what changes with the default,
+    goes into `notes`.
 
     Raises:
         ValueError: no such component or option.
 
-    >>> changed("feedforward", {"name": "gated_mlp", "dropout": 0.1}, {"name": "mlp"}, where="feedforward")
-    {'name': 'mlp', 'dropout': 0.1}
+    >>> notes = []
+    >>> changed("feedforward", {"name": "mlp", "bias": True}, {"name": "gated_mlp"}, where="feedforward", notes=notes)
+    {'name': 'gated_mlp', 'bias': True}
+    >>> notes
+    ["feedforward=gated_mlp replaces mlp: by default expansion=2.6666666666666665 (was 4.0), activation='silu' ..."]
     """
     name = changes.get("name", section.get("name"))
     if not isinstance(name, str):
         raise ValueError(f"{where} must name a {kind}, got {name!r}; there are: {', '.join(names(kind))}")
     known = _options(kind, name)
-    if name != section.get("name"):
-        section = {"name": name, **_kept(kind, section, known)}
-    result = dict(section)
+    result = {**section, "name": name}
+    if section.get("name", name) != name:
+        result = {"name": name, **{key: value for key, value in section.items() if key in known}}
+        if notes is not None:
+            notes += _swap_notes(kind, section, {**result, **changes}, where)
     for key, value in changes.items():
         if key == "name":
             continue
@@ -37,39 +56,94 @@ def changed(kind: str, section: dict[str, Any], changes: dict[str, Any], *, wher
         inner = _kind_within(known[key], value)
         if inner is not None:
             path = f"{where}.{key}"
-            before = section.get(key, known[key].default)
-            # What is chosen in place of none begins at the new component's defaults.
-            value = changed(inner, as_section(before or {}, path), as_section(value, path), where=path)
+            before = _as_section(result.get(key, known[key].default) or {}, path)
+            value = changed(inner, before, _as_section(value, path), where=path, notes=notes)
         result[key] = value
     return result
 
 
-def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Return a section with every option that it leaves out at the component's default.
+def fitting(kind: str, section: dict[str, Any], *, where: str, notes: list[str]) -> dict[str, Any]:
+    """Return a section that Hydra composed, without the options of another component.
+
+    Hydra merges files: llama_tiny.yaml sets multiple_of of its gated_mlp, and still does with feedforward=mlp.
 
     Raises:
-        ValueError: no such component, or an option without a default is left out.
+        ValueError: an option that no component of the kind has, or no such component.
+    """
+    name = section.get("name")
+    if isinstance(name, str) and (unknown := section.keys() - {"name", *_options(kind, name)}):
+        dropped = unknown & {option.name for other in names(kind) for option in options(kind, other)}
+        notes += [
+            f"{where}: {name} has no option {key}, so {key}={section[key]!r} is dropped" for key in sorted(dropped)
+        ]
+        section = {key: value for key, value in section.items() if key not in dropped}
+    return changed(kind, {}, section, where=where)
+
+
+def written(kind: str, section: dict[str, Any], left_at_default: Container[str], *, where: str) -> dict[str, Any]:
+    """Return a completed section without the options that nobody wrote.
+
+    Args:
+        kind: of the component.
+        section: complete.
+        left_at_default: the paths of the options that nobody wrote. One that has another value than the component's
+            default, because the default changed or the config was edited, counts as written.
+        where: the path of the section.
+    """
+    known = _options(kind, section["name"])
+    result = {"name": section["name"]}
+    for key, value in section.items():
+        if key == "name":
+            continue
+        path = f"{where}.{key}"
+        default = known[key].default if key in known else REQUIRED
+        inner = _kind_within(known[key], value) if key in known else None
+        if inner is not None:
+            value = written(inner, _as_section(value, path), left_at_default, where=path)
+            default = _as_section(default, path)
+        if path not in left_at_default or default is REQUIRED or value != plain_copy(default):
+            result[key] = value
+    return result
+
+
+def completed(
+    kind: str, section: dict[str, Any], *, where: str, left_at_default: set[str] | None = None
+) -> dict[str, Any]:
+    """Return a section with every option, in the component's order.
+
+    Args:
+        kind: of the component.
+        section: with some of the options.
+        where: the path of the section.
+        left_at_default: gets the paths of the options that take their default.
+
+    Raises:
+        ValueError: no such component, or an option without a default is missing.
 
     >>> completed("position", {"name": "sinusoidal"}, where="position")
     {'name': 'sinusoidal', 'base': 10000.0}
     """
     result = {"name": section["name"]}
     for name, option in _options(kind, section["name"]).items():
+        path = f"{where}.{name}"
         value = section.get(name, option.default)
         if value is REQUIRED:
             meaning = f" ({option.doc})" if option.doc else ""
             raise ValueError(f"{kind} {section['name']!r} needs the option {name!r}{meaning}")
-        path = f"{where}.{name}"
+        if left_at_default is not None and name not in section:
+            left_at_default.add(path)
         inner = _kind_within(option, value)
-        result[name] = value if inner is None else completed(inner, as_section(value, path), where=path)
+        if inner is not None:
+            value = completed(inner, _as_section(value, path), where=path, left_at_default=left_at_default)
+        result[name] = value
     return result
 
 
 def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
-    """Return a completed section as a choice, each option checked by its annotation.
+    """Return a completed section as a choice, each option checked by its annotation and its range.
 
     Raises:
-        ValueError: an option has another type.
+        ValueError: an option has another type or is out of range.
 
     >>> checked_choice("position", {"name": "sinusoidal", "base": 50}, where="position")
     Choice(name='sinusoidal', options={'base': 50.0})
@@ -81,26 +155,106 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
         if inner is not None:
             fitted[name] = checked_choice(inner, section[name], where=path)
             continue
-        fitted[name] = checked(path, section[name], option.annotation)
-        if option.range is not None and fitted[name] is not None:
-            option.range.check(path, fitted[name])
-        if option.kind is not None and isinstance(fitted[name], str):
-            get(option.kind, fitted[name])  # an activation by its name: a misspelt one is found before it is built
+        fitted[name] = checked_option(path, section[name], option)
+        if kind == "model" and name in _LAYER_OPTIONS:
+            fitted[name] = _checked_layers(fitted[name], option=name)
     return Choice(section["name"], fitted)
 
 
-def _kept(kind: str, section: dict[str, Any], known: dict[str, Option]) -> dict[str, Any]:
-    # Note: [what a swap keeps]
-    # What was set away from the old component's defaults is kept, as far as the new one has an option of that name; for
-    # the rest the new one's defaults hold. So gpt_nano's dropout stays when its MLP becomes a gated one, its activation
-    # becomes the gated one's own, and what only the old component knows falls away. Values are compared, not where they
-    # came from: a file that spells every default out is swapped like one that leaves them out.
-    if "name" not in section:
-        return {}
-    before = _options(kind, section["name"])
-    return {
-        key: value for key, value in section.items() if key in before and key in known and value != before[key].default
-    }
+# Note: [layers as written]
+# A config holds the entries of `model.layers` as they were written, and completes them when a model is built. Complete
+# entries would hide an override of a saved config: attention.soft_cap=null must reach the layers that differ too.
+
+
+def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
+    """Return the entries of `model.layers` as they were written, each `at` as text.
+
+    Raises:
+        ValueError: they have another form.
+    """
+    if not isinstance(entries, (list, tuple)):
+        raise ValueError(f"model.{option} must be a list of mappings {{at: ..., component: ...}}, got {entries!r}")
+    if len(entries) > _MOST_LAYERS:
+        raise ValueError(
+            f"model.{option} may have {_MOST_LAYERS} entries, got {len(entries):,}; "
+            f"one entry may change many layers: {{at: 1::2, ...}}"
+        )
+    return tuple(_checked_layer(entry, f"model.{option}[{place}]") for place, entry in enumerate(entries))
+
+
+def _checked_layer(entry: Any, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict) or "at" not in entry or len(entry) < 2:
+        raise ValueError(
+            f"{where} must say at which layers and what changes: {{at: 1::2, feedforward: ...}}, got {entry!r}"
+        )
+    at = entry["at"]
+    if isinstance(at, bool) or not isinstance(at, (int, str)):
+        raise ValueError(f"{where}.at must be an index or a slice such as 0 or 1::2, got {at!r}")
+    for kind in entry:
+        if kind != "at" and kind not in PARTS:
+            raise ValueError(no_such(f"component in {where}", kind, PARTS))
+    return {**entry, "at": str(at)}
+
+
+def with_layer_changes(config: Config) -> Choice:
+    """Return the choice of a config's model with its layers as `LayerChange`s, each component complete and checked.
+
+    An entry changes a component as an override would: it keeps the options that were written for the other layers.
+
+    Raises:
+        ValueError: no such component or option; an option has another type or is out of range; or an `at` matches no
+            layer.
+    """
+    model = config.model
+    changes: dict[str, tuple[LayerChange, ...]] = {}
+    for option in _LAYER_OPTIONS:
+        if option not in model.options:
+            continue
+        changes[option] = tuple(
+            _layer_change(config, entry, f"model.{option}[{place}]")
+            for place, entry in enumerate(model.options[option])
+        )
+        depths = [model.options.get(name) for name in ("num_decoder_layers", "num_layers")]
+        depth = (depths[0] or depths[1]) if option == "decoder_layers" else depths[1]
+        if depth is not None:
+            for change in changes[option]:
+                matching_layers(change.at, depth)
+    return Choice(model.name, {**model.options, **changes})
+
+
+def _layer_change(config: Config, entry: dict[str, Any], where: str) -> LayerChange:
+    choices: dict[str, Choice] = {}
+    for kind, change in entry.items():
+        if kind == "at":
+            continue
+        path = f"{where}.{kind}"
+        # The block is an option of the model, the other components are sections.
+        base = config.model.options.get("block") if kind == "block" else getattr(config, kind)
+        try:
+            before = _as_section(plain_copy(base), path) if base is not None else {}
+            if before:
+                before = written(kind, before, config.left_at_default, where="model.block" if kind == "block" else kind)
+            section = completed(kind, changed(kind, before, _as_section(change, path), where=path), where=path)
+        except ValueError as error:
+            # The text names the option alone, and here only some layers may have the component.
+            raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from error
+        choices[kind] = checked_choice(kind, section, where=path)
+    return LayerChange(entry["at"], **choices)
+
+
+def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where: str) -> list[str]:
+    """Return one line about what a swap changes: options that take another default, options that are dropped."""
+    old, new = _options(kind, before["name"]), _options(kind, after["name"])
+    parts = [
+        f"{name}={option.default!r} (was {old[name].default!r})"
+        for name, option in new.items()
+        if name in old and name not in after and option.default not in (old[name].default, REQUIRED)
+    ]
+    notes = [f"by default {', '.join(parts)}"] if parts else []
+    dropped = [f"{key}={value!r}" for key, value in before.items() if key != "name" and key not in new]
+    if dropped:
+        notes.append(f"dropped {', '.join(dropped)}, which {after['name']} does not have")
+    return [f"{where}={after['name']} replaces {before['name']}: {'; '.join(notes)}"] if notes else []
 
 
 def _options(kind: str, name: str) -> dict[str, Option]:
@@ -108,19 +262,15 @@ def _options(kind: str, name: str) -> dict[str, Option]:
 
 
 def _kind_within(option: Option, value: Any) -> str | None:
-    """Return the kind of the component that an option's value is, with options of its own, or None where it is none."""
+    """Return the kind of the component that an option holds, or None where it holds no component."""
     wanted = alternatives(option.annotation)
     if value is None and type(None) in wanted:
         return None
     return option.kind if Choice in wanted else None
 
 
-def as_section(value: Any, where: str) -> dict[str, Any]:
-    """Return a component, by its name, its section or its `Choice`, as a section.
-
-    Raises:
-        ValueError: it is something else.
-    """
+def _as_section(value: Any, where: str) -> dict[str, Any]:
+    """Return a component, given by its name, its section or its `Choice`, as a section."""
     if isinstance(value, Choice):
         return {"name": value.name, **value.options}
     if isinstance(value, str):

@@ -4,18 +4,16 @@ import types
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from ..components import KINDS, REQUIRED, names, options
+from ..components import KINDS, REQUIRED, Option, names, options
 from ..names import no_such
-from .compose import compose
-from .schemas import DataConfig, FusionConfig, TrainConfig
-from .settings import settings_of
+from .build import compose
+from .schemas import SECTIONS, section_options
 
 __all__ = ["HEADINGS", "TABLES", "OptionRow", "option_rows", "option_table", "type_name"]
 
 HEADINGS: Final = ("name", "option", "type", "range", "default", "meaning")
-_SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}
 # What there is a table of.
-TABLES: Final = (*KINDS, *_SECTIONS)
+TABLES: Final = (*KINDS, *SECTIONS)
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,14 @@ def option_rows(kind: str) -> list[OptionRow]:
     """
     if kind not in TABLES:
         raise ValueError(no_such("kind", kind, TABLES))
-    return _rows_of_section(kind) if kind in _SECTIONS else _rows_of_components(kind)
+    if kind in SECTIONS:
+        shipped = getattr(compose(), kind)
+        return [_row(kind, option, getattr(shipped, option.name)) for option in section_options(SECTIONS[kind])]
+    rows = []
+    for name in names(kind):
+        known = [_row(name, option, option.default) for option in options(kind, name)]
+        rows += known or [OptionRow(name, option="", type="", range="", default="", meaning="no options")]
+    return rows
 
 
 def option_table(kind: str) -> str:
@@ -99,36 +104,15 @@ def type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _rows_of_components(kind: str) -> list[OptionRow]:
-    rows = []
-    for name in names(kind):
-        rows += [
-            OptionRow(
-                name=name,
-                option=option.name,
-                type=type_name(option.annotation),
-                range=str(option.range or ""),
-                default="required" if option.default is REQUIRED else repr(option.default),
-                meaning=option.doc,
-            )
-            for option in options(kind, name)
-        ] or [OptionRow(name, option="", type="", range="", default="", meaning="no options")]
-    return rows
-
-
-def _rows_of_section(section: str) -> list[OptionRow]:
-    shipped = getattr(compose(), section)
-    return [
-        OptionRow(
-            name=section,
-            option=option,
-            type=type_name(about.annotation),
-            range=str(about.range or ""),
-            default=repr(getattr(shipped, option)),
-            meaning=f"{about.doc} ({about.unit})" if about.unit else about.doc,
-        )
-        for option, about in settings_of(_SECTIONS[section]).items()
-    ]
+def _row(name: str, option: Option, default: Any) -> OptionRow:
+    return OptionRow(
+        name=name,
+        option=option.name,
+        type=type_name(option.annotation),
+        range=str(option.range or ""),
+        default="required" if default is REQUIRED else repr(default),
+        meaning=option.doc,
+    )
 
 
 def _code(text: str) -> str:

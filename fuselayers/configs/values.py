@@ -1,20 +1,79 @@
-"""Plain values: what a config may hold. Whatever a stranger's file or a caller's dict brings is copied through here."""
+"""Plain values: what a config may hold, how YAML is read, and how a value is checked against an annotation.
 
+A config may come from a stranger, so nothing in it runs: no tags, no import paths, no resolvers.
+"""
+
+import io
+import math
 import re
+import types
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
+import yaml
 from omegaconf import Container, OmegaConf
 
-from ..components import Choice
+from ..components import Choice, Option, get
+from ..names import no_such
 
-__all__ = ["REFERENCE", "plain_copy"]
+__all__ = ["alternatives", "checked", "checked_option", "plain_copy", "read_yaml", "resolved"]
 
-# One whole value, and only the name of another one: no text around it, no resolver, no nesting.
-REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
-
+# One whole value that names another option: no text around it, no resolver, no nesting.
+_REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
+_MOST_BYTES: Final = 100_000
+_MOST_VALUES: Final = 10_000
+_DEEPEST_YAML: Final = 20
 _DEEPEST: Final = 8
-_LARGEST: Final = 10_000
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds, as plain dicts, lists and scalars; as Hydra reads it, but more strictly.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise type(error)(f"cannot read the config file {path}: {error.strerror}") from error
+    try:
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
+        return _parsed(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: a config file must be UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{path}: not YAML{line}: {problem}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parsed(text: str) -> Any:
+    # The events come before anything is built: an anchor could otherwise grow a few lines into gigabytes.
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        assert event.start_mark is not None
+        line = f"line {event.start_mark.line + 1}"
+        tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
+        if tag is not None:
+            raise ValueError(f"YAML tags are refused, got {tag!r} in {line}: a config holds plain values")
+        if anchor is not None:
+            raise ValueError(f"YAML anchors are refused, got {anchor!r} in {line}: write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST_YAML:
+            raise ValueError(f"{line} is nested deeper than {_DEEPEST_YAML} levels; no config is")
+        if isinstance(event, yaml.ScalarEvent):
+            _check_text(event.value, f"{line}: ")  # before OmegaConf parses it
+    try:
+        return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+    except OSError as error:  # a single number
+        raise ValueError(f"a config must be a mapping of groups, got {text.strip()!r}") from error
 
 
 def plain_copy(value: Any, where: str = "") -> Any:
@@ -25,8 +84,8 @@ def plain_copy(value: Any, where: str = "") -> Any:
         where: the path of the value, for error texts: "model.position".
 
     Raises:
-        ValueError: the value could make somebody run code (`_target_`, a resolver), is of another type, is nested too
-            deep or holds too much.
+        ValueError: the value could run code (`_target_`, a resolver), has another type, is nested too deeply or holds
+            too much.
 
     >>> plain_copy({"suffixes": (".py",)})
     {'suffixes': ['.py']}
@@ -34,7 +93,7 @@ def plain_copy(value: Any, where: str = "") -> Any:
     Traceback (most recent call last):
     ValueError: '_target_' is refused: a config names registered components, it cannot call code
     """
-    return _copy(value, where, depth=0, left=[_LARGEST])
+    return _copy(value, where, depth=0, left=[_MOST_VALUES])
 
 
 def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
@@ -42,22 +101,23 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
     if depth > _DEEPEST:
         raise ValueError(f"{where} is nested deeper than {_DEEPEST} levels; no config is")
     if left[0] < 0:
-        raise ValueError(f"the config is larger than {_LARGEST:,} values; no config is")
+        raise ValueError(f"the config is larger than {_MOST_VALUES:,} values; no config is")
     if isinstance(value, Container):
         value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Choice):
         value = {"name": value.name, **value.options}
     if isinstance(value, Mapping):
         return {
-            _key(key, where): _copy(entry, _path(where, key), depth=depth + 1, left=left)
+            _key(key, where): _copy(entry, f"{where}.{key}" if where else str(key), depth=depth + 1, left=left)
             for key, entry in value.items()
         }
     if isinstance(value, (list, tuple)):
         return [_copy(entry, f"{where}[{place}]", depth=depth + 1, left=left) for place, entry in enumerate(value)]
-    if isinstance(value, str):
-        return _text(str(value), where)
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        _check_text(str(value), f"{where or 'a value'}=")
+        return str(value)
     for number in (int, float):
         if isinstance(value, number):
             return number(value)
@@ -67,27 +127,155 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
     )
 
 
+def _check_text(text: str, place: str) -> None:
+    if "${" in text and not _REFERENCE.fullmatch(text):
+        raise ValueError(
+            f"{place}{text!r} is refused: ${{...}} may only stand alone and name another value, as ${{model.dropout}}; "
+            "resolvers such as ${oc.env:...} are not run. In an application of your own, call OmegaConf.resolve(cfg) "
+            "first"
+        )
+
+
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         raise ValueError(f"the keys of {where or 'a config'} must be text, got {key!r}")
     if key.startswith("_"):
-        raise ValueError(f"{_path(where, key)!r} is refused: a config names registered components, it cannot call code")
+        path = f"{where}.{key}" if where else key
+        raise ValueError(f"{path!r} is refused: a config names registered components, it cannot call code")
     if key == "hydra" and not where:
         raise ValueError(
             "'hydra' is refused: Hydra only composes here, its own settings are not part of a config; "
-            "folders of your own are named by an override, hydra.searchpath=[/my/configs]"
+            "an override names folders of your own, hydra.searchpath=[/my/configs]"
         )
     return str(key)
 
 
-def _text(text: str, where: str) -> str:
-    if "${" in text and not REFERENCE.fullmatch(text):
-        raise ValueError(
-            f"{where or 'a value'}={text!r} is refused: ${{...}} may only stand alone and name another value, "
-            "as ${model.dropout}; resolvers such as ${oc.env:...} are not run"
-        )
-    return text
+def resolved(sections: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections with every `${section.option}` replaced by the value of that option.
+
+    Raises:
+        ValueError: a reference names nothing, a whole section or list, or itself.
+
+    >>> resolved({"model": {"dropout": 0.1}, "feedforward": {"dropout": "${model.dropout}"}})
+    {'model': {'dropout': 0.1}, 'feedforward': {'dropout': 0.1}}
+    """
+    return {name: _resolved(section, name, sections) for name, section in sections.items()}
 
 
-def _path(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else str(key)
+def _resolved(value: Any, where: str, sections: dict[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: _resolved(entry, f"{where}.{key}", sections) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_resolved(entry, f"{where}[{place}]", sections) for place, entry in enumerate(value)]
+    seen: list[str] = []
+    while isinstance(value, str) and (reference := _REFERENCE.fullmatch(value)):
+        if value in seen:
+            raise ValueError(f"{where} refers to itself, through {' -> '.join(seen)}; give it a value")
+        seen.append(value)
+        found: Any = sections
+        for key in reference[1].split("."):
+            if not isinstance(found, dict) or key not in found:
+                raise ValueError(f"{where} refers to {value}, which this config does not have")
+            found = found[key]
+        # OmegaConf would take lists too, and a list of references to lists of references grows without bound.
+        if isinstance(found, (dict, list)):
+            raise ValueError(f"{where} refers to {value}, which is no single value")
+        value = found
+    return value
+
+
+def checked(where: str, value: Any, annotation: Any) -> Any:
+    """Return the value as the annotation has it: an int as a float where a float is wanted, a list as a tuple.
+
+    Args:
+        where: the path of the value, for the error text: "feedforward.expansion".
+        value: a plain value.
+        annotation: bool, int, float, str, None, Literal, a tuple of any length, or a union of these. The component
+            checks a value of any other type itself.
+
+    Raises:
+        ValueError: the value does not fit.
+
+    >>> checked("feedforward.expansion", 4, float)
+    4.0
+    >>> checked("feedforward.expansion", "four", float)
+    Traceback (most recent call last):
+    ValueError: feedforward.expansion must be a number, got 'four'
+    """
+    wanted = alternatives(annotation)
+    for alternative in wanted:
+        fits, fitted = _fit(where, value, alternative)
+        if fits:
+            return fitted
+    literals = [name for alternative in wanted if get_origin(alternative) is Literal for name in get_args(alternative)]
+    if literals and isinstance(value, str):
+        raise ValueError(no_such(where, value, literals))
+    hint = ""
+    if str in wanted and isinstance(value, (bool, int, float)):
+        hint = "; quote it to make it text, with two pairs of quotes on a command line"
+    elif isinstance(value, str) and any(map(_is_any_length, wanted)):
+        hint = f"; write [{value}]"
+    raise ValueError(f"{where} must be {' or '.join(map(_in_words, wanted))}, got {value!r}{hint}")
+
+
+def checked_option(where: str, value: Any, option: Option) -> Any:
+    """Return the value of an option, checked by its annotation and its range.
+
+    Raises:
+        ValueError: the value has another type, is out of range, or names no registered component.
+    """
+    value = checked(where, value, option.annotation)
+    if option.range is not None and value is not None:
+        option.range.check(where, value)
+    if option.kind is not None and isinstance(value, str):
+        get(option.kind, value)
+    return value
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union; for any other annotation, the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _fit(where: str, value: Any, annotation: Any) -> tuple[bool, Any]:
+    """Return whether the value fits, and the converted value."""
+    if annotation in (None, type(None)):
+        return value is None, value
+    if get_origin(annotation) is Literal:
+        return any(type(value) is type(name) and value == name for name in get_args(annotation)), value
+    if _is_any_length(annotation):
+        if not isinstance(value, (list, tuple)):
+            return False, value
+        entry, _ = get_args(annotation)
+        return True, tuple(checked(f"{where}[{place}]", item, entry) for place, item in enumerate(value))
+    if annotation is float:
+        number = _number(value)
+        return number is not None, number
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return annotation not in (bool, str) or isinstance(value, annotation), value
+
+
+def _is_any_length(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple and get_args(annotation)[1:] == (Ellipsis,)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _in_words(annotation: Any) -> str:
+    if annotation in (None, type(None)):
+        return "null"
+    if get_origin(annotation) is Literal:
+        return f"one of {', '.join(map(str, get_args(annotation)))}"
+    if _is_any_length(annotation):
+        return "a list"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return words[annotation]

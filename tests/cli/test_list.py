@@ -5,7 +5,7 @@ import pytest
 from fuselayers.cli.main import main
 from fuselayers.components import registry
 from fuselayers.configs import choices
-from fuselayers.configs.folders import GROUPS
+from fuselayers.configs.group_files import GROUPS
 
 
 @pytest.fixture(autouse=True)

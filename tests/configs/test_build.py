@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fuselayers.components import Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, TransformerBlock, registry
 from fuselayers.configs import Config, FusionConfig, build, compose
-from fuselayers.configs.build import build as build_itself
 from fuselayers.partition import FusedModule
 
 # Small enough to compile in seconds; the parts stay those of the shipped model.
@@ -241,7 +240,3 @@ def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyP
         ).width
         == 5
     )
-
-
-def test_it_is_the_function_that_the_package_shows() -> None:
-    assert build is build_itself

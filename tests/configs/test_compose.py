@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,7 @@ from torch import nn
 
 from fuselayers.components import REQUIRED, Choice, Encoder, options, registry
 from fuselayers.configs import Config, FusionConfig, choices, compose
-from fuselayers.configs.files import composed
-from fuselayers.configs.folders import COMPONENT_GROUPS, SHIPPED
+from fuselayers.configs.group_files import COMPONENT_GROUPS, SHIPPED, composed_files
 
 # What the names of models begin with -> model, feedforward, norm, residual style and position.
 ARCHITECTURES = {
@@ -58,7 +58,7 @@ def test_a_shipped_model_composes_to_its_own_parts(model: str) -> None:
 
 @pytest.mark.parametrize("model", PARTS)
 def test_a_shipped_model_sets_only_what_its_own_parts_know(model: str) -> None:
-    sections = composed({"model": model}, [SHIPPED])
+    sections = composed_files({"model": model}, (SHIPPED,))
     for kind in ("model", *COMPONENT_GROUPS):
         known = {option.name for option in options(kind, sections[kind]["name"])}
         assert set(sections[kind]) - {"name"} <= known
@@ -91,31 +91,24 @@ def test_published_numbers() -> None:
 
 
 @pytest.mark.parametrize("model", PARTS)
-@pytest.mark.parametrize(("feedforward", "norm"), [("mlp", "rms_norm"), ("fused_mlp", "layer_norm")])
-def test_a_choice_wins_over_the_models_own_in_any_order(model: str, feedforward: str, norm: str) -> None:
-    asked = [f"model={model}", f"feedforward={feedforward}", f"norm={norm}", "feedforward.expansion=3", "train.steps=7"]
+def test_a_choice_wins_over_the_models_own_wherever_it_stands(model: str) -> None:
+    asked = [f"model={model}", "feedforward=mlp", "norm=rms_norm", "feedforward.expansion=3", "train.steps=7"]
     config = compose(overrides=asked)
-    assert parts(config) == (PARTS[model][0], feedforward, norm, *PARTS[model][3:])
+    assert parts(config) == (PARTS[model][0], "mlp", "rms_norm", *PARTS[model][3:])
     assert config.feedforward.options["expansion"] == 3.0
     assert config.train.steps == 7
     assert compose(overrides=asked[::-1]) == config
     assert compose(model, asked[3:] + asked[:3]) == config
 
 
-def test_no_order_of_overrides_matters() -> None:
-    asked = ["model=llama_tiny", "feedforward=mlp", "feedforward.expansion=3", "train=quick"]
-    configs = [compose(overrides=list(order)) for order in itertools.permutations(asked)]
-    assert all(config == configs[0] for config in configs)
-
-
-def test_positions_and_residual_styles_are_chosen_and_set_in_any_order() -> None:
-    asked = ["position=rotary", "position.base=500", "residual=post", "residual.layer_scale=0.1"]
-    for order in (asked, asked[::-1], asked[1::2] + asked[::2]):
-        config = compose(overrides=list(order))
-        assert config.position == rotary(500.0)
-        assert config.residual == Choice("post", {"layer_scale": 0.1, "stochastic_depth": 0.0})
+def test_choices_come_before_options_and_the_last_of_a_path_wins() -> None:
+    asked = ["position.base=500", "position=rotary", "position=alibi", "position=rotary", "position.base=600"]
+    assert compose(overrides=asked).position == rotary(600.0)
     assert compose("llama_tiny", ["position.base=7"]).position == rotary(7.0)
-    assert compose(overrides=["position={name: rotary, base: 500}"]).position == rotary(500.0)
+    assert compose(overrides=["position={name: rotary, base: 500}", "position.base=6"]).position == rotary(6.0)
+    assert compose(overrides=["train.steps=6", "train={steps: 7}"]).train.steps == 7
+    assert compose(overrides=["model=bert_base", "model=llama_tiny"]) == compose("llama_tiny")
+    assert compose({"train": "quick"}, ["train=default"]).train == compose().train
 
 
 def test_a_component_within_the_model_is_chosen_and_set_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,24 +122,46 @@ def test_a_component_within_the_model_is_chosen_and_set_in_any_order(monkeypatch
     assert compose(overrides=["model.block={name: other}"]).model.options["block"] == Choice("other", {"width": 3})
 
 
-def test_a_swap_keeps_what_was_set_and_leaves_the_old_components_defaults() -> None:
-    source = {
-        "feedforward": {"name": "fused_mlp", "dropout": 0.3, "activation": "relu", "expansion": 4.0, "bias": True}
-    }
+def test_a_swap_keeps_every_option_that_was_written_and_says_what_else_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = {"feedforward": {"name": "fused_mlp", "dropout": 0.3, "expansion": 4.0, "bias": True}}
     swapped = compose(source, ["feedforward=gated_mlp"]).feedforward
-    # dropout and activation were set; expansion and bias stood at fused_mlp's defaults, spelt out or not
     assert swapped.options == {
-        "expansion": 8 / 3,
+        "expansion": 4.0,
         "multiple_of": 1,
-        "activation": "relu",
-        "bias": False,
+        "activation": "silu",
+        "bias": True,
         "dropout": 0.3,
         "width": None,
         "packed": False,
     }
-    llama = compose("llama_tiny", ["feedforward=mlp", "norm=layer_norm"])
-    assert "multiple_of" not in llama.feedforward.options
+    source = {"feedforward": {"name": "gated_mlp", "multiple_of": 8}, "norm": {"name": "rms_norm", "eps": 0.5}}
+    compose(source, ["feedforward=mlp", "feedforward.bias=true", "norm=layer_norm", "model.block=reversible"])
+    compose({**source, "train": {"seed": 5}}, ["model=llama_tiny", "train=quick"])
+    compose(compose(), ["train=quick", "fusion=off"])
+    compose(source, ["feedforward=gated_mlp"])
+    compose({"feedforward": "mlp"}, ["feedforward=fused_mlp"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "feedforward=gated_mlp replaces fused_mlp: by default activation='silu' (was 'gelu')",
+        "feedforward=mlp replaces gated_mlp: by default expansion=4.0 (was 2.6666666666666665), activation='gelu' "
+        "(was 'silu'); dropped multiple_of=8, which mlp does not have",
+        "model=llama_tiny, train=quick replaces train, feedforward, norm of the config",
+    ]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_a_swap_in_a_shipped_model_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fuselayers")
+    llama = compose("llama_tiny", ["feedforward=mlp", "feedforward.expansion=3", "norm=layer_norm"])
     assert llama.attention == compose("llama_tiny").attention
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert record.getMessage() == (
+        "feedforward=mlp replaces gated_mlp: by default activation='gelu' (was 'silu'), bias=True (was False); "
+        "dropped multiple_of=32, which mlp does not have; "
+        "norm=layer_norm replaces rms_norm: by default eps=1e-05 (was 1e-06)"
+    )
 
 
 def test_a_swap_to_mlp_and_its_fused_twin_changes_the_name_alone() -> None:
@@ -211,6 +226,7 @@ class TestSources:
     def test_a_config_is_a_source(self) -> None:
         config = compose("llama_tiny", ["train.steps=3"])
         assert compose(config) == config
+        assert compose({}) == compose()
         assert compose(config, ["train.steps=4"]) == replace(config, train=replace(config.train, steps=4))
 
     def test_overrides_win_over_a_file_and_a_file_over_its_model(self, tmp_path: Path) -> None:
@@ -247,23 +263,12 @@ class TestSources:
             ({"defaults": "gpt_nano"}, ValueError, "defaults must be a list of group: choice, got 'gpt_nano'"),
             ({"defaults": ["gpt_nano"]}, ValueError, "an entry of defaults must be group: choice, got 'gpt_nano'"),
             ({"defaults": [{"model": None}]}, ValueError, "an entry of defaults must be group: choice, got"),
-            (
-                {"defaults": [{"model": "gpt_nano"}], "model": "bert_base"},
-                ValueError,
-                "model is given twice, as 'gpt_nano' and 'bert_base'; give it once",
-            ),
         ],
     )
     def test_errors(self, source: Any, error: type[Exception], text: str) -> None:
         with pytest.raises(error) as caught:
             compose(source)
         assert text in str(caught.value)
-
-    def test_a_file_without_a_mapping(self, tmp_path: Path) -> None:
-        path = tmp_path / "empty.yaml"
-        path.write_text("# nothing\n")
-        with pytest.raises(ValueError, match="a config must be a mapping of groups, got None"):
-            compose(path)
 
 
 @pytest.mark.parametrize(
@@ -395,12 +400,13 @@ def every_value(value: Any) -> Iterator[Any]:
 
 def test_nothing_of_omegaconf_is_left_and_a_config_can_be_copied_and_pickled() -> None:
     config = compose(OmegaConf.create({"position": "rotary", "data": {"suffixes": [".c"]}}))
-    values = list(every_value(config))
+    values = list(every_value(replace(config, left_at_default=frozenset())))
+    assert {type(path) for path in config.left_at_default} == {str}
     assert ".c" in values
     assert 10000.0 in values
     assert not any(isinstance(value, Container) for value in values)
     assert {type(value) for value in values if "fuselayers" not in type(value).__module__} <= {
-        *(dict, tuple, str, int, float, bool, type(None))
+        *(dict, tuple, str, int, float, bool, type(None), frozenset)
     }
     assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
 
@@ -433,9 +439,19 @@ def test_it_works_inside_another_hydra_application(outer_application: Path) -> N
     assert theirs.feedforward.name == "theirs"
 
 
+def test_threads_compose_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for number in range(4):
+        (tmp_path / "train" / f"mine_{number}.yaml").write_text(f"defaults: [default]\nseed: {number}\n")
+    asked = [[f"hydra.searchpath=[{tmp_path}]", f"train=mine_{number % 4}"] for number in range(12)]
+    with ThreadPoolExecutor(6) as threads:
+        configs = list(threads.map(lambda overrides: compose(overrides=overrides), asked))
+    assert [config.train.seed for config in configs] == [0, 1, 2, 3] * 3
+
+
 def test_it_initialises_no_hydra_application() -> None:
     GlobalHydra.instance().clear()
-    compose("gpt_nano", ["feedforward=mlp"])
+    compose("gpt_nano", ["feedforward=mlp", "train=quick"])
     assert not GlobalHydra.instance().is_initialized()
 
 
@@ -450,3 +466,5 @@ def test_it_draws_nothing_from_torchs_generator() -> None:
 def test_another_model_over_a_saved_config_brings_its_own_parts() -> None:
     saved = compose("gpt_nano", ["feedforward=mlp", "attention.num_heads=2"])
     assert compose(saved, ["model=llama_tiny"]) == compose("llama_tiny")
+    both = {"defaults": [{"feedforward": "mlp"}], "feedforward": {"bias": False}}
+    assert compose(both, ["model=llama_tiny"]) == compose("llama_tiny")

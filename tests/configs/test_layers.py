@@ -5,8 +5,7 @@ import pytest
 
 from fuselayers.components import Choice, LayerChange
 from fuselayers.configs import build, compose, rebuild, to_yaml
-from fuselayers.configs.layers import with_layer_changes
-from fuselayers.configs.source import plain_sections
+from fuselayers.configs.sections import with_layer_changes
 
 SMALL = ["model.hidden_dim=32", "fusion=off"]
 
@@ -14,7 +13,7 @@ SMALL = ["model.hidden_dim=32", "fusion=off"]
 def layers(text: str, *overrides: str) -> tuple[LayerChange, ...]:
     """The changes that a model is built with."""
     config = compose("gpt_nano", [f"model.layers={text}", *overrides])
-    found = with_layer_changes(config.model, plain_sections(config)).options["layers"]
+    found = with_layer_changes(config).options["layers"]
     assert isinstance(found, tuple)
     return found
 
@@ -64,12 +63,8 @@ def test_references_and_ranges_reach_into_layers() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("3", "model.layers must be a list of mappings {at: ..., part: ...}, got 3"),
         ("[3]", "model.layers[0] must say at which layers and what changes: {at: 1::2, feedforward: ...}, got 3"),
-        ("[{at: 0}]", "model.layers[0] must say at which layers and what changes"),
-        ("[{feedforward: mlp}]", "model.layers[0] must say at which layers and what changes"),
-        ("[{at: true, norm: rms_norm}]", "model.layers[0].at must be an index or a slice such as 0 or 1::2, got True"),
-        ("[{at: 0, feedforwrd: mlp}]", "no part in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
+        ("[{at: 0, feedforwrd: mlp}]", "no component in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
         ("[{at: 0, feedforward: mpl}]", "model.layers[0].feedforward: no feedforward 'mpl'; did you mean 'mlp'?"),
         (
             "[{at: 0, feedforward: {expension: 2}}]",

@@ -416,11 +416,11 @@ def test_a_part_or_a_wrapper_of_a_model_does_not_know_its_config(wrap: Any) -> N
         assert compare_weights(rebuild(wrapped), built).complete
         return
     with pytest.raises(
-        ValueError, match="does not know its config, since build did not return it; pass what"
+        ValueError, match="does not know its config, since build did not return it; pass the model"
     ) as caught:
         rebuild(wrapped, ["feedforward=mlp"])
     assert str(caught.value).startswith(f"this {type(wrapped).__name__} does")
-    assert str(caught.value).endswith("or say what it was built from with config=")
+    assert str(caught.value).endswith("not a wrapper or a submodule of it, or its config with config=")
 
 
 def test_other_errors() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
-from fuselayers.configs.annotations import alternatives
-from fuselayers.configs.settings import settings_of
+from fuselayers.configs.schemas import section_options
+from fuselayers.configs.values import alternatives
 
 
 @pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
 def test_every_field_says_what_it_means(section: type) -> None:
-    assert all(len(about.doc.split()) >= 2 for about in settings_of(section).values())
+    assert all(len(option.doc.split()) >= 2 for option in section_options(section))
 
 
 # Numbers that count or measure nothing.
@@ -21,10 +21,10 @@ PURE = {"clip_norm": "a norm of gradients has the loss's unit over the weight's"
 
 @pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
 def test_every_number_has_a_range_and_a_unit(section: type) -> None:
-    for name, about in settings_of(section).items():
-        if {int, float}.intersection(alternatives(about.annotation)):
-            assert about.range, name
-            assert bool(about.unit) != (name in PURE), name
+    for option in section_options(section):
+        if {int, float}.intersection(alternatives(option.annotation)):
+            assert option.range, option.name
+            assert option.doc.endswith(")") != (option.name in PURE), option.name
 
 
 @pytest.mark.parametrize("section", [TrainConfig, DataConfig])
@@ -64,6 +64,7 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
         ("data", {"held_out": 0.0}, "data.held_out must be above 0 and below 1, got 0.0"),
         ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),
         ("data", {"sequence_length": -1}, "data.sequence_length must be at least 0, got -1"),
+        ("train", {"device": 3}, "train.device must be text, got 3; quote it to make it text"),
         ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, layer"),
         ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
         (

@@ -8,8 +8,8 @@ import torch
 
 from fuselayers.components import registry
 from fuselayers.components.ranges import Probability
-from fuselayers.configs.annotations import alternatives
 from fuselayers.configs.tables import HEADINGS, TABLES, OptionRow, option_rows, option_table, type_name
+from fuselayers.configs.values import alternatives
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)

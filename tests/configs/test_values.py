@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, Optional, Union
 
 import pytest
 from omegaconf import OmegaConf
 
 from fuselayers.components import Choice
-from fuselayers.configs.values import plain_copy
+from fuselayers.configs.values import checked, plain_copy, read_yaml
+
+HUGE = 10**400
 
 
 class Text(str):
@@ -31,6 +35,7 @@ class Colour(enum.IntEnum):
         ({Text("a"): Text("b")}, {"a": "b"}),
         (Colour.RED, 1),
         (True, True),
+        ("${model.position.base}", "${model.position.base}"),
     ],
 )
 def test_copies_are_of_builtin_types(value: Any, plain: Any) -> None:
@@ -43,18 +48,6 @@ def types_of(value: Any) -> Any:
     if type(value) is dict:
         return {type(key): types_of(entry) for key, entry in value.items()}
     return [types_of(entry) for entry in value] if type(value) is list else type(value)
-
-
-def test_a_copy_shares_nothing() -> None:
-    value: dict[str, Any] = {"a": {"b": [1]}}
-    copied = plain_copy(value)
-    copied["a"]["b"].append(2)
-    assert value == {"a": {"b": [1]}}
-
-
-@pytest.mark.parametrize("text", ["${model.dropout}", "${model.position.base}", "$HOME", "{x}", "$", "100 %"])
-def test_text_that_runs_nothing_is_left_as_it_is(text: str) -> None:
-    assert plain_copy(text) == text
 
 
 @pytest.mark.parametrize(
@@ -77,16 +70,69 @@ def test_text_that_runs_nothing_is_left_as_it_is(text: str) -> None:
         "${",
     ],
 )
-def test_every_other_interpolation_is_refused(text: str) -> None:
+def test_every_interpolation_but_a_reference_is_refused(text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         plain_copy({"train": {"output": text}})
-    assert str(caught.value) == (
-        f"train.output={text!r} is refused: ${{...}} may only stand alone and name another value, "
-        "as ${model.dropout}; resolvers such as ${oc.env:...} are not run"
+    refused, _, advice = str(caught.value).partition("; ")
+    assert refused == (
+        f"train.output={text!r} is refused: ${{...}} may only stand alone and name another value, as ${{model.dropout}}"
+    )
+    assert advice == (
+        "resolvers such as ${oc.env:...} are not run. In an application of your own, call OmegaConf.resolve(cfg) first"
     )
 
 
-def test_hydra_is_refused_as_a_group_and_is_a_name_like_any_other_below() -> None:
-    with pytest.raises(ValueError, match="'hydra' is refused: Hydra only composes here"):
-        plain_copy({"hydra": {}})
-    assert plain_copy({"data": {"hydra": 1}}) == {"data": {"hydra": 1}}
+@pytest.mark.parametrize(
+    ("value", "annotation", "fitted"),
+    [
+        (3, float, 3.0),
+        (None, int | None, None),
+        (3, Optional[float], 3.0),  # noqa: UP045 (a user may write it)
+        (3, Union[str, float], 3.0),  # noqa: UP007
+        ("a", Literal["a", "b"], "a"),
+        ([1, 2], tuple[int, int], [1, 2]),
+        ("f", Callable[[], int], "f"),
+        ("anything", Any, "anything"),
+    ],
+)
+def test_values_that_fit(value: Any, annotation: Any, fitted: Any) -> None:
+    result = checked("x.y", value, annotation)
+    assert result == fitted
+    assert type(result) is type(fitted)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "text"),
+    [
+        (3.0, int, "x.y must be a whole number, got 3.0"),
+        (float("inf"), float | None, "x.y must be a number or null, got inf"),
+        (HUGE, float, f"x.y must be a number, got {HUGE}"),
+        (5, str, "x.y must be text, got 5; quote it to make it text, with two pairs of quotes on a command line"),
+        ("c", Literal["a", "b"], "no x.y 'c'; there are: a, b"),
+        (1, Literal["a", "b"], "x.y must be one of a, b, got 1"),
+        (True, Literal[1, 2], "x.y must be one of 1, 2, got True"),
+        ("a", tuple[str, ...], "x.y must be a list, got 'a'; write [a]"),
+        (["a", 1], tuple[str, ...], "x.y[1] must be text, got 1; quote it"),
+        ({"a": 1}, str | None, "x.y must be text or null, got {'a': 1}"),
+    ],
+)
+def test_values_that_do_not_fit(value: Any, annotation: Any, text: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        checked("x.y", value, annotation)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "語", "🙂"])
+def test_a_file_is_as_large_as_its_bytes(letter: str, tmp_path: Path) -> None:
+    # The end counts: a file that was cut off must not be taken for a whole one.
+    end = "\nsteps: 5\n"
+    room = 100_000 - len(f"# {end}")
+    filled = letter * (room // len(letter.encode())) + "x" * (room % len(letter.encode()))
+    path = tmp_path / "large.yaml"
+    path.write_text(f"# {filled}{end}", encoding="utf-8")
+    assert path.stat().st_size == 100_000
+    assert read_yaml(path) == {"steps": 5}
+    for more in ("x", letter):
+        path.write_text(f"# {more}{filled}{end}", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"large\.yaml: a config file may have 100,000 bytes at most; no config"):
+            read_yaml(path)

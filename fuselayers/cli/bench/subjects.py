@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...components import Choice, LayerChange
-from ...configs import Config, build, compose
-from ...configs.folders import COMPONENT_SECTIONS
+from ...configs import COMPONENT_SECTIONS, Config, build, compose
 from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config

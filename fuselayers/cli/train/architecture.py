@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ...components import Choice, LayerChange
-from ...configs import Config
-from ...configs.folders import COMPONENT_SECTIONS
-from ...configs.layers import with_layer_changes
-from ...configs.source import plain_sections
+from ...configs import COMPONENT_SECTIONS, Config
+from ...configs.sections import with_layer_changes
 from ..plain import same_layer
 
 __all__ = ["check_same_architecture", "sequence_length"]
@@ -74,7 +72,7 @@ def _architecture(config: Config) -> dict[str, Any]:
     for section in COMPONENT_SECTIONS:
         choice = getattr(config, section)
         # Complete, so that what is said in another way, or left at its default, is the same.
-        found |= _flat(section, with_layer_changes(choice, plain_sections(config)) if section == "model" else choice)
+        found |= _flat(section, with_layer_changes(config) if section == "model" else choice)
     return found
 
 

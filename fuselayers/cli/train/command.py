@@ -13,10 +13,9 @@ import torch
 import yaml
 from rich.console import Console
 
-from ...configs import Config, DataConfig, TrainConfig, build, compose, to_yaml
-from ...configs.folders import COMPONENT_SECTIONS
-from ...configs.overrides import parse_overrides
-from ...configs.settings import settings_of
+from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, build, compose, to_yaml
+from ...configs.schemas import section_options
+from ...configs.sources import parse_overrides
 from ...partition import patience
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="group=option or section.key=value")
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig)):
-        lines += [f"  {section + '.' + name:<26} {about.doc}" for name, about in settings_of(schema).items()]
+        lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in section_options(schema)]
     parser.epilog = "\n".join([*lines, "", "`fuselayers list` shows the options of the model's parts."])
 
 

@@ -19,14 +19,9 @@ from fuselayers.cli.train.metrics import read_metrics
 from fuselayers.configs import compose
 
 
-def _last(overrides: list[str]) -> list[str]:
-    """The overrides, of each key the last one: what a test sets wins over `tiny`."""
-    return list({override.partition("=")[0]: override for override in overrides}.values())
-
-
 def _train(overrides: list[str]) -> str:
     output = io.StringIO()
-    assert train(_last(overrides), console=Console(file=output, width=200)) == 0
+    assert train(overrides, console=Console(file=output, width=200)) == 0
     return output.getvalue()
 
 
@@ -196,7 +191,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        code = train(_last([*tiny, f"train.output={folder}"]), console=Console(file=output, width=200))
+        code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
     assert code == 128 + signal.SIGINT
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
     assert (folder / "loss.png").exists()

@@ -85,3 +85,20 @@ def test_a_run_with_files_of_ones_own_is_continued_without_them(tmp_path: Path) 
     assert "continuing after step 2" in output.getvalue()
     # the folder may stand there again
     assert train([asked[0], f"train.resume={run}", "train.steps=4"], console=Console(file=io.StringIO())) == 0
+
+
+def test_a_checkpoint_with_a_config_that_does_not_compose_says_so(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text\n" * 300)
+    asked = [*TINY, *TRAINING, f"data.path={text}", f"train.output={tmp_path / 'run'}"]
+    assert train(asked, console=Console(file=io.StringIO())) == 0
+    path = tmp_path / "run" / "checkpoint.pt"
+    checkpoint = read_checkpoint(path)
+    edited = checkpoint.config_yaml.replace("name: transformer", "name: transfomer")
+    write_checkpoint(path, replace(checkpoint, config_yaml=edited))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        train([f"train.resume={path}"], console=Console(file=io.StringIO()))
+    assert str(caught.value) == (
+        f"the config in the checkpoint {path} does not compose: no block 'transfomer'; did you mean 'transformer'? "
+        "there are: reversible, transformer"
+    )

@@ -1,0 +1,296 @@
+"""The groups and their files: which choices there are, and how Hydra composes them.
+
+The shipped folder is `groups`. `hydra.searchpath` names others, laid out alike:
+
+    /my/configs/model/mine.yaml         with # @package _global_: chooses and sets its components too
+    /my/configs/feedforward/wide.yaml   sets options of its own group
+"""
+
+# Note: [who wins] Hydra takes the first file of a name, and looks through the shipped folder first. A file that a
+# shipped name or a registered component would hide is refused, where Hydra alone would ignore it.
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobRuntime
+from hydra.errors import HydraException
+from hydra.version import VersionBase
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from ..components import names, options
+from ..components.registry import of_another_kind
+from ..names import no_such
+from .schemas import SECTIONS, section_options
+from .values import plain_copy, read_yaml
+
+__all__ = [
+    "COMPONENT_GROUPS",
+    "COMPONENT_SECTIONS",
+    "GROUPS",
+    "SHIPPED",
+    "check_group",
+    "choices",
+    "component_file",
+    "composed_files",
+    "names_in",
+    "open_folders",
+]
+
+# A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
+COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
+# The sections that name a component.
+COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
+GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
+SHIPPED: Final = Path(__file__).resolve().parent / "groups"
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
+_OVERRIDE: Final = re.compile(r"override +/(\w+)")
+_LOCK: Final = threading.RLock()
+
+
+def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names that `group=` takes, sorted: the files and, for a group of components, every registered one.
+
+    Args:
+        group: one of `GROUPS`.
+        searchpath: folders of your own beside the shipped one, as `hydra.searchpath` takes them.
+
+    Raises:
+        ValueError, OSError: there is no such group; or the search path is wrong, see `open_folders`.
+
+    >>> choices("fusion")
+    ('auto', 'eager', 'inductor', 'nvfuser', 'off', 'triton')
+    """
+    check_group(group)
+    return names_in(open_folders(searchpath), group)
+
+
+def check_group(group: str) -> None:
+    """Raise ValueError, with the nearest one, unless there is such a group."""
+    if group not in GROUPS:
+        raise ValueError(no_such("config group", group, GROUPS))
+
+
+def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
+    """Return the names that may be chosen in a group, sorted."""
+    found = {name for folder in folders for name in _files(folder, group)}
+    return tuple(sorted(found.union(names(group) if group in COMPONENT_GROUPS else ())))
+
+
+def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return every section as the files make it, with its references unresolved and without defaults of components.
+
+    Args:
+        presets: group -> choice; the other groups are as the model's file chooses.
+        folders: as `open_folders` returns them.
+
+    Raises:
+        ValueError: a group has no such choice, or Hydra cannot compose a user's file.
+    """
+    for group, choice in presets.items():
+        _check_name(folders, group, choice)
+    overrides = tuple(f"{group}={choice}" for group, choice in presets.items())
+    return _composed("config", overrides, tuple(folders))
+
+
+def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the section of a choice in a group of components: that of its file, or the registered name alone.
+
+    Raises:
+        ValueError: as `composed_files`.
+    """
+    _check_name(folders, group, choice)
+    if not any(choice in _files(folder, group) for folder in folders):
+        return {"name": choice}
+    section: dict[str, Any] = _composed(None, (f"+{group}={choice}",), tuple(folders))[group]
+    return section
+
+
+def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
+    # A name out of a list also keeps `model=../../somewhere` from being a path.
+    known = names_in(folders, group)
+    if name not in known:
+        raise ValueError(no_such(group, name, known) + of_another_kind(group, name))
+
+
+def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
+    compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
+    sections: dict[str, Any] = plain_copy(compose_files(primary, overrides, folders))
+    return sections
+
+
+def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+    # Note: [the caller's Hydra] Hydra's public API works on process-wide singletons. A caller may build a model inside
+    # a Hydra application of their own, so all three are put back.
+    quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders[1:]]
+    search_path = f"hydra.searchpath=[{','.join(quoted)}]"
+    with _LOCK:
+        instance, versions, job = GlobalHydra.instance(), VersionBase.instance(), JobRuntime.instance()
+        hydra, version, name = instance.hydra, versions.version_base, job.get("name")
+        instance.clear()
+        try:
+            with initialize_config_dir(str(SHIPPED), job_name=name, version_base="1.3"):
+                return compose(primary, [*overrides, search_path])
+        except RecursionError as error:
+            raise ValueError(f"{' '.join(overrides)}: the files build on each other, in a circle") from error
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ValueError(f"cannot compose {' '.join(overrides)}: {' '.join(str(error).split())}") from error
+        finally:
+            GlobalHydra.set_instance(instance)
+            instance.hydra, versions.version_base = hydra, version
+
+
+# For the shipped files: they do not change while the program runs, and Hydra takes 50 ms (2 CPU cores).
+_by_hydra_once: Final = functools.cache(_by_hydra)
+
+
+def open_folders(entries: Any) -> tuple[Path, ...]:
+    """Return the shipped folder and those that a search path names. Every group file in the latter is checked.
+
+    Hydra runs resolvers in a defaults list, and expands anchors. So a file is checked before Hydra reads it.
+
+    Args:
+        entries: of `hydra.searchpath`: folders, relative ones below the working directory, or "file://" and one.
+
+    Raises:
+        ValueError: no list of texts, another scheme than file://, a folder without groups, or a file that is refused:
+            by its name, because it is outside of the folder, or by its content.
+        OSError: there is no such folder, or a file cannot be read.
+    """
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
+        raise ValueError(f"hydra.searchpath must be a list of folders, as [/my/configs], got {entries!r}")
+    folders = (SHIPPED, *map(_opened, entries))
+    for folder in folders[1:]:
+        for group in GROUPS:
+            for name, path in _files(folder, group).items():
+                _check_place(folder, group, name, path)
+    for folder in folders[1:]:
+        for group in GROUPS:
+            for path in _files(folder, group).values():
+                _check_content(path, folders, group)
+    return folders
+
+
+def _opened(entry: str) -> Path:
+    scheme, separator, rest = entry.partition("://")
+    if separator and scheme != "file":
+        raise ValueError(
+            f"hydra.searchpath: {entry!r} is refused: only folders are looked through, as /my/configs or "
+            f"file:///my/configs, not {scheme}://"
+        )
+    folder = Path(os.path.expanduser(rest if separator else entry))
+    if not folder.is_dir():
+        raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
+    folder = folder.resolve()
+    if not any((folder / group).is_dir() for group in GROUPS):
+        raise ValueError(
+            f"hydra.searchpath: {folder} holds no folder of a group; a file is found as model/mine.yaml, and the "
+            f"groups are: {', '.join(GROUPS)}"
+        )
+    return folder
+
+
+def _files(folder: Path, group: str) -> dict[str, Path]:
+    """Return name -> file, for the files that a folder has in a group."""
+    return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
+
+
+def _check_place(folder: Path, group: str, name: str, path: Path) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{path}: the name of a group file must be a letter, then letters, digits, _ and -; rename it")
+    if name in _files(SHIPPED, group):
+        raise ValueError(
+            f"{path}: {group}={name} is the shipped file, which hides this one, as in Hydra; give it another name"
+        )
+    if group in COMPONENT_SECTIONS and name in names(group):
+        raise ValueError(
+            f"{path}: {name!r} is a registered {group}, which this file would hide; give it another name, such as "
+            f"my_{name}.yaml"
+        )
+    real = path.resolve()
+    if not real.is_relative_to(folder):
+        raise ValueError(f"{path} leads out of its folder, to {real}; copy the file, or name its folder too")
+    if not real.is_file():
+        raise ValueError(f"{path} is no file")
+
+
+def _check_content(path: Path, folders: Sequence[Path], group: str) -> None:
+    content = read_yaml(path)
+    try:
+        is_global = _is_global(path.read_text(encoding="utf-8"), group)
+        content = plain_copy(content)
+        if not isinstance(content, dict):
+            raise ValueError(f"a group file must be a mapping of options, got {content!r}")
+        defaults = content.pop("defaults", [])
+        if not isinstance(defaults, list):
+            raise ValueError(f"defaults must be a list, got {defaults!r}")
+        for entry in defaults:
+            _check_default(entry, folders, group)
+        for section, settings in (content if is_global else {group: content}).items():
+            _check_section(section, settings, group)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _is_global(text: str, group: str) -> bool:
+    header = _PACKAGE.search(text)
+    if header is None:
+        return False
+    if header[1] != "_global_" or group != "model":
+        raise ValueError(
+            f"the package {header[1]!r} is refused: a file sets options of its own group, and only a file of model "
+            "those of its components too, with # @package _global_"
+        )
+    if text[: header.start()].strip():
+        raise ValueError("# @package _global_ must be the first line, as Hydra reads it")
+    return True
+
+
+def _check_section(section: str, content: Any, group: str) -> None:
+    check_group(section)
+    if group == "model" and section not in COMPONENT_SECTIONS:
+        # The file of that group is merged later, and would win without a word.
+        raise ValueError(
+            f"a file of model sets the model and its components, not {section}: write a file {section}/mine.yaml, "
+            f"and choose it beside the model, with {section}=mine"
+        )
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{section} must be a mapping of options, got {content!r}; a choice is an entry of defaults: "
+            f"override /{section}: {content}"
+        )
+    if section in SECTIONS:
+        known = {option.name for option in section_options(SECTIONS[section])}
+    else:
+        # Another file may choose the component, so an option of any of them fits.
+        known = {"name", *(option.name for name in names(section) for option in options(section, name))}
+    for option in content:
+        if option not in known:
+            raise ValueError(no_such(f"{section} option", option, known))
+
+
+def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
+    if entry == "_self_":
+        return
+    if isinstance(entry, str):
+        _check_name(folders, group, entry)
+        return
+    if isinstance(entry, dict) and len(entry) == 1 and group == "model":
+        ((key, choice),) = entry.items()
+        override = _OVERRIDE.fullmatch(key)
+        if override and override[1] in COMPONENT_GROUPS and isinstance(choice, str):
+            _check_name(folders, override[1], choice)
+            return
+    raise ValueError(
+        f"an entry of defaults must be the name of a file of the same group or, in a file of model, "
+        f"override /component: choice, got {entry!r}"
+    )

@@ -1,0 +1,140 @@
+"""A user's own Hydra application: the shipped groups in its search path, and `build` of the config that it composed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+import fuselayers
+from fuselayers.configs import compose, to_yaml
+
+PRIMARY = """\
+hydra:
+  searchpath: [pkg://fuselayers.configs.groups]
+defaults:
+  - fuselayers
+  - train: mine
+  - override model: llama_tiny
+  - override fusion: "off"
+  - _self_
+model: {num_layers: 2, hidden_dim: 32}
+optimizer: {_target_: torch.optim.AdamW, lr: "${train.rate}"}
+home: ${oc.env:HOME}
+"""
+APPLICATION = """\
+import hydra, torch, fuselayers
+from hydra.core.hydra_config import HydraConfig
+
+@hydra.main(config_path="conf", config_name="config", version_base="1.3")
+def main(cfg):
+    model = fuselayers.build(cfg, ["model.context_length=64"])
+    optimizer = hydra.utils.instantiate(cfg.optimizer, model.parameters())
+    print(type(model).__name__, len(model.blocks), type(model.blocks[0].feedforward).__name__,
+          model.blocks[0].feedforward.up.out_features, model.built_from.model.options["context_length"],
+          optimizer.defaults["lr"], HydraConfig.get().job.name, hydra.compose("config").train.rate)
+
+main()
+"""
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    (tmp_path / "conf" / "train").mkdir(parents=True)
+    (tmp_path / "conf" / "config.yaml").write_text(PRIMARY)
+    (tmp_path / "conf" / "train" / "mine.yaml").write_text("rate: 0.5\nepochs: 3\n")
+    (tmp_path / "application.py").write_text(APPLICATION)
+    return tmp_path
+
+
+def run(application: Path, *overrides: str) -> str:
+    package = str(Path(fuselayers.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
+    result = subprocess.run(
+        [sys.executable, "application.py", *overrides],
+        cwd=application,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.stdout + result.stderr
+
+
+def test_an_application_builds_what_it_composed(application: Path) -> None:
+    assert run(application) == "Decoder 2 GatedMLP 96 64 0.5 application 0.5\n"
+    output = run(application, "feedforward=mlp", "+feedforward.expansion=2", "train.rate=0.25")
+    assert "feedforward: mlp has no option multiple_of, so multiple_of=32 is dropped" in output
+    assert "Decoder 2 MLP 64 64 0.25 application 0.5\n" in output
+
+
+def application_config(**changes: Any) -> DictConfig:
+    sections = {
+        "model": {"name": "decoder", "vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 4},
+        "feedforward": {"name": "mlp", "dropout": "${model.dropout}"},
+        "attention": {"name": "multi_head", "num_heads": 2},
+        "norm": {"name": "rms_norm"},
+        "residual": {"name": "pre"},
+        "position": {"name": "none"},
+        "fusion": {"backend": "eager", "partition": "min_cut", "scope": "none"},
+        "train": {"epochs": 3},
+        "data": "/my/data",
+        "optimizer": {"_target_": "torch.optim.AdamW"},
+        "paths": {"home": "${oc.env:HOME}"},
+    }
+    sections["model"]["dropout"] = 0.25  # type: ignore[index]
+    return OmegaConf.create({**sections, **changes})
+
+
+def test_the_sections_of_a_model_are_taken_as_they_are_and_the_others_are_the_applications() -> None:
+    config = compose(application_config(), ["model.dropout=0.5"])
+    assert (config.norm.name, config.position.name, config.fusion.scope) == ("rms_norm", "none", "none")
+    assert config.feedforward.options["dropout"] == 0.5
+    # gpt_nano sets dropout in its feedforward, which is no part of this config.
+    assert compose(application_config(feedforward={"name": "fused_mlp"})).feedforward.options["dropout"] == 0.0
+    assert (config.train, config.data) == (compose().train, compose().data)
+    node = OmegaConf.create({"net": application_config()}).net
+    assert compose(node, ["model.dropout=0.5"]) == config
+
+
+def test_a_component_of_another_choice_is_swapped_with_its_options() -> None:
+    cfg = application_config(feedforward={"name": "mlp", "bias": True, "expansion": 4.0})
+    options = compose(cfg, ["feedforward=gated_mlp"]).feedforward.options
+    assert (options["bias"], options["expansion"]) == (True, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"norm": {"name": "rms_norm", "epps": 1}}, "no rms_norm option 'epps'; did you mean 'eps'?"),
+        ({"norm": {"name": "rmsnorm"}}, "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
+        ({"norm": {"name": "rms_norm", "_target_": "x.y"}}, "'norm._target_' is refused"),
+        (
+            {"norm": {"name": "rms_norm", "eps": "${width}"}, "width": 1},
+            "of your own, call OmegaConf.resolve(cfg) first",
+        ),
+        ({"norm": {"name": "rms_norm", "eps": "${train.eps}"}}, "norm.eps refers to ${train.eps}, which this config"),
+        ({"norm": {"eps": 1}}, "needs every section of a model: write defaults: [fuselayers] in it"),
+        ({"norm": "rms_norm"}, "needs every section of a model: write defaults: [fuselayers] in it"),
+    ],
+)
+def test_errors(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose(application_config(**changes))
+    assert text in str(caught.value)
+
+
+def test_a_resolved_config_may_refer_to_the_rest_of_the_application() -> None:
+    cfg = application_config(norm={"name": "rms_norm", "eps": "${width}"}, width=0.5, paths={})
+    OmegaConf.resolve(cfg)
+    assert compose(cfg).norm.options["eps"] == 0.5
+
+
+def test_a_saved_config_that_omegaconf_loaded_is_whole() -> None:
+    config = compose("llama_tiny", ["train.steps=3"])
+    assert compose(OmegaConf.create(to_yaml(config))) == config
