@@ -20,6 +20,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+from torch.fx.graph import _BoxedCodeGen
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .dispatch import FakeTensor, FakeTensorMode, pytree
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointPolicy",
     "all_nodes",
     "aot_autograd",
+    "boxed",
     "compile_one_graph",
     "compile_with_inductor",
     "compiler_version",
@@ -37,7 +39,6 @@ __all__ = [
     "cpp_compiler",
     "decompositions_of",
     "descriptors",
-    "direct_call",
     "donates_buffers",
     "extract_forward_and_backward",
     "forget_donated_buffers",
@@ -52,7 +53,6 @@ __all__ = [
     "known_ops",
     "make_boxed_func",
     "make_fx",
-    "mark_boxed",
     "must_recompute",
     "mutated_inputs",
     "named_source",
@@ -202,14 +202,15 @@ def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
         return copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
 
 
-def direct_call(target: Any) -> Callable[..., Any]:
-    """What an op of a graph calls in C++, without the Python method around it; the target itself if it is no op."""
-    # Not for subclasses: those of TorchBind objects look at their arguments first.
-    return target._op if type(target) is torch._ops.OpOverload else target
+def boxed(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return a function that runs a graph op by op. It takes its inputs as one list and empties it, as AOTAutograd
+    wants, and frees each value after its last use."""
+    graph_module.graph.set_codegen(_BoxedCodeGen())
+    graph_module.recompile()
 
+    def run(inputs: list[Any]) -> Any:
+        return graph_module.forward(inputs)
 
-def mark_boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Tell AOTAutograd that `run` takes its arguments as one list, and frees them as it goes."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
 

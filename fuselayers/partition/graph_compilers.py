@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .._torch.tracing import compile_one_graph
+from .._torch.tracing import boxed, compile_one_graph
 from .compilers import why_inductor_is_unavailable
-from .compilers.straight_line import straight_line
 from .fallback_warning import say_once
 
 __all__ = ["print_compile", "ts_compile"]
@@ -52,7 +51,7 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
     reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
     _say_what_serves(reason)
-    return compile_one_graph(fx_g, inps) if reason is None else straight_line(fx_g)
+    return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)
 
 
 def _say_what_serves(reason: str | None) -> None:

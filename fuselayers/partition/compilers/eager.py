@@ -5,10 +5,10 @@ from typing import Any
 
 import torch.fx as fx
 
+from ..._torch.tracing import boxed
 from ..partitioners import Partitioner
 from ..passes import dropout_in_place_pass
 from .ahead_of_time import compile_ahead_of_time
-from .straight_line import straight_line
 
 __all__ = ["compile_eager"]
 
@@ -28,7 +28,7 @@ def compile_eager(
         dropout_in_place_pass(graph_module),
         example_inputs,
         compiler="eager",
-        runnable=straight_line,
+        runnable=boxed,
         partition=partition,
         torch_random=torch_random,
     )

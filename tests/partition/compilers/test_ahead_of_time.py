@@ -9,9 +9,9 @@ from torch._decomp import get_decompositions
 from torch.nn import functional as F
 
 import fuselayers.ops  # noqa: F401 (hands the fusion core its masks)
+from fuselayers._torch.tracing import boxed
 from fuselayers.partition import SavingRule, default
 from fuselayers.partition.compilers.ahead_of_time import compile_ahead_of_time
-from fuselayers.partition.compilers.straight_line import straight_line
 
 
 class Graphs:
@@ -22,7 +22,7 @@ class Graphs:
 
     def __call__(self, graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
         self.seen.append(graph)
-        return straight_line(graph)
+        return boxed(graph)
 
 
 def compiled(fn: Callable[..., Tensor], runnable: Callable[..., Any], **options: Any) -> Callable[..., Tensor]:
