@@ -14,7 +14,7 @@ __all__ = [
     "compile_lock",
     "disable_dynamo",
     "dynamo_optimize",
-    "dynamo_state_kept",
+    "forget_compiled_code",
     "inner_error",
     "is_error_of_dynamo",
     "is_graph_break",
@@ -88,15 +88,15 @@ def is_graph_break(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def dynamo_state_kept(backend: Any) -> Iterator[None]:
-    """Forget, at the end, all that Dynamo learnt meanwhile.
+def forget_compiled_code(backend: Any) -> Iterator[None]:
+    """Remove from Dynamo, at the end, the code that it compiled meanwhile with `backend`.
 
-    A function that is inlined leaves no trace, but after a graph break each called function is compiled for itself:
-    its code then has a graph of `backend`, which counts towards the limit of graphs, and its sizes are remembered, so
-    that the next ones would be symbolic.
+    Dynamo inlines most calls, but after a graph break it compiles each called function for itself. Its cache would keep
+    these graphs, which count towards the limit of recompilations, and their sizes would make later ones symbolic.
     """
     from torch._dynamo import config, eval_frame, pgo
     from torch._dynamo.convert_frame import register_bytecode_hook
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
     from torch._dynamo.utils import CleanupManager
 
     compiled: list[tuple[types.CodeType, types.CodeType]] = []
@@ -112,20 +112,9 @@ def dynamo_state_kept(backend: Any) -> Iterator[None]:
         pgo._CODE_STATE = sizes_seen
         eval_frame.cached_backends.pop(id(backend), None)
         for code, new_code in compiled:
-            _forget(code, backend)
-            if new_code in CleanupManager.instance:  # what it put among the globals of the function
+            for entry in torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code):
+                state = getattr(entry.guard_manager, "extra_state", None)
+                if entry.backend is backend and state is not None:
+                    state.invalidate(entry, DeletedGuardManagerWrapper("traced for fuselayers.capture"))
+            if new_code in CleanupManager.instance:  # the names that Dynamo put among the function's globals
                 CleanupManager.instance._remove_id(id(new_code))
-
-
-def _forget(code: types.CodeType, backend: Any) -> None:
-    from torch._dynamo.guards import DeletedGuardManagerWrapper
-
-    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
-    ours = [entry for entry in entries if entry.backend is backend]
-    if len(ours) == len(entries):
-        torch._C._dynamo.eval_frame.reset_code(code)
-        return
-    for entry in ours:  # beside graphs of the user's own, which stay
-        state = getattr(entry.guard_manager, "extra_state", None)
-        if state is not None:
-            state.invalidate(entry, DeletedGuardManagerWrapper("fuselayers.partition.capture is done"))

@@ -151,13 +151,16 @@ def _for_inductor(partitioner: Any) -> Any:
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """True for what is handed on as it is, and costs nothing to keep: a device mesh, a script object, the state that
+    """True for a value that is no tensor and takes no memory to save: a device mesh, a script object, the state that
     compiled autograd passes to hooks."""
+    return _is_opaque_to_torch(node) or isinstance(node.meta.get("val"), BackwardState | FakeScriptObject)
+
+
+def _is_opaque_to_torch(node: fx.Node) -> bool:
     from torch._functorch import partitioners
 
-    # torch 2.11 knows no opaque nodes.
-    torchs_own = getattr(partitioners, "is_opaque_node", lambda node: False)(node)
-    return bool(torchs_own) or isinstance(node.meta.get("val"), BackwardState | FakeScriptObject)
+    # torch 2.11 has no opaque nodes.
+    return bool(getattr(partitioners, "is_opaque_node", lambda node: False)(node))
 
 
 def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
@@ -278,8 +281,8 @@ def extract_forward_and_backward(
     from torch._functorch import partitioners
 
     symbols = [node for node in saved_values if is_sym_node(node)]
-    # torch sorts script objects and the state for hooks out of the tensors by itself.
-    opaque = [node for node in saved_values if is_opaque(node)]
+    # Not the state for hooks: torch takes that out of the tensors itself.
+    opaque = [node for node in saved_values if _is_opaque_to_torch(node)]
     others = {*symbols, *opaque}
     tensors = [node for node in saved_values if node not in others]
     options: dict[str, Any] = {"saved_sym_nodes": symbols, "num_fwd_outputs": num_fwd_outputs}

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
 from .cost import flops_of
-from .fake_twins import fake_twins
+from .fake_copies import fake_copies
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
@@ -74,7 +74,7 @@ def explain(
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
-        with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, _):
+        with fake_copies(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, _):
             results = tree_leaves(twin(*twin_args, **twin_kwargs))
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
@@ -85,8 +85,8 @@ def explain(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
             f"or a parameter require grad, and leave torch.no_grad()"
         )
-    with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, static):
-        eager = saved_bytes(twin, *twin_args, parameters=static(), **twin_kwargs)
+    with fake_copies(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, static):
+        eager = saved_bytes(twin, *twin_args, parameters=static, **twin_kwargs)
     explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
     totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):

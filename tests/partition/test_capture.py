@@ -174,6 +174,12 @@ class TestWhatIsGiven:
         (power,) = [node for node in graph.module.graph.nodes if str(node.target) == "aten.pow.Tensor_Scalar"][:1]
         assert power.args[1] == 3
 
+    def test_a_list_that_holds_itself(self) -> None:
+        held: list[Any] = [torch.randn(4, requires_grad=True)]
+        held.append(held)
+        (graph,) = capture(lambda one, same: one[1][0].sin() * same["held"][0], held, {"held": held}, backend="eager")
+        assert sum(node.op == "placeholder" for node in graph.module.graph.nodes) == 2  # one tensor and the gradient
+
     def test_a_leaf_stays_a_leaf_that_requires_grad(self) -> None:
         (graph,) = capture(torch.mul, torch.randn(4, requires_grad=True), torch.randn(4), backend="eager")
         (output,) = [node for node in graph.module.graph.nodes if node.op == "output"]

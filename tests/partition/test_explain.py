@@ -272,6 +272,14 @@ def test_nothing_of_the_function_is_touched() -> None:
     assert x.grad is None
 
 
+def test_compiled_and_fused_functions_inside_run_eagerly() -> None:
+    """Compiled code reads memory, of which a fake tensor has none: it would crash the process."""
+    fused = fuse(nn.Linear(4, 4), backend="inductor", fallback=())
+    fused(torch.randn(2, 4)).sum().backward()
+    model, x = nn.Sequential(fused, torch.compile(nn.Linear(4, 4))), torch.randn(2, 4)
+    assert explain(model, x).totals["eager"].saved_bytes == saved_bytes(nn.Sequential(*[nn.Linear(4, 4)] * 2), x)
+
+
 def test_what_dynamo_does_not_compile_is_not_explained() -> None:
     def in_a_loop(x: Tensor) -> Tensor:
         for _ in range(3):
