@@ -3,9 +3,8 @@
 Tracing uses fake tensors, which have a shape, a dtype and a device, but no memory. So a model may be larger than the
 machine.
 
-Note: [why not aot_export_joint_with_descriptors] It traces one graph, so a graph break is an error, as
-is a module among the arguments; it returns ATen ops, not the graph that Inductor gives its partitioner; and meta tensors
-stay on the meta device.
+Note: [why not aot_export_joint_with_descriptors] It traces one graph: a graph break is an error, and so is a module in
+the arguments. It returns ATen ops, not the graph that Inductor gives its partitioner. Meta tensors stay on "meta".
 """
 
 import types
