@@ -29,26 +29,6 @@ def node_of(joint: JointGraph, target: object) -> torch.fx.Node:
     return next(node for node in joint.nodes if node.target == target)
 
 
-def test_nodes_are_sorted_by_who_needs_them() -> None:
-    joint = traced()
-    assert [str(node.target) for node in joint.nodes if node in joint.inputs] == ["primals_1", "primals_2"]
-    assert "aten.gelu.default" in targets(joint.forward)
-    assert "aten.gelu_backward.default" in targets(joint.from_gradients)
-    assert "aten.gelu_backward.default" not in targets(joint.forward)
-    assert joint.from_gradients <= joint.backward
-    assert joint.num_forward_outputs == 1
-
-
-def test_what_has_to_be_chosen() -> None:
-    joint = traced()
-    assert set(joint.needed).isdisjoint(joint.from_gradients)
-    assert {"aten.mm.default", "primals_1", "primals_2", "fuselayers.draw_seed.default"} <= targets(
-        frozenset(joint.needed)
-    )
-    place = {node: number for number, node in enumerate(joint.nodes)}
-    assert [place[node] for node in joint.needed] == sorted(place[node] for node in joint.needed)
-
-
 def test_a_mask_is_made_from_scalars() -> None:
     joint = traced()
     made = targets(joint.made_from_scalars)
@@ -75,19 +55,6 @@ def test_a_tuple_of_scalars_is_no_scalar() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(F.cross_entropy(logits, labels), logits)[0])
 
 
-def test_split_hands_over_what_it_is_told() -> None:
-    joint = traced()
-    gelu = node_of(joint, torch.ops.aten.gelu.default)
-    seed = node_of(joint, torch.ops.fuselayers.draw_seed.default)
-    matmul = node_of(joint, torch.ops.aten.mm.default)
-    rest = [*(node for node in joint.nodes if node in joint.inputs), matmul]
-    forward, backward = joint.split([*rest, gelu, seed])
-    given = {node.name for node in backward.graph.nodes if node.op == "placeholder"}
-    assert {"gelu", "draw_seed"} <= given
-    returned = {node.name for node in forward.graph.output_node().all_input_nodes}
-    assert {"gelu", "draw_seed"} <= returned
-
-
 def test_what_is_saved_and_what_runs_again_make_up_the_backward() -> None:
     joint = traced()
     for choice in (default, min_cut):
@@ -102,13 +69,6 @@ def test_what_is_saved_and_what_runs_again_make_up_the_backward() -> None:
 
 
 class TestStorage:
-    def test_bytes_of_a_storage_count_once(self) -> None:
-        joint = joint_graph_of(lambda x: x.exp()[:2].t().cos(), torch.randn(4, 8, requires_grad=True))
-        exponential = node_of(joint, torch.ops.aten.exp.default)
-        view = node_of(joint, torch.ops.aten.t.default)
-        assert storage_of(view) is exponential
-        assert joint.saved_bytes([view]) == joint.saved_bytes([exponential, view]) == 4 * 8 * 4
-
     def test_the_parts_of_a_tuple_of_views(self) -> None:
         joint = joint_graph_of(
             lambda x: torch.stack([part.sin() for part in x.exp().unbind()]), torch.randn(3, 8, requires_grad=True)
@@ -122,12 +82,6 @@ class TestStorage:
         assert len(parts) == 3
         assert {storage_of(part) for part in parts} == {exponential}
         assert joint.saved_bytes(parts) == 3 * 8 * 4
-
-    def test_what_outlives_the_call_does_not_count(self) -> None:
-        layer = torch.nn.Linear(8, 4)
-        joint = joint_graph_of(layer, torch.randn(2, 8, requires_grad=True))
-        assert len(joint.static_inputs) == 2
-        assert joint.saved_bytes([node for node in joint.nodes if node in joint.inputs]) == 2 * 8 * 4
 
 
 class TestMutatedInputs:

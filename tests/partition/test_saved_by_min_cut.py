@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fuselayers import ops
 from fuselayers.partition import CostModel, Machine, PartitionError, machine_of
-from fuselayers.partition.cost import NodePrice, flops_of
+from fuselayers.partition.cost import flops_of
 from fuselayers.partition.flow import SINK, SOURCE
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.saved_by_min_cut import flow_graph, saved_by_min_cut
@@ -38,18 +38,6 @@ def model() -> JointGraph:
 
 
 class TestFlowGraph:
-    @pytest.mark.parametrize("fused", [True, False])
-    def test_every_edge_has_a_reason_and_a_price_has_parts(self, model: JointGraph, fused: bool) -> None:
-        cost = at(1.5, fused=fused)
-        edges = list(flow_graph(model, cost=cost).edges(data=True))
-        assert len(edges) > 400
-        for start, end, data in edges:
-            assert data["reason"], (start, end)
-            assert ("price" in data) == ("capacity" in data), (start, end)
-            if "price" in data:
-                assert isinstance(data["price"], NodePrice)
-                assert data["capacity"] == cost.total(data["price"])
-
     def test_reasons(self) -> None:
         def layer(x: Tensor, weight: Tensor) -> Tensor:
             return ops.dropout((x @ weight).sin(), 0.5)
@@ -89,14 +77,11 @@ def test_where_matmuls_cost_nothing_they_do_run_again(model: JointGraph) -> None
 @pytest.mark.parametrize("fused", [True, False])
 def test_no_mask_is_saved_at_any_price(model: JointGraph, fused: bool) -> None:
     own = joint_graph_of(lambda x: ops.dropout(x.sin(), 0.5), leaf(8, 64))
-    seeds = {
-        f"{name}.default" for name in ("prims.inductor_seeds", "prims.inductor_lookup_seed", "fuselayers.draw_seed")
-    }
     for joint in (model, own):
         assert joint.made_from_scalars
         for price in PRICES:
             saved = saved_by_min_cut(joint, cost=at(price, fused=fused))
-            assert seeds & {str(node.target) for node in saved}
+            assert "fuselayers.draw_seed.default" in {str(node.target) for node in saved}
             assert joint.made_from_scalars.isdisjoint(saved)
             # eq compares the labels of the loss with every class.
             assert {node.name for node in saved if getattr(node.meta["val"], "dtype", None) is torch.bool} <= {
@@ -172,6 +157,3 @@ class TestNoWay:
         )
         with pytest.raises(PartitionError, match=text):
             saved_by_min_cut(joint, cost=CPU)
-
-    def test_is_an_error_of_values(self) -> None:
-        assert issubclass(PartitionError, ValueError)

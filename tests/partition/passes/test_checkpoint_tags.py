@@ -1,4 +1,3 @@
-import copy
 import functools
 import operator
 from collections.abc import Callable
@@ -10,10 +9,9 @@ import torch.fx as fx
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fuselayers._torch.tracing import must_recompute
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import checkpoint_tags_pass
-from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
+from tests.partition.tracing import called, saved_of, split_of
 
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
@@ -60,16 +58,6 @@ class TestTags:
         following = hand.call(last, **region(2))
         hand.tagged(following)
         assert [node.meta["recompute"] for node in (inside, last, following)] == [AGAIN, SAVE, AGAIN]
-
-    def test_regions_with_an_op_in_between(self) -> None:
-        hand = Hand()
-        last = hand.call(hand.graph.placeholder("x"), **region(1))
-        between = hand.call(last)
-        following = hand.call(between, **region(2))
-        hand.tagged(following)
-        assert last.meta["recompute"] is AGAIN
-        assert "recompute" not in between.meta
-        assert following.meta["recompute"] is AGAIN
 
     def test_an_output_of_a_region_whose_gradient_a_hook_waits_for(self) -> None:
         hand = Hand()
@@ -255,15 +243,3 @@ class TestPolicies:
                 factor = torch.tensor(2.0).sin()
                 torch.testing.assert_close(out, (factor * x).exp())
                 torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], factor * out.detach())
-
-
-def test_reading_the_tags_does_not_change_what_torch_says() -> None:
-    def layer(x: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = checkpoint(body, x, weight, use_reentrant=False)
-        return out
-
-    joint = joint_graph_of(layer, *inputs())
-    before = {node.name: copy.copy(node.meta.get("recompute")) for node in joint.nodes}
-    assert sum(must_recompute(node) for node in joint.nodes) >= 5
-    checkpoint_tags_pass(joint.module)
-    assert {node.name: node.meta.get("recompute") for node in joint.nodes} == before

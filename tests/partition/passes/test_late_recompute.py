@@ -161,16 +161,6 @@ def test_writes_and_other_effects_keep_their_order() -> None:
     assert effects == ["copy_", "add_", "_assert_async", "mul_"]
 
 
-def test_without_a_gradient_nothing_moves() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    one = graph.call_function(SINE, (x,))
-    two = graph.call_function(torch.ops.aten.cos.default, (x,))
-    graph.output((two, one))
-    module = late_recompute_pass(fx.GraphModule({}, graph))
-    assert ops_of(module) == ["sin", "cos"]
-
-
 @pytest.mark.parametrize("share", [0.2, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_only_what_nothing_reads_goes(share: float) -> None:
     """fx takes an attention kernel for alive, which could draw random numbers; it would run again for nothing."""
