@@ -31,7 +31,7 @@ from .machine import Machine as Machine
 from .machine import machine_of as machine_of
 from .partitioners import PARTITIONERS as PARTITIONERS
 from .partitioners import Partitioner as Partitioner
-from .partitioners import SavingRule as SavingRule
+from .partitioners import SavePolicy as SavePolicy
 from .partitioners import budget as budget
 from .partitioners import default as default
 from .partitioners import default_partition as default_partition

@@ -40,7 +40,7 @@ from .backends import (
 )
 from .measure import behind_guards, copies_of, seconds_of
 from .modes import Modes, holds_checkpoints, switches_modes
-from .partitioners import Partitioner, SavingRule, partitioner
+from .partitioners import Partitioner, SavePolicy, partitioner
 from .report import ServedGraph, describe_graph, label_of
 from .side_effects import side_effects
 from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
@@ -337,7 +337,7 @@ def _keeps_what_was_asked(partition: str | Partitioner, example_inputs: Sequence
     """Whether any candidate would do: no limit on bytes, no partitioner of the user's own, no tensor subclasses."""
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
-    return isinstance(own, SavingRule) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
+    return isinstance(own, SavePolicy) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
 
 
 def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:

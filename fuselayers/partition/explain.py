@@ -1,4 +1,4 @@
-"""explain -- a receipt for every byte: what a fused function would save and compute again, without running it."""
+"""explain -- the values that a fused function saves and recomputes, in bytes, without running it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
 from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
-from .partitioners import Partitioner, SavingRule, cost_model_for, default, partitioner
+from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .receipt import Receipt, RecomputedValue, SavedValue, Totals
 from .saved_bytes import saved_bytes
 
@@ -38,26 +38,24 @@ def explain(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> Receipt:
-    """Return what `fuse(fn)` saves for backward and what it computes again, each with its reason and its price.
+    """Return the values that `fuse(fn)` saves for backward and recomputes, each with its reason and its price.
 
-    Where a graph break splits `fn`, each graph has its part of the receipt, and what two of them keep counts in both.
+    If graph breaks split `fn`, the receipt covers all graphs; a value that two of them save counts twice.
 
-    Nothing is run and nothing is allocated, so it also works for a model on the meta device that is larger than this
-    machine.
+    Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine.
 
     Args:
-        fn: a function of tensors, a module, or what `fuse` made of one; the last is explained with its own options.
-        args: what it would be called with: real tensors, or tensors on the meta device.
-        backend: "inductor", "triton", "nvfuser" or "eager": whose graph, and whose prices; the default is Inductor's.
-        partition: as in `fuse`. Masks are taken to be made from seeds, as they are without `torch_random`.
-        device: where meta tensors are taken to be.
-        kwargs: passed on to `fn`.
+        fn: a function of tensors, a module, or a fused one, which is explained with its own options.
+        args: its arguments: real tensors, or tensors on the meta device.
+        backend: "inductor" (the default), "triton", "nvfuser" or "eager": whose graph is partitioned at whose prices.
+        partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
+        device: the device that stands for the meta device.
+        kwargs: its keyword arguments.
 
     Raises:
-        ValueError: nothing that `fn` computes requires grad, so nothing is saved; Dynamo does not compile it; or an
-            unknown name.
+        ValueError: no result requires grad, so nothing is saved; Dynamo does not compile `fn`; or an unknown name.
         TypeError: `fn` cannot be called.
-        PartitionError: the graph cannot be cut as asked.
+        PartitionError: the graph cannot be cut as requested.
 
     >>> def tutorial(a, b, c, d):
     ...     return (a + b + c + d).cos().cos()
@@ -69,7 +67,7 @@ def explain(
     """
     options = _options_of(fn)
     if options is not None:
-        backend = backend or next(iter(options.chain), None)  # what `aot_function` made has no backend by name
+        backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name
         partition = partition or options.partition
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
@@ -79,7 +77,7 @@ def explain(
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
-                f"fuse changes nothing and what eager keeps is kept; explain the part that can be compiled"
+                f"fuse changes nothing and the values that eager saves are saved; explain the part that can be compiled"
             )
         raise ValueError(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
@@ -114,11 +112,11 @@ def explain(
 
 
 class _Explained:
-    """The parts of a receipt that one graph gives."""
+    """The part of a receipt for one graph."""
 
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
         self.joint = _joint_of(captured)
-        choice = cut if isinstance(cut, SavingRule) else None
+        choice = cut if isinstance(cut, SavePolicy) else None
         self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
         if choice is not None:
@@ -127,22 +125,22 @@ class _Explained:
         else:
             forward, backward = _cut_copy(captured, cut)
         self.graph = CutGraph(self.joint, forward, backward)
-        handed_over = _handed_over(forward, captured.num_forward_outputs)
+        outgoing = _saved_nodes(forward, captured.num_forward_outputs)
         node_of = {node.name: node for node in self.joint.nodes}
-        # A user's partitioner may add nodes of its own; what it saves of them is described by what it made.
-        saved_nodes = [node_of.get(node.name, node) for node in handed_over]
+        # A user's partitioner may add nodes of its own, which are described by themselves.
+        saved_nodes = [node_of.get(node.name, node) for node in outgoing]
         self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
         again = [node_of.get(node.name, node) for node in _run_twice(forward, backward)]
         self.recomputed = tuple(self._recomputed_value(node) for node in again if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
         for rule, rival in _RIVALS.items():
-            # torch's own partitioners cannot cut every graph; then there is nothing to compare with.
+            # torch's own partitioners cannot cut every graph.
             with contextlib.suppress(*(() if rival is default else (AssertionError, RuntimeError))):
                 parts = _cut_copy(captured, rival)
                 self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
-        self.ideal_bytes = tuple(_ends_bytes(module) for module in (forward, backward))
+        self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
         machine = self.cost.machine
         self.seconds = tuple(
             max(size, sum(machine.bytes_of_flops(flops_of(node), itemsize=_itemsize(node)) for node in _calls(module)))
@@ -165,11 +163,11 @@ class _Explained:
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
                 num_bytes=size,
-                reason=self._why_saved(node, static) if chosen_by_us else "the partitioner that was given chose it",
+                reason=self._why_saved(node, static) if chosen_by_us else "the given partitioner chose it",
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
-        """The edge that was cut, against the one that was not."""
+        """Compare the price of saving a value with that of recomputing it."""
         readers = [user.name for user in node.users if user in self.joint.from_gradients]
         reads = f"read by {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''}; " if readers else ""
         if static:
@@ -180,14 +178,14 @@ class _Explained:
         if once is not None:
             return f"{reads}{once}"
         if self._rule == default.name:
-            return f"{reads}the default rule keeps what backward reads, and computes nothing but views again"
+            return f"{reads}the default rule saves what backward reads, and recomputes only views"
         saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
         if self.cost.total(again) > self.cost.total(saving):
-            return f"{reads}{priced}, computing it again {self.cost.total(again):,.0f} bytes moved"
+            return f"{reads}{priced}, recomputing it {self.cost.total(again):,.0f} bytes moved"
         sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
         names = ", ".join(source.name for source in sources[:2]) or "its source"
-        return f"{reads}{priced} bytes moved; computing it again would need {names}, which costs more"
+        return f"{reads}{priced} bytes moved; recomputing it would need {names}, which costs more"
 
     def _recomputed_value(self, node: fx.Node) -> RecomputedValue:
         price = self.cost.recomputing(node, self.joint)
@@ -219,8 +217,8 @@ def _cut_copy(captured: CapturedGraph, cut: Callable[..., Any]) -> tuple[fx.Grap
     return parts
 
 
-def _handed_over(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
-    """What a forward returns beyond its outputs."""
+def _saved_nodes(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
+    """The values that a forward returns after its outputs."""
     returned: Any = forward.graph.output_node().args[0]
     return [value for value in returned[num_outputs:] if isinstance(value, fx.Node)]
 
@@ -236,10 +234,10 @@ def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Nod
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
-    """What any partitioner's forward and backward save and repeat: counted on the graphs, whoever made them."""
+    """Count the values that a forward and backward save and recompute, on the graphs of any partitioner."""
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[place] for place in static if place < len(inputs)}
-    storages = dict.fromkeys(storage_of(node) for node in _handed_over(forward, num_outputs))
+    storages = dict.fromkeys(storage_of(node) for node in _saved_nodes(forward, num_outputs))
     again = [node for node in _run_twice(forward, backward) if not is_view(node)]
     return Totals(
         saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
@@ -248,8 +246,8 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
     )
 
 
-def _ends_bytes(module: fx.GraphModule) -> int:
-    """Bytes of what goes in and what comes out, once each."""
+def _input_and_output_bytes(module: fx.GraphModule) -> int:
+    """Bytes of the inputs and outputs of a graph, each storage once."""
     output = module.graph.output_node()
     ends = {storage_of(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
     return sum(num_bytes(node) for node in ends)
@@ -277,7 +275,7 @@ def _options_of(fn: Any) -> Any:
 
 
 def _text(cut: Partitioner) -> str:
-    if not isinstance(cut, SavingRule):
+    if not isinstance(cut, SavePolicy):
         return str(getattr(cut, "__name__", type(cut).__name__))
     return cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})"
 

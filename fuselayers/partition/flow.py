@@ -1,4 +1,4 @@
-"""Minimum cut of a directed graph by Dinic's algorithm, on flat lists. Numbers in, a cut out; nothing of torch.
+"""Minimum cut of a directed graph by Dinic's algorithm, on flat lists, without torch.
 
 Dinic, "Algorithm for solution of a problem of maximum flow in a network with power estimation", 1970. On the graph of a
 48-layer GPT (14,000 nodes) networkx's preflow-push takes 1.1 s, its Boykov-Kolmogorov 0.8 s, its own dinitz 86 s; the

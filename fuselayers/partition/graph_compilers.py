@@ -37,9 +37,9 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
 def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """Compile the graph with Inductor, or run it op by op where Inductor cannot compile.
 
-    functorch's function of this name goes through TorchScript to its fusing compilers, NNC and nvFuser. PyTorch has
-    deprecated the one and removed or never shipped the others, so another compiler serves, and a FallbackWarning says
-    so once. `fuse` does the same without the detour, and lets Inductor see forward and backward before they are cut.
+    functorch's function of this name uses TorchScript's fusing compilers, NNC and nvFuser, which PyTorch has removed or
+    never shipped. So Inductor replaces them, and a FallbackWarning says so once. `fuse` calls Inductor directly, and
+    lets it optimise the joint graph before it is cut.
 
     Args:
         fx_g: one graph of ATen ops.
@@ -50,13 +50,13 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     """
     devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
     reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
-    _say_what_serves(reason)
+    _warn_once(reason)
     return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)
 
 
-def _say_what_serves(reason: str | None) -> None:
-    serves = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
+def _warn_once(reason: str | None) -> None:
+    replacement = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
     say_once(
-        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {serves}. "
+        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {replacement}. "
         "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
     )

@@ -51,11 +51,11 @@ def with_static(joint: JointGraph, name: str) -> JointGraph:
 
 
 def test_a_total_is_in_bytes_moved() -> None:
-    price = NodePrice(moved=10.0, arithmetic=3.0, kept=4.0)
+    price = NodePrice(moved=10.0, arithmetic=3.0, saved=4.0)
     assert CostModel(MACHINE, memory_price=0.0).total(price) == 13.0
     assert CostModel(MACHINE, memory_price=2.5).total(price) == 23.0
-    assert FUSED.total(NodePrice(kept=1.0)) == 1.5
-    assert FUSED.total(NodePrice(moved=2.0, arithmetic=1.0, kept=2.0, reluctance=10.0)) == 33.0
+    assert FUSED.total(NodePrice(saved=1.0)) == 1.5
+    assert FUSED.total(NodePrice(moved=2.0, arithmetic=1.0, saved=2.0, reluctance=10.0)) == 33.0
 
 
 @pytest.mark.parametrize("price", [-0.5, math.nan, math.inf])
@@ -70,7 +70,7 @@ class TestSaving:
     def test_what_is_in_memory_anyway_costs_one_read(self, joint: JointGraph) -> None:
         price = FUSED.saving(node_of(joint, torch.ops.aten.mm.default), joint)
         assert price.moved == pytest.approx(BYTES, **NEARLY)
-        assert price.kept == BYTES
+        assert price.saved == BYTES
         assert price.arithmetic == 0
 
     def test_what_lives_inside_a_kernel_is_written_too(self, joint: JointGraph) -> None:
@@ -85,14 +85,14 @@ class TestSaving:
         assert len(views) >= 2
         for view in views:
             assert storage_of(view) is exponential
-            assert FUSED.saving(view, joint).kept == BYTES
+            assert FUSED.saving(view, joint).saved == BYTES
             assert FUSED.saving(view, joint).moved == pytest.approx(2 * BYTES, **NEARLY)
             # and the base is preferred, being the same memory
             assert FUSED.total(FUSED.saving(view, joint)) > FUSED.total(FUSED.saving(exponential, joint))
 
     def test_what_outlives_the_call_is_free(self, joint: JointGraph) -> None:
         weight = node_of(joint, "primals_2")
-        assert FUSED.saving(weight, joint) == NodePrice(moved=COLUMNS**2 * 4 + 1, kept=COLUMNS**2 * 4)
+        assert FUSED.saving(weight, joint) == NodePrice(moved=COLUMNS**2 * 4 + 1, saved=COLUMNS**2 * 4)
         static = with_static(joint, "primals_2")
         assert FUSED.saving(weight, static) == NodePrice()
         transposed = [node for node in joint.nodes if node.all_input_nodes == [weight] and is_view(node)]
@@ -130,7 +130,7 @@ class TestRecomputing:
             operands = (ROWS * COLUMNS + COLUMNS * COLUMNS) * dtype.itemsize
             # "elements" of its elementwise part: the larger of what it reads and what it writes
             assert price.moved == pytest.approx(operands + 2 * ELEMENTS * dtype.itemsize + 0.1 * COLUMNS**2 + 1000)
-            assert price.kept == 0
+            assert price.saved == 0
 
     def test_a_gather_reads_no_more_than_it_returns(self) -> None:
         def embed(indices: Tensor, table: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def test_the_default_rule_gives_its_own_reason() -> None:
     reasons = [value.reason for value in receipt.saved if value.op == "aten.mm.default"]
     assert reasons
     for reason in reasons:
-        assert reason.endswith("the default rule keeps what backward reads, and computes nothing but views again")
+        assert reason.endswith("the default rule saves what backward reads, and recomputes only views")
 
 
 def test_lines_of_code_are_no_markup() -> None:
@@ -154,7 +154,7 @@ def test_each_value_is_named_with_its_line_and_its_reason() -> None:
     assert (matmul.shape, matmul.dtype, matmul.num_bytes) == ((ROWS, 4 * HIDDEN), "float32", 4 * ONE)
     assert matmul.source.startswith(__file__)
     assert matmul.source.endswith("return x + F.dropout(F.gelu(x @ up) @ down, 0.1)")
-    assert "computing it again" in matmul.reason
+    assert "recomputing it" in matmul.reason
     seed = next(value for value in receipt.saved if value.num_bytes == 8)
     assert seed.reason == "it draws random numbers"
     assert by_op["input"].reason.endswith("it is an input")
@@ -225,7 +225,7 @@ def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
     receipt, ours = explain(layer, *inputs, partition=mine), explain(layer, *inputs)
     assert receipt.partition == "mine"
     assert receipt.totals["this"] == ours.totals["this"]
-    assert {value.reason for value in receipt.saved} == {"the partitioner that was given chose it"}
+    assert {value.reason for value in receipt.saved} == {"the given partitioner chose it"}
 
 
 def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:

@@ -8,7 +8,7 @@ from fuselayers import ops
 from fuselayers.partition import default, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.node_kinds import storage_of
-from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.partitioners import SavePolicy
 from tests.partition import tracing
 from tests.partition.tracing import called, joint_graph_of
 
@@ -48,7 +48,7 @@ def test_a_table_of_angles_is_made_from_scalars() -> None:
 
 
 def test_a_tuple_of_scalars_is_no_scalar() -> None:
-    # nll_loss_forward returns two scalars; taken for one, its elements could be neither saved nor computed again.
+    # nll_loss_forward returns two scalars; taken for one, its elements could be neither saved nor recomputed.
     logits, labels = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 1, -100, 4])
     fused = fuse(F.cross_entropy, backend="eager", fallback=())
     (got,) = torch.autograd.grad(fused(logits, labels), logits)
@@ -105,7 +105,7 @@ class TestMutatedInputs:
 
     @pytest.mark.parametrize("choice", [default, min_cut], ids=["default", "min_cut"])
     @pytest.mark.parametrize("shape", SHAPES)
-    def test_the_clone_is_what_is_saved(self, shape: tuple[int, ...], choice: SavingRule) -> None:
+    def test_the_clone_is_what_is_saved(self, shape: tuple[int, ...], choice: SavePolicy) -> None:
         joint = self.traced(*shape)
         saved = choice.saved_values(joint, fused=True)
         assert torch.ops.aten.clone.default in [node.target for node in saved]

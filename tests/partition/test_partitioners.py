@@ -10,7 +10,7 @@ from fuselayers import ops
 from fuselayers._torch.tracing import aot_autograd, make_boxed_func
 from fuselayers.partition import PARTITIONERS, CostModel, budget, fuse, machine_of, min_cut, partitioner, saved_bytes
 from fuselayers.partition import default as default_partitioner
-from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.partitioners import SavePolicy
 from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
 
 ROWS, COLUMNS = 64, 96
@@ -29,7 +29,7 @@ def test_the_tutorial_saves_one_tensor() -> None:
     forward, backward = split_of(tutorial, *leaves(4), partition="min_cut")
     saved = saved_of(forward)
     assert [node.name for node in saved] == ["add_2"]
-    assert "aten.cos.default" in called(backward)  # computed again from the saved sum
+    assert "aten.cos.default" in called(backward)  # recomputed from the saved sum
 
 
 def test_the_tutorial_through_fuse() -> None:
@@ -162,7 +162,7 @@ class TestPrices:
         free = CostModel(machine_of("cpu"), fused=False, memory_price=0.0)
         dear = CostModel(machine_of("cpu"), fused=False, memory_price=1e6)
         by_price = {
-            cost.memory_price: joint.saved_bytes(SavingRule("min_cut", cost=cost).saved_values(joint, fused=True))
+            cost.memory_price: joint.saved_bytes(SavePolicy("min_cut", cost=cost).saved_values(joint, fused=True))
             for cost in (free, dear)
         }
         assert by_price == {0.0: 2 * ONE, 1e6: ONE}
@@ -171,7 +171,7 @@ class TestPrices:
         dear = CostModel(machine_of("cpu"), memory_price=1e6)
         joint = joint_graph_of(mlp, *mlp_inputs())
         rule = budget(1 << 40, cost=dear)
-        assert rule.saved_values(joint, fused=True) == SavingRule("min_cut", cost=dear).saved_values(joint, fused=True)
+        assert rule.saved_values(joint, fused=True) == SavePolicy("min_cut", cost=dear).saved_values(joint, fused=True)
         assert joint.saved_bytes(rule.saved_values(joint, fused=True)) < joint.saved_bytes(
             budget(1 << 40).saved_values(joint, fused=True)
         )

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.partition import CostModel, Receipt, budget, explain, machine_of
-from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.partitioners import SavePolicy
 
 
 def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def test_the_curve_is_at_the_receipts_own_prices(monkeypatch: pytest.MonkeyPatch
     dear = CostModel(machine=machine_of("cpu"), memory_price=9.0)
     receipt = explain(torch.sin, torch.randn(8, requires_grad=True), partition=budget(1.0, cost=dear))
     used = []
-    monkeypatch.setattr(SavingRule, "saved_values", lambda rule, joint, *, fused: used.append(rule.cost) or [])
+    monkeypatch.setattr(SavePolicy, "saved_values", lambda rule, joint, *, fused: used.append(rule.cost) or [])
     receipt.pareto(points=2)
     assert used == [dear, dear]
     assert "cost" not in receipt.as_dict()

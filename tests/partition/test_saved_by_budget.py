@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fuselayers import ops
 from fuselayers.partition import CostModel, PartitionError, budget, default, fuse, machine_of, min_cut, saved_bytes
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.partitioners import SavingRule
+from fuselayers.partition.partitioners import SavePolicy
 from fuselayers.partition.saved_by_budget import smallest_saved_bytes
 from tests.partition.tracing import GPT, Traced, joint_graph_of, recomputed_flops, torchs_choice
 
@@ -27,7 +27,7 @@ def least_of(joint: JointGraph) -> int:
     return smallest_saved_bytes(joint, cost=CostModel(machine_of("cpu")))
 
 
-def bytes_of(rule: SavingRule, joint: JointGraph) -> int:
+def bytes_of(rule: SavePolicy, joint: JointGraph) -> int:
     return joint.saved_bytes(rule.saved_values(joint, fused=True))
 
 

@@ -47,7 +47,7 @@ class TestFlowGraph:
         reason = {(start, end): data["reason"] for start, end, data in graph.edges(data=True)}
         assert reason[SOURCE, ("primals_1", "in")] == "it is an input"
         assert reason[SOURCE, ("draw_seed", "in")] == "it draws random numbers"
-        assert reason[SOURCE, ("mm", "in")] == "computing it again costs this"
+        assert reason[SOURCE, ("mm", "in")] == "recomputing it costs this"
         assert reason[("mm", "in"), ("mm", "out")] == "saving it costs this"
         assert reason[("primals_1", "out"), ("mm", "in")] == "mm reads it"
         masks = [node.name for node in joint.needed if node in joint.made_from_scalars]
@@ -129,7 +129,7 @@ class TestNoWay:
         node["exp"].meta["recompute"] = CheckpointPolicy.MUST_SAVE
         text = (
             rf"^(to compute 'cosh' {place}, )?backward needs 'exp' {place}, which cannot be saved, since it is a "
-            r"float, neither a tensor nor a size, nor computed again, since it may run only once: it is tagged to be "
+            r"float, neither a tensor nor a size, nor recomputed, since it may run only once: it is tagged to be "
             r"saved\. Return it from"
         )
         with pytest.raises(PartitionError, match=text):
@@ -141,7 +141,7 @@ class TestNoWay:
             node[name].meta["val"] = 3.5
         text = (
             rf"backward needs 'exp' {place}, which cannot be saved, since it is a float, neither a tensor nor a size, "
-            r"nor computed again, since 'primals_1', which it is computed from, may run only once: it is an input\."
+            r"nor recomputed, since 'primals_1', which it is computed from, may run only once: it is an input\."
         )
         with pytest.raises(PartitionError, match=text):
             saved_by_min_cut(joint, cost=CPU)
@@ -152,8 +152,8 @@ class TestNoWay:
         node["exp"].meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         text = (
             rf"^to compute 'exp' {place}, backward needs 'primals_1', which cannot be saved, since it is a "
-            r"float, neither a tensor nor a size, nor computed again, since it may run only once: it is an input\. "
-            r"Return it from the function as a tensor, or take it out of what is fused$"
+            r"float, neither a tensor nor a size, nor recomputed, since it may run only once: it is an input\. "
+            r"Return it from the function as a tensor, or take it out of the fused function$"
         )
         with pytest.raises(PartitionError, match=text):
             saved_by_min_cut(joint, cost=CPU)

@@ -19,7 +19,7 @@ from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_defau
 from fuselayers.partition.capture import capture
 from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.partitioners import Partitioner, SavingRule, partitioner
+from fuselayers.partition.partitioners import Partitioner, SavePolicy, partitioner
 
 __all__ = [
     "GPT",
@@ -73,7 +73,7 @@ def split_of(fn: Callable[..., Any], *args: Any, partition: str | Partitioner, f
     """The forward and the backward module that a partitioner makes of `fn`."""
     seen: list[Any] = []
     own = partitioner(partition)
-    cut: Any = functools.partial(own, compiler="inductor" if fused else "eager") if isinstance(own, SavingRule) else own
+    cut: Any = functools.partial(own, compiler="inductor" if fused else "eager") if isinstance(own, SavePolicy) else own
 
     def keep(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         seen.append(cut(joint_module, joint_inputs, **options))

@@ -20,8 +20,8 @@ def compile_eager(
 
     Args:
         graph_module: the graph; it is used up.
-        example_inputs: what it will be called with first.
-        partition: what to save.
+        example_inputs: the inputs of the first call.
+        partition: as in `fuse`.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
     """
     return compile_ahead_of_time(

@@ -14,7 +14,7 @@ from fuselayers.partition import CostModel, Machine, budget, default, fuse, mach
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.partition.compilers.inductor import _InductorPartitioner
 from fuselayers.partition.machine import write_tuned
-from fuselayers.partition.partitioners import Partitioner, SavingRule
+from fuselayers.partition.partitioners import Partitioner, SavePolicy
 
 
 def key(cut: Partitioner, *, torch_random: bool = False) -> str:
@@ -37,10 +37,10 @@ class TestCacheKey:
             budget(1),
             budget(1.0),
             budget(1024),
-            SavingRule("min_cut", cost=cpu),
-            SavingRule("min_cut", cost=dataclasses.replace(cpu, memory_price=2.0)),
-            SavingRule("min_cut", cost=dataclasses.replace(cpu, fused=False)),
-            SavingRule("min_cut", cost=dataclasses.replace(cpu, machine=machine_of("cuda"))),
+            SavePolicy("min_cut", cost=cpu),
+            SavePolicy("min_cut", cost=dataclasses.replace(cpu, memory_price=2.0)),
+            SavePolicy("min_cut", cost=dataclasses.replace(cpu, fused=False)),
+            SavePolicy("min_cut", cost=dataclasses.replace(cpu, machine=machine_of("cuda"))),
             budget(0.5, cost=cpu),
         ]
         keys = [key(rule, torch_random=random) for rule in rules for random in (False, True)]

@@ -67,7 +67,7 @@ class TestTags:
         inside = hand.call(read_on, **region(1))
         hand.tagged(hooked, inside)
         assert hooked.meta["recompute"] is SAVE
-        assert read_on.meta["recompute"] is AGAIN  # the region goes on: computing it again closes no circle
+        assert read_on.meta["recompute"] is AGAIN  # the region goes on: recomputing it closes no cycle
 
     def test_what_an_op_with_an_effect_returns(self) -> None:
         hand = Hand()
@@ -97,7 +97,7 @@ class TestTags:
 
 
 def with_policy(policy: CheckpointPolicy, target: Any) -> Callable[..., Any]:
-    """Contexts for `checkpoint` that give one op a policy, and leave the others to be computed again."""
+    """Contexts for `checkpoint` that give one op a policy, and let the others be recomputed."""
 
     def choose(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return policy if op is target else CheckpointPolicy.PREFER_RECOMPUTE
@@ -153,7 +153,7 @@ class TestPolicies:
         forward, backward = split_of(layer, *inputs(), partition=partition, fused=fused)
         handed = {str(node.target) for node in saved_of(forward)}
         assert str(op) in handed
-        # mm: two of backward's own for each of forward's; the others were computed again
+        # mm: two of backward's own for each of forward's; the others were recomputed
         assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
         assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
 
@@ -175,7 +175,7 @@ class TestPolicies:
         assert called(backward).count("aten.mm.default") == 6
 
     def test_prefer_save(self) -> None:
-        """Saved though computing it again is nearly free inside a kernel; see the price in `cost`."""
+        """Saved although recomputing it is nearly free inside a kernel; see the price in `cost`."""
 
         def layer(policy: CheckpointPolicy, x: Tensor, weight: Tensor) -> Tensor:
             def choose(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

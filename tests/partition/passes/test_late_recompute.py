@@ -76,7 +76,7 @@ def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> 
         backward = backward_of(joint, saved)
         before = peak_bytes(backward)
         peaks[count] = (before, peak_bytes(late_recompute_pass(backward)))
-    # What is saved is one value a layer; what is computed again, five and more.
+    # What is saved is one value a layer; five or more are recomputed.
     assert peaks[8][0] - peaks[2][0] >= 6 * 4 * UNIT
     assert peaks[8][1] - peaks[2][1] <= 6 * UNIT
     assert peaks[8][1] < 0.5 * peaks[8][0]
