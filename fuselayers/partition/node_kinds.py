@@ -14,7 +14,6 @@ from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops
 __all__ = [
     "draws",
     "is_fusible",
-    "is_matmul_like",
     "is_saveable",
     "is_view",
     "looks_at_its_input",
@@ -129,11 +128,6 @@ def _is_seeded_random(node: fx.Node) -> bool:
 def only_moves(node: fx.Node) -> bool:
     """True if the op copies values and computes nothing: its price is its memory traffic."""
     return node.op == "call_function" and overload_packet(node) in _MOVERS
-
-
-def is_matmul_like(node: fx.Node) -> bool:
-    """True if the op's time is its arithmetic, not its memory traffic: matmul, attention, convolution."""
-    return node.op == "call_function" and overload_packet(node) in known_ops().compute_intensive_ops
 
 
 def why_runs_once(node: fx.Node) -> str | None:

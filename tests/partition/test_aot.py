@@ -163,28 +163,6 @@ class TestGuards:
             check(chain, traced, *args)
         assert len(compiler.graphs) == 6
 
-    def test_another_python_number_and_mode(self) -> None:
-        def scaled(x: Tensor, factor: float, up: bool) -> Tensor:
-            return x * factor if up else x / factor
-
-        traced = aot_function(scaled, Recorder())
-        for factor, up in ((2.0, True), (3.0, True), (3.0, False)):
-            check(scaled, traced, grown(), factor, up)
-
-    def test_gradients_wanted_and_not(self) -> None:
-        traced = aot_function(chain, Recorder())
-        for wanted in (False, True, False):
-            args = torch.randn(4).requires_grad_(wanted), torch.randn(4)
-            assert traced(*args).requires_grad is wanted
-            check(chain, traced, *args)
-
-    def test_sizes_become_symbolic_only_when_asked(self) -> None:
-        compiler = Recorder()
-        traced = aot_function(chain, compiler, dynamic=True)
-        for size in (5, 7, 9):
-            check(chain, traced, grown(size), grown(size))
-        assert len(compiler.graphs) == 2
-
     def test_static_arguments(self) -> None:
         def power(x: Tensor, exponent: int) -> Tensor:
             return x**exponent

@@ -10,7 +10,7 @@ from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.node_kinds import storage_of
 from fuselayers.partition.partitioners import SavePolicy
 from tests.partition import tracing
-from tests.partition.tracing import called, joint_graph_of
+from tests.partition.tracing import joint_graph_of
 
 
 def mlp(x: Tensor, weight: Tensor) -> Tensor:
@@ -53,19 +53,6 @@ def test_a_tuple_of_scalars_is_no_scalar() -> None:
     fused = fuse(F.cross_entropy, backend="eager", fallback=())
     (got,) = torch.autograd.grad(fused(logits, labels), logits)
     torch.testing.assert_close(got, torch.autograd.grad(F.cross_entropy(logits, labels), logits)[0])
-
-
-def test_what_is_saved_and_what_runs_again_make_up_the_backward() -> None:
-    joint = traced()
-    for choice in (default, min_cut):
-        saved = choice.saved_values(joint, fused=True)
-        again = {str(node.target) for node in joint.recomputed(saved)}
-        _, backward = joint.split(saved)
-        assert again <= set(called(backward))
-        assert targets(frozenset(saved)).isdisjoint(again)
-    everything = [node for node in joint.needed if node in joint.inputs]
-    runs_again = {str(node.target) for node in joint.recomputed(everything)}
-    assert {"aten.mm.default", "aten.gelu.default"} <= runs_again
 
 
 class TestStorage:
@@ -148,7 +135,7 @@ def test_nodes_are_sorted_as_torch_sorts_them() -> None:
     graphs = [
         tracing.traced(mlp, torch.randn(4, 8, requires_grad=True), torch.randn(8, 16, requires_grad=True)),
         tracing.traced(Norm(), torch.randn(4, 8, requires_grad=True)),
-        tracing.GPT.decomposed(layers=1),
+        tracing.GPT.decomposed(layers=2),
     ]
     for graph in graphs:
         joint = graph.joint()

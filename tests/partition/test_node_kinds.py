@@ -1,22 +1,16 @@
 import inspect
-import operator
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.fx as fx
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 from fuselayers.partition import capture
 from fuselayers.partition.node_kinds import (
     is_fusible,
-    is_matmul_like,
-    is_view,
-    only_moves,
     source_line,
     why_runs_once,
 )
@@ -28,41 +22,7 @@ def nodes_of(fn: Callable[..., object], *args: Tensor) -> dict[str, fx.Node]:
     return {str(node.target): node for node in module.graph.nodes if node.op == "call_function"}
 
 
-def node_of(fn: Callable[..., object], *args: Tensor) -> fx.Node:
-    return next(iter(nodes_of(fn, *args).values()))
-
-
 X = torch.ones(4, 6)
-
-
-KINDS = {"view": is_view, "fusible": is_fusible, "matmul": is_matmul_like, "move": only_moves}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fn"),
-    [
-        ("view", lambda x: x.view(6, 4)),
-        ("view", lambda x: x.t()),
-        ("view", lambda x: x.unbind()),
-        ("view", lambda x: x.detach()),
-        ("view", lambda x: x[1:]),
-        ("fusible", lambda x: x.sin()),
-        ("fusible", lambda x: x.sum()),
-        ("fusible", lambda x: x.clone()),
-        ("matmul", lambda x: x @ x.new_ones(6, 2)),
-        ("matmul", lambda x: F.conv1d(x[None], x.new_ones(2, 4, 3))),
-        ("move", lambda x: x.repeat(2, 1)),
-        ("move", lambda x: torch.cat([x, x])),
-        ("move", lambda x: F.pad(x, (1, 1))),
-        ("", lambda x: x.sort()),
-        ("", lambda x: x.zero_()),  # returns its input's memory, but has changed it
-    ],
-)
-def test_kinds(kind: str, fn: Callable[[Tensor], object]) -> None:
-    *_, node = (node for node in nodes_of(fn, X).values() if node.target is not operator.getitem)
-    found = [name for name, is_kind in KINDS.items() if is_kind(node)]
-    assert (found[0] if found else "") == kind
-    assert not is_view(fx.Graph().placeholder("x"))
 
 
 class TestRunsOnce:
@@ -107,13 +67,6 @@ class TestRunsOnce:
         graph = fx.Graph()
         effect = graph.call_function(torch.ops.higher_order.with_effects, ())
         assert why_runs_once(effect) == "it is a higher-order op, whose effects are not known"
-
-    def test_what_the_user_wants_saved(self) -> None:
-        node = node_of(lambda x: x.sin(), X)
-        for policy in CheckpointPolicy:
-            node.meta["recompute"] = policy
-            expected = "it is tagged to be saved" if policy is CheckpointPolicy.MUST_SAVE else None
-            assert why_runs_once(node) == expected
 
     @pytest.mark.parametrize("p", [0.0, 0.5])
     def test_attention_draws_only_for_its_dropout(self, p: float) -> None:

@@ -20,10 +20,6 @@ CPU = CostModel(machine_of("cpu"))
 PRICES = [0.0, 0.3, 1.5, 10.0, 1e3, 1e9]
 
 
-def wave(x: Tensor) -> Tensor:
-    return x.sin().exp().cos() * 2
-
-
 def leaf(*shape: int) -> Tensor:
     return torch.randn(shape, requires_grad=True)
 

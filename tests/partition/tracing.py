@@ -11,11 +11,9 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
-from torch._functorch import partitioners as torch_partitioners
 
 from fuselayers._torch.guards import torch_compile
-from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition
+from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition, torch_min_cut_at_budget
 from fuselayers.partition.capture import capture
 from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
@@ -136,18 +134,9 @@ class GPT(nn.Module):
 def torchs_choice(graph: Traced, share: float) -> tuple[JointGraph, list[fx.Node]]:
     """What torch saves of a graph under its own `activation_memory_budget`, and the graph it is of."""
     joint = graph.joint()
-    info = torch_partitioners.classify_nodes(
-        joint.module, graph.options["static_lifetime_input_indices"], joint.num_forward_outputs
-    )
-    for node in reversed(joint.module.graph.nodes):
-        if node.op == "output":
-            node.dist_from_bw = int(1e9)
-        elif not info.is_required_fw(node):
-            node.dist_from_bw = 0
-        else:
-            node.dist_from_bw = min((user.dist_from_bw + 1 for user in node.users), default=int(1e9))
-    with functorch_config.patch(activation_memory_budget=share):
-        return joint, torch_partitioners.choose_saved_values_set(joint.module.graph, info, memory_budget=share)
+    static = graph.options["static_lifetime_input_indices"]
+    options = {"num_fwd_outputs": joint.num_forward_outputs, "static_lifetime_input_indices": static}
+    return joint, torch_min_cut_at_budget(joint.module, share, **options)
 
 
 def recomputed_flops(joint: JointGraph, saved: list[fx.Node]) -> float:

@@ -71,6 +71,7 @@ class TestCacheKey:
         assert pickle.loads(pickle.dumps(held)) == held.uuid()
 
 
+@pytest.mark.slow
 def test_code_of_another_partitioner_is_not_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 

@@ -2,7 +2,6 @@ import functools
 import operator
 from typing import Any
 
-import pytest
 import torch
 import torch.fx as fx
 from torch import Tensor
@@ -128,15 +127,6 @@ def test_each_is_computed_right_before_its_first_reader() -> None:
     assert hand.order(three, unrelated) == ["mul", "sin", "cos", "add", "mul", "exp"]
 
 
-def test_gradients_keep_their_order() -> None:
-    hand = Hand()
-    again = hand.call(SINE, hand.x)
-    one = hand.call(MUL, hand.gradient, hand.y)
-    two = hand.call(torch.ops.aten.neg.default, hand.gradient)
-    three = hand.call(MUL, one, again)
-    assert hand.order(two, three) == ["mul", "neg", "sin", "mul"]
-
-
 def test_a_read_stays_before_a_write() -> None:
     hand = Hand()
     read = hand.call(SINE, hand.x)
@@ -159,20 +149,6 @@ def test_writes_and_other_effects_keep_their_order() -> None:
     order = hand.order(hand.call(MUL, hand.gradient, hand.x))
     effects = [name for name in order if name in ("copy_", "add_", "_assert_async", "mul_")]
     assert effects == ["copy_", "add_", "_assert_async", "mul_"]
-
-
-@pytest.mark.parametrize("share", [0.2, pytest.param(0.5, marks=pytest.mark.slow)])
-def test_only_what_nothing_reads_goes(share: float) -> None:
-    """fx takes an attention kernel for alive, which could draw random numbers; it would run again for nothing."""
-    joint = GPT.decomposed(layers=2).joint()
-    backward = backward_of(joint, budget(share).saved_values(joint, fused=True))
-    before = {node.name: node for node in backward.graph.nodes}
-    unread = {node.name for node in before.values() if not node.users and node.op == "call_function"}
-    late_recompute_pass(backward)
-    place = {node: number for number, node in enumerate(backward.graph.nodes)}
-    gone = set(before) - {node.name for node in place}
-    assert unread <= gone
-    assert all(place[source] < place[node] for node in place for source in node.all_input_nodes)
 
 
 def test_draws_of_backward_keep_their_order() -> None:
