@@ -1,4 +1,4 @@
-"""guards -- Dynamo: compile a function behind guards, and forget what that left behind."""
+"""guards -- Dynamo: compile a function behind guards, and remove compiled code from its cache."""
 
 import collections
 import contextlib
@@ -67,14 +67,14 @@ def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[
 
 
 def inner_error(error: Exception) -> Exception:
-    """Return what a backend raised, out of the error that Dynamo wraps around it; else the error itself."""
+    """Return a backend's error without the one that Dynamo wraps around it; else the error itself."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
 
 
 def is_error_of_dynamo(error: Exception) -> bool:
-    """True for what a backend has to let through: a restart of Dynamo's analysis, or a graph that cannot be traced."""
+    """True for errors that a backend must not catch: a restart of Dynamo's analysis, an untraceable graph."""
     from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
     return isinstance(error, (TorchDynamoException, *exceptions_allowed_to_be_fallback))

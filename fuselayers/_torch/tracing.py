@@ -111,7 +111,7 @@ def known_ops() -> Any:
 
 
 def overload_packet(node: fx.Node) -> Any:
-    """Return what a node calls, without its overload: aten.add for aten.add.Tensor."""
+    """Return a node's op without its overload: aten.add for aten.add.Tensor."""
     return getattr(node.target, "overloadpacket", node.target)
 
 

@@ -20,7 +20,7 @@ from .report import ServedGraph, describe_graph
 __all__ = ["AotFunction", "AotOptions", "GraphCompiler", "aot_function", "aot_module"]
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-"""Takes one graph of ATen ops and example inputs (fake tensors), and returns what to call in its place: a function of
+"""Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
 the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""
 
 
@@ -96,7 +96,7 @@ def aot_function(
         )
     if enable_log is not True:
         raise ValueError(
-            f"enable_log must be True, got {enable_log!r}: nothing is logged unless the environment's TORCH_LOGS asks"
+            f"enable_log must be True, got {enable_log!r}: TORCH_LOGS in the environment selects what is logged"
         )
     static = () if static_argnums is None else static_argnums
     options = AotOptions(

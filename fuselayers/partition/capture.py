@@ -58,7 +58,7 @@ class Trace:
         fn: the copy of the function that was traced.
         args: the copies of its arguments.
         kwargs: the copies of its keyword arguments.
-        result: what the whole function returned.
+        result: the result of the whole function.
     """
 
     graph: CapturedGraph

@@ -72,8 +72,8 @@ def explain(
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
-        with fake_copies(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, _):
-            results = tree_leaves(twin(*twin_args, **twin_kwargs))
+        with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, _):
+            results = tree_leaves(copied(*copied_args, **copied_kwargs))
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
@@ -83,8 +83,8 @@ def explain(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
             f"or a parameter require grad, and leave torch.no_grad()"
         )
-    with fake_copies(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, static):
-        eager = saved_bytes(twin, *twin_args, parameters=static, **twin_kwargs)
+    with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static):
+        eager = saved_bytes(copied, *copied_args, parameters=static, **copied_kwargs)
     explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
     totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):

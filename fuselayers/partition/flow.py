@@ -73,7 +73,7 @@ def sink_side_of_minimum_cut(
         num_nodes: nodes are numbered from 0; 0 is the source, 1 is the sink.
         starts: for each edge the node it leaves.
         ends: for each edge the node it enters.
-        capacities: for each edge what it costs to cut it; infinity if it cannot be cut.
+        capacities: for each edge the cost of cutting it; infinity if it cannot be cut.
 
     Returns:
         The value, infinite if there is no finite cut (the sides mean nothing then); and one bool for each node.

@@ -1,6 +1,6 @@
 """graph_compilers -- functorch's compilers by their names: each takes one graph of AOTAutograd and returns a callable.
 
-They serve as `fw_compiler` and `bw_compiler` of `aot_function`, and of AOTAutograd wherever else it takes a compiler.
+Use them as `fw_compiler` and `bw_compiler` of `aot_function`, or wherever AOTAutograd takes a compiler.
 """
 
 from collections.abc import Callable, Sequence

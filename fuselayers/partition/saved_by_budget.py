@@ -36,8 +36,8 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
     If the cut at the cost model's own memory price fits, it is returned.
 
     Raises:
-        PartitionError: the graph cannot be cut within `limit`; the message says what the smallest cut found keeps. Or
-            there is a value that can neither be saved nor recomputed.
+        PartitionError: no cut fits `limit` (the message names the bytes of the smallest cut found), or a value can
+            neither be saved nor recomputed.
     """
     saved = saved_by_min_cut(joint, cost=cost)
     if joint.saved_bytes(saved) <= limit:
@@ -50,7 +50,7 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
             f"found keeps {joint.saved_bytes(smallest):,}; give a larger budget, or fuse a smaller part of the model"
         )
     matmuls = frozenset(cut.flops)
-    if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, kept=matmuls)) <= limit:
+    if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, run_once=matmuls)) <= limit:
         return _without_matmuls(cut, matmuls, limit)
     return _with_matmuls(cut, limit)
 
@@ -81,20 +81,20 @@ class _PricedCut:
         self,
         price: float | Callable[[fx.Node], float],
         *,
-        kept: frozenset[fx.Node] = frozenset(),
+        run_once: frozenset[fx.Node] = frozenset(),
         flops_first: bool = False,
     ) -> list[fx.Node]:
         """The cheapest cut at a price of memory, the same for all values or one for each.
 
         Args:
             price: bytes moved per saved byte.
-            kept: ops that must not run again.
+            run_once: ops that must not run again.
             flops_first: let memory traffic count for next to nothing beside a matmul's FLOPs.
         """
         weight = _MOVED_BESIDE_FLOPS if flops_first else 1.0
         capacities: list[float] = []
         for parts, node, recomputes in zip(self._prices, self._values, self._recomputes, strict=True):
-            if parts is None or node is None or (recomputes and node in kept):
+            if parts is None or node is None or (recomputes and node in run_once):
                 capacities.append(math.inf)
             else:
                 at = price(node) if callable(price) else price
@@ -135,12 +135,12 @@ class _PricedCut:
 
 def _without_matmuls(cut: _PricedCut, matmuls: frozenset[fx.Node], limit: float) -> list[fx.Node]:
     """Recompute no matmul: the higher price applies to as few values as possible, from the start of the graph."""
-    low, high, saved = cut.lowest_fitting(cut.lowest_price, limit, kept=matmuls)
+    low, high, saved = cut.lowest_fitting(cut.lowest_price, limit, run_once=matmuls)
     first, last = 0, len(cut.joint.needed)
     while last - first > 1:
         middle = (first + last) // 2
         prices = dict.fromkeys(cut.joint.needed[:middle], high)
-        attempt = cut.saved_at(partial(_price, prices, low), kept=matmuls)
+        attempt = cut.saved_at(partial(_price, prices, low), run_once=matmuls)
         if cut.fits(attempt, limit):
             last, saved = middle, attempt
         else:
@@ -162,17 +162,17 @@ def _with_matmuls(cut: _PricedCut, limit: float) -> list[fx.Node]:
 
 def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node]:
     """Spend the rest of the budget on matmuls that then need not run again."""
-    kept: frozenset[fx.Node] = frozenset()
+    run_once: frozenset[fx.Node] = frozenset()
     while True:
         free = int(limit) - cut.joint.saved_bytes(saved)
-        again = [node for node in cut.matmuls_again(saved) if node not in kept]
+        again = [node for node in cut.matmuls_again(saved) if node not in run_once]
         chosen = knapsack([num_bytes(node) for node in again], [cut.flops[node] for node in again], free)
         if not chosen:
             return saved
-        kept |= {again[place] for place in chosen}
+        run_once |= {again[place] for place in chosen}
         # The knapsack counts the matmuls' results; saving something smaller may be enough.
         attempt = cut.saved_at(
-            _HIGHEST_PRICE, kept=kept | cut.flops.keys() - set(cut.matmuls_again(saved)), flops_first=True
+            _HIGHEST_PRICE, run_once=run_once | cut.flops.keys() - set(cut.matmuls_again(saved)), flops_first=True
         )
         if not cut.fits(attempt, limit):
             return saved

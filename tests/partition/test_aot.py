@@ -227,7 +227,11 @@ def test_inputs_are_written_to_as_in_eager() -> None:
             ValueError,
             "num_params_buffers must be 0, got 2: parameters are found by tracing; ",
         ),
-        ({"enable_log": False}, ValueError, "enable_log must be True, got False: nothing is logged unless "),
+        (
+            {"enable_log": False},
+            ValueError,
+            "enable_log must be True, got False: TORCH_LOGS in the environment",
+        ),
         ({"partition_fn": "mincut"}, ValueError, "no partitioner 'mincut'; did you mean 'min_cut'?"),
     ],
 )

@@ -421,13 +421,6 @@ class TestDynamicSizes:
             torch.testing.assert_close(gradients(fused(x), x), gradients(self.layer(x), x))
             assert len(compilations) == 1
 
-    def test_the_counter_sees_a_deferred_backward(self, compilations: list[None]) -> None:
-        # Without sizes to save, AOTAutograd may wait for the first backward; the test above would notice.
-        loss = fully_fused(self.layer, dynamic=False)(leaf(5, 4)).square().sum()
-        assert len(compilations) == 1
-        loss.backward()
-        assert len(compilations) == 2
-
     def test_a_size_that_changes_becomes_symbolic(self, compilations: list[None]) -> None:
         fused = fully_fused(self.layer)
         counts = []
@@ -581,18 +574,6 @@ class TestSavedTensorHooks:
             out = fused(x)
         torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], 20 * x.detach())
 
-    def test_save_on_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        fused = fully_fused(self.layer)
-        inputs = leaf(4, 5), leaf(5, 6)
-        fused(*inputs)
-        moved: list[Tensor] = []
-        move = Tensor.cpu
-        monkeypatch.setattr(Tensor, "cpu", lambda value: moved.append(value) or move(value))
-        with torch.autograd.graph.save_on_cpu():
-            out = fused(*inputs)
-        assert {tuple(value.shape) for value in moved} >= {(4, 5), (5, 6)}
-        torch.testing.assert_close(gradients(out, *inputs), gradients(self.layer(*inputs), *inputs))
-
 
 def run_backward_as_it_is(graph_module: Any) -> Any:
     """A compiled-autograd graph, run op by op."""
@@ -683,16 +664,6 @@ class TestBackwardTwice:
         loss = fully_fused(self.layer, "inductor")(leaf(4, 5), leaf(5, 6)).sum()
         with pytest.raises(RuntimeError, match=r"torch\._functorch\.config\.donated_buffer=False"):
             loss.backward(retain_graph=True)
-
-    @pytest.mark.parametrize("dynamic", [None, True])
-    def test_the_eager_backend_gives_nothing_away(self, dynamic: bool | None) -> None:
-        fused = fully_fused(self.layer, dynamic=dynamic)
-        leaves = leaf(4, 5), leaf(5, 6)
-        expected = torch.autograd.grad(self.layer(*leaves).sum(), leaves)
-        torch.testing.assert_close(torch.autograd.grad(fused(*leaves).sum(), leaves), expected)
-        loss = fused(*leaves).sum()
-        for retain_graph in (True, False):
-            torch.testing.assert_close(torch.autograd.grad(loss, leaves, retain_graph=retain_graph), expected)
 
     @both_backends
     @functorch_config.patch(donated_buffer=False)

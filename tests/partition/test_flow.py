@@ -111,20 +111,6 @@ class TestNumbers:
         assert value == pytest.approx(3.0)
         assert sink_side == [False, True, False, False, False]
 
-    def test_fractions_that_do_not_add_up_exactly(self) -> None:
-        number = random.Random(1)
-        for _ in range(50):
-            graph = nx.DiGraph()
-            for start in (SOURCE, *range(8)):
-                for end in (*range(8), SINK):
-                    if start != end and number.random() < 0.5:
-                        graph.add_edge(start, end, capacity=number.random() * 10.0 ** number.randint(-12, 12))
-            graph.add_nodes_from((SOURCE, SINK))
-            value, needed = minimum_cut(graph)
-            crossing = [d["capacity"] for a, b, d in graph.edges(data=True) if a not in needed and b in needed]
-            assert value == pytest.approx(sum(crossing), rel=1e-9)
-            assert value == pytest.approx(nx.maximum_flow_value(graph, SOURCE, SINK), rel=1e-6)
-
     def test_a_long_chain_is_no_recursion(self) -> None:
         length = 20_000
         starts = [0, *range(2, length)]

@@ -33,9 +33,9 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         key = _key(node)
         if key is None:
             continue
-        twin = first.setdefault(key, node)
-        if twin is not node:
-            node.replace_all_uses_with(twin)
+        equal = first.setdefault(key, node)
+        if equal is not node:
+            node.replace_all_uses_with(equal)
             graph.erase_node(node)
     graph.lint()
     graph_module.recompile()

@@ -51,14 +51,6 @@ class TestTags:
         assert plain.meta["recompute"] is SAVE
         assert checkpointed.meta["recompute"] is AGAIN
 
-    def test_the_last_value_of_a_region_that_the_next_one_reads(self) -> None:
-        hand = Hand()
-        inside = hand.call(hand.graph.placeholder("x"), **region(1))
-        last = hand.call(inside, **region(1))
-        following = hand.call(last, **region(2))
-        hand.tagged(following)
-        assert [node.meta["recompute"] for node in (inside, last, following)] == [AGAIN, SAVE, AGAIN]
-
     def test_an_output_of_a_region_whose_gradient_a_hook_waits_for(self) -> None:
         hand = Hand()
         x = hand.graph.placeholder("x")
@@ -81,19 +73,6 @@ class TestTags:
         hand.tagged(one, in_backward)
         assert [node.meta.get("recompute") for node in (new_token, several, one)] == [SAVE, None, SAVE]
         assert "recompute" not in in_backward.meta
-
-    def test_what_forward_and_backward_both_write_to_an_input(self) -> None:
-        hand = Hand()
-        x, y = hand.graph.placeholder("x"), hand.graph.placeholder("y")
-        values = [hand.call(x), hand.call(x), hand.call(y)]
-        copy_ = torch.ops.aten.copy_.default
-        copies = [
-            hand.call(x, values[0], target=copy_, partitioner_tag="must_be_in_forward"),
-            hand.call(x, values[1], target=copy_, partitioner_tag="must_be_in_backward"),
-            hand.call(y, values[2], target=copy_, partitioner_tag="must_be_in_forward"),
-        ]
-        hand.tagged(*copies)
-        assert [value.meta.get("recompute") for value in values] == [SAVE, None, None]
 
 
 def with_policy(policy: CheckpointPolicy, target: Any) -> Callable[..., Any]:
