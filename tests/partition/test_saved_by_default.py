@@ -1,8 +1,9 @@
+import pytest
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition import PartitionError, fuse, saved_bytes
 from fuselayers.partition.saved_by_default import saved_by_default
 from tests.partition.tracing import GPT, joint_graph_of, traced
 
@@ -59,3 +60,11 @@ def test_the_boundary_of_checkpointed_layers_is_saved_though_it_is_a_view() -> N
     joint = traced(stack, torch.randn(2, 16, 8, requires_grad=True)).joint()
     again = joint.recomputed(saved_by_default(joint))
     assert not [node for node in again if node.target is torch.ops.aten.addmm.default]
+
+
+def test_an_input_that_cannot_be_saved() -> None:
+    joint = joint_graph_of(torch.sin, torch.randn(4, requires_grad=True))
+    next(node for node in joint.nodes if node.name == "primals_1").meta["val"] = 3.5
+    text = r"^backward needs the input 'primals_1', which cannot be saved, since it is a float, neither a tensor"
+    with pytest.raises(PartitionError, match=text):
+        saved_by_default(joint)
