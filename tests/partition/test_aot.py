@@ -17,7 +17,6 @@ from fuselayers.partition import (
     default_partition,
     fuse,
     memory_efficient_fusion,
-    min_cut,
     min_cut_rematerialization_partition,
     saved_bytes,
 )
@@ -68,14 +67,6 @@ class TestCompilers:
         with torch.no_grad():
             check(chain, traced, grown(), grown())
         assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 1]
-
-    def test_one_is_all_of_them(self) -> None:
-        compiler = Recorder()
-        traced = aot_function(chain, compiler)
-        check(chain, traced, grown(), grown())
-        with torch.no_grad():
-            traced(grown(), grown())
-        assert len(compiler.graphs) == 3
 
     def test_a_boxed_function_is_called_with_one_list(self) -> None:
         seen = []
@@ -129,16 +120,6 @@ class TestPartitioners:
             for cut in (default_partition, min_cut_rematerialization_partition)
         ]
         assert kept == [8000, 4000]
-
-    def test_one_of_the_users_own(self) -> None:
-        asked = []
-
-        def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-            asked.append(options["num_fwd_outputs"])
-            return min_cut(joint, inputs, **options)
-
-        check(chain, aot_function(chain, Recorder(), partition_fn=cut), grown(), grown())
-        assert asked == [1]
 
     def test_functorchs_list_of_ops_is_refused(self) -> None:
         def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:

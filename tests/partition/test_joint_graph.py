@@ -7,7 +7,6 @@ from torch._functorch.partitioners import classify_nodes
 from fuselayers import ops
 from fuselayers.partition import default, fuse, min_cut
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.node_kinds import storage_of
 from fuselayers.partition.partitioners import SavePolicy
 from tests.partition import tracing
 from tests.partition.tracing import joint_graph_of
@@ -23,10 +22,6 @@ def traced() -> JointGraph:
 
 def targets(nodes: "frozenset[torch.fx.Node]") -> set[str]:
     return {str(node.target) for node in nodes}
-
-
-def node_of(joint: JointGraph, target: object) -> torch.fx.Node:
-    return next(node for node in joint.nodes if node.target == target)
 
 
 def test_a_mask_is_made_from_scalars() -> None:
@@ -55,22 +50,6 @@ def test_a_tuple_of_scalars_is_no_scalar() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(F.cross_entropy(logits, labels), logits)[0])
 
 
-class TestStorage:
-    def test_the_parts_of_a_tuple_of_views(self) -> None:
-        joint = joint_graph_of(
-            lambda x: torch.stack([part.sin() for part in x.exp().unbind()]), torch.randn(3, 8, requires_grad=True)
-        )
-        exponential = node_of(joint, torch.ops.aten.exp.default)
-        parts = [
-            node
-            for node in joint.nodes
-            if "getitem" in node.name and node.all_input_nodes[0].target == torch.ops.aten.unbind.int
-        ]
-        assert len(parts) == 3
-        assert {storage_of(part) for part in parts} == {exponential}
-        assert joint.saved_bytes(parts) == 3 * 8 * 4
-
-
 class TestMutatedInputs:
     # The smaller ones are scalars to us, from which values are made again.
     SHAPES = ((64,), (4,), ())
@@ -97,28 +76,6 @@ class TestMutatedInputs:
         saved = choice.saved_values(joint, fused=True)
         assert torch.ops.aten.clone.default in [node.target for node in saved]
         assert not joint.mutated_inputs & set(saved)
-
-
-def test_what_only_backward_reads_may_run_in_forward_unless_it_was_traced_in_backward() -> None:
-    class Again(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            return x.exp().cos()
-
-        @staticmethod
-        def backward(ctx: torch.autograd.function.FunctionCtx, dy: Tensor) -> Tensor:  # type: ignore[override]
-            (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
-            return -dy * x.sinh() * x.exp().sin() * x.exp()
-
-    joint = joint_graph_of(lambda x: Again.apply(x), torch.randn(64, requires_grad=True))
-    assert not joint.runs_in_forward(node_of(joint, torch.ops.aten.sinh.default))
-    q = torch.randn(1, 2, 4, 8, requires_grad=True)
-    joint = joint_graph_of(lambda q: F.scaled_dot_product_attention(q, q, q), q)
-    attention = node_of(joint, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)
-    for part in attention.users:
-        assert joint.runs_in_forward(part)
-    assert not all(part in joint.forward for part in attention.users)  # the logsumexp
 
 
 def test_nodes_are_sorted_as_torch_sorts_them() -> None:

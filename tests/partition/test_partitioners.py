@@ -157,15 +157,6 @@ class TestPrices:
         }
         assert by_price == {0.0: 2 * ONE, 1e6: ONE}
 
-    def test_of_a_budget(self) -> None:
-        dear = CostModel(machine_of("cpu"), memory_price=1e6)
-        joint = joint_graph_of(mlp, *mlp_inputs())
-        rule = budget(1 << 40, cost=dear)
-        assert rule.saved_values(joint, fused=True) == SavePolicy("min_cut", cost=dear).saved_values(joint, fused=True)
-        assert joint.saved_bytes(rule.saved_values(joint, fused=True)) < joint.saved_bytes(
-            budget(1 << 40).saved_values(joint, fused=True)
-        )
-
 
 @pytest.mark.parametrize(
     "partition",

@@ -81,22 +81,6 @@ class TestNotAcross:
         assert by_hand(first, second).count("aten.sin.default") == 2
         assert by_hand(first, {}).count("aten.sin.default") == 2
 
-    def test_forward_and_backward_of_a_function(self) -> None:
-        class Again(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, x: Tensor) -> Tensor:
-                ctx.save_for_backward(x)
-                return x.exp().cos()
-
-            @staticmethod
-            def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
-                (x,) = ctx.saved_tensors
-                return -dy * x.exp().sin() * x.exp()
-
-        module = traced(lambda x: Again.apply(x), torch.randn(64, requires_grad=True)).module
-        assert called(module).count("aten.exp.default") == 3
-        assert called(merge_equal_nodes_pass(module)).count("aten.exp.default") == 2
-
 
 def test_zero_and_minus_zero_stay_apart() -> None:
     module, _ = merged(lambda x: torch.stack([1 / (x * 0.0), 1 / (x * -0.0)]), torch.ones(2))
