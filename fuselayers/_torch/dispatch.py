@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
@@ -22,6 +23,7 @@ __all__ = [
     "AsOnGPU",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
+    "FakeCopyMode",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",

@@ -1,4 +1,4 @@
-"""guards -- Dynamo: compile a function behind guards, and forget what that left behind."""
+"""guards -- Dynamo: compile a function behind guards, and remove compiled code from its cache."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ __all__ = [
     "compile_lock",
     "disable_dynamo",
     "dynamo_optimize",
-    "dynamo_state_kept",
+    "forget_compiled_code",
     "inner_error",
     "is_error_of_dynamo",
     "is_graph_break",
@@ -67,14 +67,14 @@ def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[
 
 
 def inner_error(error: Exception) -> Exception:
-    """Return what a backend raised, out of the error that Dynamo wraps around it; else the error itself."""
+    """Return a backend's error without the one that Dynamo wraps around it; else the error itself."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
 
 
 def is_error_of_dynamo(error: Exception) -> bool:
-    """True for what a backend has to let through: a restart of Dynamo's analysis, or a graph that cannot be traced."""
+    """True for errors that a backend must not catch: a restart of Dynamo's analysis, an untraceable graph."""
     from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
     return isinstance(error, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
@@ -88,15 +88,15 @@ def is_graph_break(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def dynamo_state_kept(backend: Any) -> Iterator[None]:
-    """Forget, at the end, all that Dynamo learnt meanwhile.
+def forget_compiled_code(backend: Any) -> Iterator[None]:
+    """Remove from Dynamo, at the end, the code that it compiled meanwhile with `backend`.
 
-    A function that is inlined leaves no trace, but after a graph break each called function is compiled for itself:
-    its code then has a graph of `backend`, which counts towards the limit of graphs, and its sizes are remembered, so
-    that the next ones would be symbolic.
+    Dynamo inlines most calls, but after a graph break it compiles each called function for itself. Its cache would keep
+    these graphs, which count towards the limit of recompilations, and their sizes would make later ones symbolic.
     """
     from torch._dynamo import config, eval_frame, pgo
     from torch._dynamo.convert_frame import register_bytecode_hook
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
     from torch._dynamo.utils import CleanupManager
 
     compiled: list[tuple[types.CodeType, types.CodeType]] = []
@@ -112,20 +112,9 @@ def dynamo_state_kept(backend: Any) -> Iterator[None]:
         pgo._CODE_STATE = sizes_seen
         eval_frame.cached_backends.pop(id(backend), None)
         for code, new_code in compiled:
-            _forget(code, backend)
-            if new_code in CleanupManager.instance:  # what it put among the globals of the function
+            for entry in torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code):
+                state = getattr(entry.guard_manager, "extra_state", None)
+                if entry.backend is backend and state is not None:
+                    state.invalidate(entry, DeletedGuardManagerWrapper("traced for fuselayers.capture"))
+            if new_code in CleanupManager.instance:  # the names that Dynamo put among the function's globals
                 CleanupManager.instance._remove_id(id(new_code))
-
-
-def _forget(code: types.CodeType, backend: Any) -> None:
-    from torch._dynamo.guards import DeletedGuardManagerWrapper
-
-    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
-    ours = [entry for entry in entries if entry.backend is backend]
-    if len(ours) == len(entries):
-        torch._C._dynamo.eval_frame.reset_code(code)
-        return
-    for entry in ours:  # beside graphs of the user's own, which stay
-        state = getattr(entry.guard_manager, "extra_state", None)
-        if state is not None:
-            state.invalidate(entry, DeletedGuardManagerWrapper("fuselayers.partition.capture is done"))

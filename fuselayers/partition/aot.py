@@ -1,7 +1,7 @@
 """aot -- functorch's `aot_function` and `aot_module`: trace forward and backward, hand each to a compiler of your own.
 
-The front is the one of `fuse`, so that a graph is guarded: functorch's answer another shape, mode or Python value with
-the graph of the first call. Behind it AOTAutograd calls the partitioner and the compilers, one graph each.
+As in `fuse`, Dynamo's guards protect each graph: functorch's functions run the graph of the first call for any shape,
+mode and Python value. Behind the guards AOTAutograd calls the partitioner and the compilers, with one graph each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from .report import ServedGraph, describe_graph
 __all__ = ["AotFunction", "AotOptions", "GraphCompiler", "aot_function", "aot_module"]
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-"""Takes one graph of ATen ops and example inputs (fake tensors), and returns what to call in its place: a function of
+"""Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
 the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""
 
 
@@ -41,30 +41,30 @@ def aot_function(
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
 
     The arguments are functorch's. Each new combination of shapes, dtypes, modes and Python values is traced and
-    compiled anew, at most 64 times; what comes after runs eagerly, and torch logs a warning. Where `fn` does what
-    cannot be traced, it is split, and each part has graphs of its own. A graph's inputs come in the order in which the
-    function uses them, without those that it does not use. torch's random ops draw eager's numbers.
+    compiled again, at most 64 times; further calls run eagerly, and torch logs a warning. If part of `fn` cannot be
+    traced, `fn` is split, and each part has its own graphs. A graph has the inputs that the function uses, in the order
+    of first use. torch's random ops draw eager's numbers.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
-        fw_compiler: compiles the forward graph: called with it and example inputs, returns what to call instead. The
-            graph itself will do, as in `lambda graph, inputs: graph`.
+        fw_compiler: compiles the forward graph: takes it and example inputs, and returns a function to call instead,
+            or the graph itself, as in `lambda graph, inputs: graph`.
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: ATen ops to write in terms of others, with the functions that do so, as
             `torch._decomp.get_decompositions` returns them.
-        num_params_buffers: must be 0: which inputs are parameters is found out by tracing.
+        num_params_buffers: must be 0: tracing finds the parameters.
         keep_inference_input_mutations: True leaves writes to an input in the graph, where there is no backward.
         inference_compiler: compiles the graph of a call that needs no gradients; None takes `fw_compiler`.
         static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
         dynamic: False traces each shape for itself; None makes a size symbolic when it changes; True from the start.
-        enable_log: must be True: what AOTAutograd logs is chosen by TORCH_LOGS.
+        enable_log: must be True: TORCH_LOGS selects what AOTAutograd logs.
 
     Raises:
-        TypeError: `fn` or a compiler cannot be called; (at the call) what a compiler returned cannot be.
+        TypeError: `fn` or a compiler cannot be called; (at the call) a compiler's result cannot be called.
         ValueError: an argument that must have one value has another.
 
-    What a compiler or a partitioner raises comes out of the call that needed it.
+    Errors of a compiler or a partitioner come out of the call that compiles.
 
     >>> import torch
     >>> from fuselayers.partition import print_compile
@@ -96,7 +96,7 @@ def aot_function(
         )
     if enable_log is not True:
         raise ValueError(
-            f"enable_log must be True, got {enable_log!r}: nothing is logged unless the environment's TORCH_LOGS asks"
+            f"enable_log must be True, got {enable_log!r}: TORCH_LOGS in the environment selects what is logged"
         )
     static = () if static_argnums is None else static_argnums
     options = AotOptions(
@@ -142,7 +142,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> FusedModule:
 
 @dataclass(frozen=True)
 class AotOptions(FuseOptions):
-    """How a function is traced and by what it is compiled: the arguments of `aot_function`, checked.
+    """The arguments of `aot_function`, checked.
 
     Attributes:
         decompositions: as in `aot_function`, as the others are; None is none.
@@ -156,19 +156,19 @@ class AotOptions(FuseOptions):
 
 
 class AotFunction(FusedFunction):
-    """A function whose graphs compilers of yours compile. Made by `aot_function`; called like the function it wraps.
+    """A function that the user's compilers compile. Made by `aot_function`; called like the function it wraps.
 
-    Inside another compiler, or inside `fuse`, it is transparent, as what `fuse` makes is: its compilers see nothing.
+    Inside another compiler, or inside `fuse`, it is transparent, like a fused function: its compilers are not called.
 
     Attributes:
-        fn: the function as it was given; of one that is fused already, the function in it.
-        options: how it is traced and compiled.
+        fn: the given function; if that is fused, the function in it.
+        options: the arguments of `aot_function`.
         served_by: the names of the compilers that compiled graphs of this function so far, in order of first use; those
             of a forward and its backward together.
     """
 
     options: AotOptions
-    # A compiler's error is its author's business, and so is its traceback.
+    # A compiler's error comes out unchanged, with its traceback.
     _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (Exception,)
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -189,7 +189,7 @@ class AotFunction(FusedFunction):
 
 
 def _boxed(role: str, compiler: GraphCompiler, served: ServedGraph) -> GraphCompiler:
-    """The compiler as AOTAutograd wants it, returning a function of one list."""
+    """Wrap a compiler so that it returns a function of one list, as AOTAutograd needs."""
 
     def compile_boxed(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         forget_donated_buffers()

@@ -1,15 +1,15 @@
-"""What saving a value costs and what computing it again costs, both in bytes moved to and from memory.
+"""The price of saving a value and of recomputing it, both in bytes moved to and from memory.
 
-    saving v       a read in backward, a write in forward if v would not be in memory anyway, and memory_price per byte
-    computing v    fused:   its arithmetic; and a write and a read where a matmul of backward takes it
-                   unfused: a launch, its inputs' reads, a write, the reader's read, its FLOPs
+    saving v         a read in backward, a write in forward if v is not in memory anyway, and memory_price per byte
+    recomputing v    fused:   its arithmetic; and a write and a read if a matmul of backward reads it
+                     unfused: a launch, its inputs' reads, a write, the reader's read, its FLOPs
 
-An op that a compiler fuses into its neighbours reads and writes nothing of its own: what it takes is either saved, and
-its read is paid there, or computed again in the same loop.
+An op that a compiler fuses into its neighbours adds no reads or writes: each input is either saved, and its read is
+part of that price, or recomputed in the same loop.
 
-Note: [why a matmul is not computed again at the default price] Its result is in memory anyway, so keeping a byte of it
-costs 1 + memory_price = 2.5. Computing it again writes and reads that byte, 2, reads the operands and takes the FLOPs:
-above 2.5 unless the inner dimension is tiny, where it is the better choice.
+Note: [why a matmul is not recomputed at the default price] Its result is in memory anyway, so saving a byte of it costs
+1 + memory_price = 2.5. Recomputing it writes and reads that byte, 2, reads the operands and takes the FLOPs: above 2.5
+unless the inner dimension is tiny, where recomputing is better.
 """
 
 import math
@@ -31,13 +31,13 @@ from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements,
 __all__ = ["CostModel", "NodePrice", "flops_of"]
 
 _SYMBOL_BYTES: Final = 8.0
-# An elementwise op's arithmetic, in FLOPs per element that it reads or writes, whichever is more: what does not hide
-# behind the memory traffic of the loop it is part of.
+# An elementwise op's arithmetic that memory traffic does not hide, in FLOPs per element read or written, whichever is
+# more.
 _FLOPS_PER_ELEMENT: Final = 0.4
 # Smaller than any real difference: prefers inputs over intermediates, and fewer ops over more.
 _TIE: Final = 1e-3
-# What the user would rather have saved, and what nothing is known about (a custom op may be a whole solver), is
-# computed again only where the memory cannot be had otherwise.
+# Values that the user prefers to save, and ops of unknown cost (a custom op may be a whole solver), are recomputed only
+# if nothing else fits.
 _RELUCTANCE: Final = 100.0
 _ATTENTION: Final = tuple(
     packet
@@ -52,10 +52,10 @@ _ATTENTION_BACKWARD: Final = tuple(
     )
     if (packet := getattr(torch.ops.aten, name, None)) is not None
 )
-# They read no more of a table than they return.
+# They read only the rows that they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
-# Ops that no compiler fuses and whose price is known, beside those that only move memory: what has a formula for its
-# FLOPs, and what reads its input once or twice.
+# Ops that no compiler fuses and whose price is known: those with a formula for their FLOPs, and those that read their
+# input once or twice.
 _PRICED: Final = frozenset(
     {
         *flop_registry,
@@ -70,18 +70,18 @@ _PRICED: Final = frozenset(
 
 @dataclass(frozen=True)
 class NodePrice:
-    """The parts of a price.
+    """The terms of a price.
 
     Attributes:
-        moved: bytes moved to and from memory; a launch counts as the bytes that could be moved meanwhile.
-        arithmetic: the time of a matmul's FLOPs, as the bytes that could be moved meanwhile.
-        kept: bytes kept from forward to backward.
-        reluctance: what moved bytes and arithmetic are multiplied with before they are compared.
+        moved: bytes moved to and from memory; a launch counts as the bytes that could be moved in its time.
+        arithmetic: the time of a matmul's FLOPs, as the bytes that could be moved in it.
+        saved: bytes saved for backward.
+        reluctance: a factor on `moved` and `arithmetic`.
     """
 
     moved: float = 0.0
     arithmetic: float = 0.0
-    kept: float = 0.0
+    saved: float = 0.0
     reluctance: float = 1.0
 
 
@@ -93,8 +93,8 @@ class CostModel:
         machine: turns FLOPs and launches into bytes.
         fused: True for a compiler that fuses elementwise ops into their neighbours; False for a graph run op by op,
             where each op is a kernel.
-        memory_price: what keeping one byte from forward to backward is worth, in bytes moved. 0 looks at time only.
-            The default accepts one write of a byte in backward to keep a byte less, and nothing dearer.
+        memory_price: the price of one saved byte, in bytes moved. 0 minimises time alone. The default accepts one
+            write of a byte in backward to save a byte less, and nothing dearer.
     """
 
     machine: Machine
@@ -104,35 +104,36 @@ class CostModel:
     def __post_init__(self) -> None:
         if not 0 <= self.memory_price < math.inf:
             raise ValueError(
-                f"memory_price must be a finite number of bytes moved per byte kept, 0 or more, got {self.memory_price}"
+                "memory_price must be a finite number of bytes moved per byte saved, 0 or more, "
+                f"got {self.memory_price}"
             )
 
     def total(self, price: NodePrice) -> float:
         """The price in bytes moved."""
-        return price.reluctance * (price.moved + price.arithmetic) + self.memory_price * price.kept
+        return price.reluctance * (price.moved + price.arithmetic) + self.memory_price * price.saved
 
     def saving(self, node: fx.Node, joint: JointGraph) -> NodePrice:
-        """What handing the value from forward to backward costs."""
+        """Return the price of handing the value from forward to backward."""
         if is_sym_node(node):
             return NodePrice(moved=_SYMBOL_BYTES)
         if is_opaque(node):
             return NodePrice()
-        # A view keeps all of the memory it looks at.
+        # A view keeps its whole storage alive.
         storage = storage_of(node)
         if storage in joint.static_inputs:
             return NodePrice()
         size = float(num_bytes(storage))
         if storage in joint.inputs:
-            return NodePrice(moved=size + 1.0, kept=size)
-        # What a matmul makes or reads, or what is returned, is in memory anyway. What lives only inside a fused kernel
-        # is written as well.
+            return NodePrice(moved=size + 1.0, saved=size)
+        # A matmul's inputs and results, and outputs, are in memory anyway. A value inside a fused kernel would have to
+        # be written.
         alone = self.fused and is_fusible(storage) and storage not in joint.returned
         in_memory = not alone or _has_unfused_reader(storage, joint, forward=True)
         reads_and_writes = (1.0 if in_memory else 2.0) + _TIE * (1.0 if storage is node else 2.0)
-        return NodePrice(moved=size * reads_and_writes + 1.0, kept=size)
+        return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
     def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:
-        """What running the op again in backward costs, its inputs being there."""
+        """Return the price of running the op again in backward, if its inputs are there."""
         free = looks_at_its_input(node) or node.target is operator.getitem or node.op != "call_function"
         if free or num_bytes(node) == 0:
             return NodePrice()
@@ -183,13 +184,13 @@ def flops_of(node: fx.Node) -> float:
 
 
 def _with_every_head(arguments: Sequence[Any], first: int) -> list[Any]:
-    """An attention's arguments, of which query, key and value begin at `first`, with grouped heads as often as they are
-    read: torch's formula wants as many keys as queries."""
+    """Return attention's arguments with grouped key and value heads repeated, since torch's formula needs as many key
+    heads as query heads. Query, key and value begin at `first`."""
     query = arguments[first]
     grouped = [one.new_empty((*query.shape[:-2], *one.shape[-2:])) for one in arguments[first + 1 : first + 3]]
     return [*arguments[: first + 1], *grouped, *arguments[first + 3 :]]
 
 
 def _has_unfused_reader(node: fx.Node, joint: JointGraph, *, forward: bool) -> bool:
-    """True if a matmul of forward, or of backward, reads the value or a view of it: then it has to be in memory."""
+    """True if an unfused op of forward, or of backward, reads the value or a view: then it has to be in memory."""
     return any((user in joint.forward) == forward and not is_fusible(user) for user in joint.readers_of(node))

@@ -1,4 +1,4 @@
-"""explain -- reports the memory that a fused function would save for backward, without running it."""
+"""explain -- the values that a fused function saves and recomputes, in bytes, without running it."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
 from .cost import flops_of
-from .fake_twins import fake_twins
+from .fake_copies import fake_copies
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
@@ -38,26 +38,24 @@ def explain(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> MemoryReport:
-    """Return what `fuse(fn)` saves for backward and what it computes again, each with its reason and its price.
+    """Return the values that `fuse(fn)` saves for backward and recomputes, each with its reason and its price.
 
-    Where a graph break splits `fn`, the report covers all graphs, and a value that two graphs save counts twice.
+    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice.
 
-    Nothing is run and nothing is allocated, so it also works for a model on the meta device that is larger than this
-    machine.
+    Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine.
 
     Args:
-        fn: a function of tensors, a module, or what `fuse` made of one; the last is explained with its own options.
-        args: what it would be called with: real tensors, or tensors on the meta device.
-        backend: "inductor", "triton", "nvfuser" or "eager": whose graph, and whose prices; the default is Inductor's.
-        partition: as in `fuse`. Masks are taken to be made from seeds, as they are without `torch_random`.
-        device: where meta tensors are taken to be.
-        kwargs: passed on to `fn`.
+        fn: a function of tensors, a module, or a fused one, which is explained with its own options.
+        args: its arguments: real tensors, or tensors on the meta device.
+        backend: "inductor" (the default), "triton", "nvfuser" or "eager": whose graph is partitioned at whose prices.
+        partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
+        device: the device that stands for the meta device.
+        kwargs: its keyword arguments.
 
     Raises:
-        ValueError: nothing that `fn` computes requires grad, so nothing is saved; Dynamo does not compile it; or an
-            unknown name.
+        ValueError: no result requires grad, so nothing is saved; Dynamo does not compile `fn`; or an unknown name.
         TypeError: `fn` cannot be called.
-        PartitionError: the graph cannot be cut as asked.
+        PartitionError: the graph cannot be cut as requested.
 
     >>> def tutorial(a, b, c, d):
     ...     return (a + b + c + d).cos().cos()
@@ -69,24 +67,24 @@ def explain(
     """
     options = _options_of(fn)
     if options is not None:
-        backend = backend or next(iter(options.chain), None)  # what `aot_function` made has no backend by name
+        backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name
         partition = partition or options.partition
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
-        with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, _):
-            results = tree_leaves(twin(*twin_args, **twin_kwargs))
+        with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, _):
+            results = tree_leaves(copied(*copied_args, **copied_kwargs))
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
-                f"fuse changes nothing and what eager keeps is kept; explain the part that can be compiled"
+                f"fuse changes nothing and the values that eager saves are saved; explain the part that can be compiled"
             )
         raise ValueError(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
             f"or a parameter require grad, and leave torch.no_grad()"
         )
-    with fake_twins(fn, args, kwargs, device=device) as (twin, twin_args, twin_kwargs, static):
-        eager = saved_bytes(twin, *twin_args, parameters=static(), **twin_kwargs)
+    with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static):
+        eager = saved_bytes(copied, *copied_args, parameters=static, **copied_kwargs)
     explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
     totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
@@ -114,7 +112,7 @@ def explain(
 
 
 class _Explained:
-    """The content of a memory report for one graph."""
+    """The part of a memory report for one graph."""
 
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
         self.joint = _joint_of(captured)
@@ -127,22 +125,22 @@ class _Explained:
         else:
             forward, backward = _cut_copy(captured, cut)
         self.graph = CutGraph(self.joint, forward, backward)
-        handed_over = _handed_over(forward, captured.num_forward_outputs)
+        outgoing = _saved_nodes(forward, captured.num_forward_outputs)
         node_of = {node.name: node for node in self.joint.nodes}
-        # A user's partitioner may add nodes of its own; what it saves of them is described by what it made.
-        saved_nodes = [node_of.get(node.name, node) for node in handed_over]
+        # A user's partitioner may add nodes of its own, which are described by themselves.
+        saved_nodes = [node_of.get(node.name, node) for node in outgoing]
         self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
         again = [node_of.get(node.name, node) for node in _run_twice(forward, backward)]
         self.recomputed = tuple(self._recomputed_value(node) for node in again if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
         for rule, rival in _RIVALS.items():
-            # torch's own partitioners cannot cut every graph; then there is nothing to compare with.
+            # torch's own partitioners cannot cut every graph.
             with contextlib.suppress(*(() if rival is default else (AssertionError, RuntimeError))):
                 parts = _cut_copy(captured, rival)
                 self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
-        self.ideal_bytes = tuple(_ends_bytes(module) for module in (forward, backward))
+        self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
         machine = self.cost.machine
         self.seconds = tuple(
             max(size, sum(machine.bytes_of_flops(flops_of(node), itemsize=_itemsize(node)) for node in _calls(module)))
@@ -169,7 +167,7 @@ class _Explained:
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
-        """The reason why a value is saved, with the prices of saving and of recomputing it."""
+        """Compare the price of saving a value with that of recomputing it."""
         readers = [user.name for user in node.users if user in self.joint.from_gradients]
         reads = f"read by {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''}; " if readers else ""
         if static:
@@ -180,7 +178,7 @@ class _Explained:
         if once is not None:
             return f"{reads}{once}"
         if self._rule == default.name:
-            return f"{reads}`default` saves what backward reads, and recomputes nothing but views"
+            return f"{reads}the default rule saves what backward reads, and recomputes only views"
         saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
         if self.cost.total(again) > self.cost.total(saving):
@@ -219,8 +217,8 @@ def _cut_copy(captured: CapturedGraph, cut: Callable[..., Any]) -> tuple[fx.Grap
     return parts
 
 
-def _handed_over(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
-    """The values that forward returns for backward, after its outputs."""
+def _saved_nodes(forward: fx.GraphModule, num_outputs: int) -> list[fx.Node]:
+    """The values that a forward returns after its outputs."""
     returned: Any = forward.graph.output_node().args[0]
     return [value for value in returned[num_outputs:] if isinstance(value, fx.Node)]
 
@@ -236,10 +234,10 @@ def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Nod
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
-    """The figures of forward and backward graphs of any partitioner."""
+    """Count the values that a forward and backward save and recompute, on the graphs of any partitioner."""
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[place] for place in static if place < len(inputs)}
-    storages = dict.fromkeys(storage_of(node) for node in _handed_over(forward, num_outputs))
+    storages = dict.fromkeys(storage_of(node) for node in _saved_nodes(forward, num_outputs))
     again = [node for node in _run_twice(forward, backward) if not is_view(node)]
     return Totals(
         saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
@@ -248,8 +246,8 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
     )
 
 
-def _ends_bytes(module: fx.GraphModule) -> int:
-    """The bytes of the inputs and the outputs, once each."""
+def _input_and_output_bytes(module: fx.GraphModule) -> int:
+    """Bytes of the inputs and outputs of a graph, each storage once."""
     output = module.graph.output_node()
     ends = {storage_of(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
     return sum(num_bytes(node) for node in ends)

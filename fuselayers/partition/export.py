@@ -1,6 +1,6 @@
-"""joint_graph and operator_map -- a function's forward and backward in one graph, and which op of it came from where.
+"""joint_graph and operator_map -- a function's forward and backward in one graph, and the origin of each op.
 
-Like `capture`, which both are made of, they trace with fake tensors: nothing runs and nothing is allocated.
+Like `capture`, they trace with fake tensors: nothing runs and nothing is allocated.
 """
 
 import inspect
@@ -34,9 +34,9 @@ class InputSpec:
         name: its placeholder in the graph.
         kind: "gradient" is an incoming one, of an output. A tensor that a function closes over is a "parameter" if it
             requires grad, else a "buffer".
-        target: a parameter's or buffer's name, as in `named_parameters()`, after the variable that holds the module
-            where the function is none itself; an argument's name, with the way into it (`batch['ids'][0]`); for a
-            gradient, the name of the output that it belongs to.
+        target: a parameter's or buffer's name, as in `named_parameters()`, prefixed with the variable that holds the
+            module if the function is no module; an argument's name and path (`batch['ids'][0]`); for a gradient, the
+            name of its output.
     """
 
     name: str
@@ -51,9 +51,8 @@ class OutputSpec:
     Attributes:
         name: the node of the graph that computes it.
         kind: "mutation" is the new value of an input that the function writes to.
-        target: where an output is in what the function returns (`result`, `result['loss']`), or "" for one that is
-            not returned as it is; for a gradient, the target of the input that it is the gradient of; for a mutation,
-            the target of the input that is written to.
+        target: an output's path in the function's result (`result`, `result['loss']`), or "" if it is not returned
+            itself; for a gradient, the target of its input; for a mutation, the target of the input written to.
     """
 
     name: str
@@ -68,8 +67,8 @@ class JointGraphExport:
     Attributes:
         module: takes one value for each of `inputs`, in order, and returns a tuple with one for each of `outputs`. It
             writes to none of its inputs.
-        inputs: what the function was given, then the gradients of its outputs.
-        outputs: what the function writes to and returns, then the gradients of what it was given.
+        inputs: the function's inputs, then the gradients of its outputs.
+        outputs: the new values of mutated inputs and the function's outputs, then the gradients of its inputs.
     """
 
     module: fx.GraphModule
@@ -91,13 +90,13 @@ class JointGraphExport:
 
 @dataclass(frozen=True)
 class OperatorRecord:
-    """What one differentiable step of a function became.
+    """The ops of one differentiable step of a function.
 
     Attributes:
         forward_ops: its ops in forward, in order: "aten.addmm.default".
         backward_ops: the ops that autograd runs for it, in order.
         source: "file:line: code" of the innermost line that is not torch's, or "" where there is none.
-        module: the innermost module that ran it, by its fully qualified name, or "" outside of any submodule.
+        module: the fully qualified name of the innermost module that ran it, or "" outside of any submodule.
     """
 
     forward_ops: tuple[str, ...]
@@ -109,7 +108,7 @@ class OperatorRecord:
 def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGraphExport:
     """Return the joint forward and backward graph of `fn(*args, **kwargs)`, with a signature.
 
-    The ops are ATen's, as the eager backend gets them, not decomposed; what `fn` writes to its inputs is an output.
+    The ops are ATen's, as the eager backend gets them, not decomposed; the new value of a mutated input is an output.
     Nothing runs: `args` may be real, fake or on the meta device.
 
     Raises:
@@ -153,12 +152,11 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
 
 
 def operator_map(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[OperatorRecord, ...]:
-    """Return, in the order of forward, which ops of backward belong to which ops, line and module of forward.
+    """Return, in the order of forward, the ops of backward that belong to the ops, line and module of forward.
 
-    Autograd numbers its nodes, and AOTAutograd keeps the number of the node that an op of either side was traced for.
-    Ops without a gradient carry the number of what ran before them; they are told apart by their line and module. Where
-    no op of forward has a number, the ops of backward stand alone. A function with graph breaks gives the records of
-    one graph after the other.
+    Autograd numbers its nodes, and AOTAutograd records for each op the number of its autograd node. Ops without a
+    gradient have the number of the op before them; their line and module distinguish them. If no op of forward has a
+    number, the ops of backward get a record of their own. With graph breaks, the graphs follow each other.
 
     Raises:
         TypeError: `fn` cannot be called.
@@ -201,19 +199,19 @@ def _traces(
 
 
 class _Names:
-    """What the inputs and modules of a trace are called by the user."""
+    """The user's names for the inputs and modules of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._scope = {"L": {"traced_fn": trace.fn, "args": trace.args, "kwargs": trace.kwargs}}
-        self._registered: dict[int, str] = {}  # by Dynamo's source, a tied parameter may have another of its names
+        self._registered: dict[int, str] = {}  # Dynamo's source of a tied parameter may be another of its names
         if isinstance(trace.fn, nn.Module):
             for name, tensor in (*trace.fn.named_parameters(), *trace.fn.named_buffers()):
                 self._registered.setdefault(id(tensor), name)
         self._arguments = _argument_names(trace.fn, len(trace.args))
         returned: dict[int, str] = {}
         for path, leaf in _leaves(trace.result):
-            returned.setdefault(id(leaf), path)  # what is returned twice goes by its first place
+            returned.setdefault(id(leaf), path)  # a tensor that is returned twice has its first path
         self._results = [returned.get(id(value), "") for value in trace.outputs]
 
     def input(self, node: fx.Node, output_names: dict[Any, str]) -> InputSpec:
@@ -237,7 +235,7 @@ class _Names:
         expression, *steps = re.split(r"\.__closure__\[(\d+)\]\.cell_contents", source)
         text = expression
         for cell, rest in zip(steps[::2], steps[1::2], strict=True):
-            function = eval(expression, dict(self._scope))  # an expression that Dynamo made, over its own twins
+            function = eval(expression, dict(self._scope))  # Dynamo's expression, evaluated over the traced copies
             text = function.__code__.co_freevars[int(cell)] + rest
             expression += f".__closure__[{cell}].cell_contents{rest}"
         text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda found: self._arguments[int(found[1])], text)

@@ -1,6 +1,6 @@
 """graph_compilers -- functorch's compilers by their names: each takes one graph of AOTAutograd and returns a callable.
 
-They serve as `fw_compiler` and `bw_compiler` of `aot_function`, and of AOTAutograd wherever else it takes a compiler.
+Use them as `fw_compiler` and `bw_compiler` of `aot_function`, or wherever AOTAutograd takes a compiler.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from .._torch.tracing import compile_one_graph
+from .._torch.tracing import boxed, compile_one_graph
 from .compilers import why_inductor_is_unavailable
-from .compilers.straight_line import straight_line
 from .fallback_warning import say_once
 
 __all__ = ["print_compile", "ts_compile"]
@@ -38,9 +37,9 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
 def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """Compile the graph with Inductor, or run it op by op where Inductor cannot compile.
 
-    functorch's function of this name goes through TorchScript to its fusing compilers, NNC and nvFuser. PyTorch has
-    deprecated the one and removed or never shipped the others, so another compiler serves, and a FallbackWarning says
-    so once. `fuse` does the same without the detour, and lets Inductor see forward and backward before they are cut.
+    functorch's function of this name uses TorchScript's fusing compilers, NNC and nvFuser, which PyTorch has removed or
+    never shipped. So Inductor replaces them, and a FallbackWarning says so once. `fuse` calls Inductor directly, and
+    lets it optimise the joint graph before it is cut.
 
     Args:
         fx_g: one graph of ATen ops.
@@ -51,13 +50,13 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     """
     devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
     reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
-    _say_what_serves(reason)
-    return compile_one_graph(fx_g, inps) if reason is None else straight_line(fx_g)
+    _warn_once(reason)
+    return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)
 
 
-def _say_what_serves(reason: str | None) -> None:
-    serves = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
+def _warn_once(reason: str | None) -> None:
+    replacement = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
     say_once(
-        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {serves}. "
+        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {replacement}. "
         "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
     )

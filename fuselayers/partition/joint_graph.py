@@ -44,8 +44,8 @@ _SCALAR_BYTES: Final = 16
 
 
 class PartitionError(ValueError):
-    """A graph cannot be cut as asked, by no backend: a value that can neither be saved nor recomputed, a budget too
-    small. No fallback is tried, since it would meet the same graph."""
+    """No backend can cut a graph as requested: a value can neither be saved nor recomputed, or a budget is too small.
+    No fallback is tried, since it would get the same graph."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class JointGraph:
         module: the joint graph; its placeholders are the forward's inputs, then the gradients of the outputs.
         num_forward_outputs: how many of its outputs are the forward's; the others are gradients.
         forward: the nodes that the forward's outputs depend on.
-        backward: the nodes that must be present in backward: what depends on an incoming gradient, and every result.
+        backward: the nodes that must be in backward: those that depend on an incoming gradient, and every result.
         from_gradients: the nodes that depend on an incoming gradient; forward cannot compute them.
         inputs: the forward's inputs, parameters included.
-        static_inputs: the inputs that outlive the call anyway, such as parameters; keeping them costs nothing.
+        static_inputs: the inputs that outlive the call, such as parameters; saving them costs nothing.
         mutated_inputs: the inputs that are written to; backward would read the new value.
     """
 
@@ -88,7 +88,7 @@ class JointGraph:
         outputs: Any = module.graph.output_node().args[0]
         gradients = [value for value in outputs[num_forward_outputs:] if isinstance(value, fx.Node)]
         inputs = forward_inputs(module.graph)
-        # What has an effect is of the forward although no output depends on it.
+        # A node with a side effect belongs to the forward although no output depends on it.
         rest = [node for node in nodes if node not in from_gradients and node.op != "placeholder"]
         forward = set(inputs)
         stack = [node for node in rest if node.is_impure()]
@@ -117,20 +117,20 @@ class JointGraph:
 
     @functools.cached_property
     def read_by_backward(self) -> frozenset[fx.Node]:
-        """What backward reads or returns, and gets from no gradient: where looking for what to save begins."""
+        """The values that backward reads or returns and that depend on no gradient."""
         read = set(self.backward).union(*(node.all_input_nodes for node in self.from_gradients))
         return frozenset(read - self.from_gradients)
 
     @functools.cached_property
     def needed(self) -> list[fx.Node]:
-        """What backward depends on and does not get from a gradient, in the order of the graph.
+        """All values that backward depends on and that depend on no gradient, in the order of the graph.
 
-        For each of these a partitioner has to choose: save it, or have it computed again.
+        For each of these a partitioner chooses: save it, or recompute it.
         """
         return self._behind_backward(frozenset())
 
     def _behind_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
-        """What it takes to compute all that backward reads, where these values are at hand."""
+        """The nodes that compute the values that backward reads from the saved ones."""
         wanted = set(self.read_by_backward)
         behind: list[fx.Node] = []
         for node in reversed(self.nodes):
@@ -141,10 +141,10 @@ class JointGraph:
 
     @functools.cached_property
     def made_from_scalars(self) -> frozenset[fx.Node]:
-        """What is computed from nothing but scalars: a dropout mask from its seed, an `arange` from its length.
+        """The values computed from scalars alone: a dropout mask from its seed, an `arange` from its length.
 
-        It is never worth saving: eight bytes and some arithmetic bring it back. This is what keeps the promise that no
-        dropout mask is saved, whatever the compiler and its cost model. Ops whose cost is not known are not among it.
+        They are never saved: eight bytes and some arithmetic restore them. So no dropout mask is saved, whatever the
+        compiler and its cost model. Results of ops of unknown cost are not among them.
         """
         made: set[fx.Node] = set()
         for node in self.nodes:
@@ -157,26 +157,26 @@ class JointGraph:
     def _is_saveable_scalar(self, node: fx.Node) -> bool:
         # A tuple of two scalars is as small, but cannot be saved; its elements can.
         saveable = self.why_not_saveable(node) is None and not must_recompute(node)
-        # One element of a large tensor keeps all of it.
+        # One element of a large tensor keeps all of it alive.
         return saveable and (is_sym_node(node) or 0 < num_bytes(storage_of(node)) <= _SCALAR_BYTES)
 
     def runs_in_forward(self, node: fx.Node) -> bool:
-        """True if forward computes the node, or can, without taking over work that was traced in backward.
+        """True if forward computes the node, or can compute it and it was not traced in backward.
 
-        A softmax's logarithm that attention returns for its backward alone is such a node that no output depends on.
+        No output depends on some of these nodes, such as the logsumexp that attention returns for its backward.
         """
         return node in self.forward or not (node in self.from_gradients or is_tagged_backward(node))
 
     def why_not_saveable(self, node: fx.Node) -> str | None:
         """Return None if the value can be handed from forward to backward, else why it cannot."""
-        # Where backward writes to it as well, it is handed over as the place to write to.
+        # If backward writes to it too, it is passed on as the memory to write to.
         written = storage_of(node) in self.mutated_inputs
         if written and not any(placement(user) == "must_be_in_backward" for user in node.users):
             return "it is overwritten before backward runs"
         return why_not_saveable(node)
 
     def readers_of(self, node: fx.Node) -> list[fx.Node]:
-        """The ops that read a value or a view of it; the output of the graph is none."""
+        """The ops that read a value or a view of it, without the output of the graph."""
         readers: list[fx.Node] = []
         stack = [node]
         while stack:
@@ -189,13 +189,13 @@ class JointGraph:
 
     @functools.cached_property
     def returned(self) -> frozenset[fx.Node]:
-        """What the forward's outputs are, or look at."""
+        """The storages of the forward's outputs."""
         outputs: Any = self.module.graph.output_node().args[0]
         nodes = (value for value in outputs[: self.num_forward_outputs] if isinstance(value, fx.Node))
         return frozenset(storage_of(node) for node in nodes)
 
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
-        """Bytes that keeping these values costs: each storage once, what outlives the call anyway not at all."""
+        """Bytes saved with these values: each storage once, static inputs not at all."""
         storages = dict.fromkeys(storage_of(node) for node in saved_values)
         return sum(num_bytes(node) for node in storages if node not in self.static_inputs)
 
@@ -216,7 +216,7 @@ class JointGraph:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """True for what costs next to nothing to compute again: elementwise ops, views, and the ops that make masks."""
+    """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks."""
     known = only_moves(node) or node.target in mask_ops()
     return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 

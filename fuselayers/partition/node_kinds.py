@@ -1,4 +1,4 @@
-"""What kind of op a node of a graph is: which repeat at no cost, which may not be repeated, which can be saved."""
+"""The kinds of ops in a graph: which cost nothing to recompute, which may run only once, which values can be saved."""
 
 import functools
 import operator
@@ -14,7 +14,6 @@ from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops
 __all__ = [
     "draws",
     "is_fusible",
-    "is_matmul_like",
     "is_saveable",
     "is_view",
     "looks_at_its_input",
@@ -26,12 +25,9 @@ __all__ = [
     "why_runs_once",
 ]
 
-# What Inductor makes of dropout and rand: pure functions of a saved seed, so computing them again gives the same mask.
-_SEEDED_RANDOM: Final = tuple(
-    getattr(torch.ops.prims, name)
-    for name in ("inductor_lookup_seed", "inductor_random", "inductor_randint")
-    if hasattr(torch.ops.prims, name)
-)
+# Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. Known by
+# name, since they exist only once Inductor is imported.
+_SEEDED_RANDOM: Final = frozenset({"prims::inductor_lookup_seed", "prims::inductor_random", "prims::inductor_randint"})
 _MOVERS: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in (
@@ -85,7 +81,7 @@ def why_not_saveable(node: fx.Node) -> str | None:
 
 
 def is_view(node: fx.Node) -> bool:
-    """True if the op looks at its input's memory in another way, which costs nothing."""
+    """True if the op returns a view of its input, which costs nothing."""
     if node.op != "call_function":
         return False
     target = node.target
@@ -93,14 +89,14 @@ def is_view(node: fx.Node) -> bool:
 
 
 def looks_at_its_input(node: fx.Node) -> bool:
-    """True for a view, and for one of the views that unbind, split and chunk return."""
+    """True for a view, and for an element of the tuples of views that unbind, split and chunk return."""
     if node.target is operator.getitem and node.all_input_nodes:
         return is_view(node.all_input_nodes[0])
     return is_view(node) and bool(node.all_input_nodes)
 
 
 def storage_of(node: fx.Node) -> fx.Node:
-    """The node whose memory this one looks at: itself, unless it is a view of something that can be saved."""
+    """The node that owns this one's memory: itself, unless it is a view of a value that can be saved."""
     source = node
     while looks_at_its_input(source):
         source = source.all_input_nodes[0]
@@ -122,18 +118,16 @@ def _is_view_op(target: torch._ops.OpOverload) -> bool:
 
 def is_fusible(node: fx.Node) -> bool:
     """True if a compiler fuses the op into the kernels around it: elementwise ops, reductions, indexing."""
-    packet = overload_packet(node)
-    return node.op == "call_function" and (packet in known_ops().fusible_ops or packet in _SEEDED_RANDOM)
+    return node.op == "call_function" and (overload_packet(node) in known_ops().fusible_ops or _is_seeded_random(node))
+
+
+def _is_seeded_random(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _SEEDED_RANDOM
 
 
 def only_moves(node: fx.Node) -> bool:
-    """True if the op puts values in other places and computes nothing: its price is its memory traffic."""
+    """True if the op copies values and computes nothing: its price is its memory traffic."""
     return node.op == "call_function" and overload_packet(node) in _MOVERS
-
-
-def is_matmul_like(node: fx.Node) -> bool:
-    """True if the op's time is its arithmetic, not its memory traffic: matmul, attention, convolution."""
-    return node.op == "call_function" and overload_packet(node) in known_ops().compute_intensive_ops
 
 
 def why_runs_once(node: fx.Node) -> str | None:
@@ -150,7 +144,7 @@ def why_runs_once(node: fx.Node) -> str | None:
     if not isinstance(target, torch._ops.OpOverload):
         return "it is a higher-order op, whose effects are not known"
     if target is torch.ops.aten.index.Tensor and not _has_mask_index(node):
-        return None  # tagged for what a mask makes of it
+        return None  # torch tags it for the case of a mask
     return _why_op_runs_once(target) or ("it draws random numbers" if draws(node) else None)
 
 
@@ -173,7 +167,7 @@ def _why_op_runs_once(target: torch._ops.OpOverload) -> str | None:
 def draws(node: fx.Node) -> bool:
     """True if the op draws from a random generator, so that it matters when and how often it runs."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket in _SEEDED_RANDOM:
+    if not isinstance(target, torch._ops.OpOverload) or _is_seeded_random(node):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
@@ -185,14 +179,14 @@ def draws(node: fx.Node) -> bool:
     return True
 
 
-# Frames that are nobody's code: torch's, and where `capture` calls what it traces.
+# Frames that are not the user's: torch's, and the call in `capture`.
 _NOT_THE_USERS: Final = (*(path + os.sep for path in torch.__path__), str(Path(__file__).with_name("capture.py")))
 
 
 def source_line(node: fx.Node) -> str:
     """Return where in the user's code the node comes from, as `file:line: code`, or "" when that is not known.
 
-    The innermost line counts that is neither torch's nor that from which this library calls what it traces.
+    It is the innermost line that is neither torch's nor `capture`'s.
     """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
     for place in range(len(lines) - 1, -1, -1):

@@ -47,15 +47,15 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True)
 class SavePolicy:
-    """A partitioner of this library: which values are saved, at which prices.
+    """A partitioner of this library: a policy for which values are saved, and its prices.
 
-    Call it as a partitioner, or call `saved_values` for the decision alone. The prices are those of a fusing compiler;
-    `compiler="eager"` asks for those of a compiler that runs op by op.
+    Call it as a partitioner, or call `saved_values` for the decision alone. As a partitioner it prices the graph for a
+    fusing compiler; with `compiler="eager"`, for one that runs op by op.
 
     Args:
         name: "default", "min_cut" or "budget".
         cost: the prices; None takes those of the graph's device and of the compiler.
-        limit: for "budget": bytes if it is an int, a share of what `default` saves if it is a float.
+        limit: for "budget": bytes if it is an int, a share of what "default" saves if it is a float.
     """
 
     name: str
@@ -76,7 +76,7 @@ class SavePolicy:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         if recomputable_ops is not None:
             raise ValueError(
-                "recomputable_ops is functorch's: here prices decide what is computed again; give them as "
+                "recomputable_ops is functorch's: here prices decide what is recomputed; give them as "
                 "SavePolicy('min_cut', cost=CostModel(...))"
             )
         with _garbage_collection_paused():
@@ -86,14 +86,14 @@ class SavePolicy:
             return joint.split(self.saved_values(joint, fused=compiler != "eager"))
 
     def saved_values(self, joint: JointGraph, *, fused: bool) -> list[fx.Node]:
-        """Return what is saved, in the order of the graph.
+        """Return the saved values, in the order of the graph.
 
         Args:
             joint: the graph to cut.
-            fused: whether a fusing compiler takes the two parts; matters where `cost` is None.
+            fused: whether a fusing compiler compiles the two graphs; matters only if `cost` is None.
 
         Raises:
-            PartitionError: a value can neither be saved nor computed again, or the budget is too small.
+            PartitionError: a value can neither be saved nor recomputed, or the budget is too small.
         """
         if self.name == "default":
             return saved_by_default(joint)
@@ -108,8 +108,7 @@ class SavePolicy:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """A graph is some hundred thousand small objects that all stay: looking through them for garbage, again and again
-    while more are made, takes a third of the time to cut a large one."""
+    """Collections in between would take a third of the time: a large graph is a hundred thousand objects, all alive."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -130,27 +129,27 @@ default: Final = SavePolicy("default")
 """Save what eager autograd would save, each tensor once, and no dropout mask."""
 
 min_cut: Final = SavePolicy("min_cut")
-"""Save what is cheapest, all told, at the prices of the cost model."""
+"""Save the set of values with the lowest total price in the cost model."""
 
 default_partition: Final = default
 """functorch's name for `default`."""
 
 min_cut_rematerialization_partition: Final = min_cut
-"""functorch's name for `min_cut`, which goes by prices where functorch's goes by a list of ops, `recomputable_ops`."""
+"""functorch's name for `min_cut`, which uses prices where functorch's uses a list of ops, `recomputable_ops`."""
 
 
 def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
-    """Return a partitioner that keeps within a budget, and recomputes as little as that takes, matmuls included.
+    """Return a partitioner that saves at most so many bytes, and recomputes as little as possible, matmuls included.
 
     Args:
-        limit: an int is bytes; a float above 0 and up to 1 is a share of what `default` saves. Each graph has the
-            budget for itself; parameters and what else outlives the call do not count.
+        limit: an int is bytes; a float above 0 and up to 1 is a share of what `default` saves. Each graph has its own
+            budget; parameters, and other tensors that outlive the call, do not count.
         cost: prices other than the graph's own.
 
     Raises:
         ValueError: the limit is not positive, or a share above 1.
         TypeError: the limit is no number.
-        PartitionError: (at the first call) the budget is too small for the graph; the message says how little will do.
+        PartitionError: (at the first call) the budget is too small for the graph; the message names the smallest.
 
     >>> from fuselayers.partition import fuse, saved_bytes
     >>> fused = fuse(lambda x: x.sin().cos(), backend="eager", partition=budget(0.5))
@@ -180,7 +179,7 @@ def partitioner(partition: str | Partitioner) -> Partitioner:
     A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:1000000" is `budget(1000000)`.
 
     Raises:
-        ValueError: no partitioner has that name; the message lists what there is. Or the budget is none.
+        ValueError: no partitioner has that name (the message lists them), or the budget is malformed.
         TypeError: `partition` is neither a name nor callable.
 
     >>> partitioner("budget:0.5") == budget(0.5)

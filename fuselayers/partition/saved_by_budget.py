@@ -1,11 +1,11 @@
 """saved_by_budget -- the fastest set of values to save that fits into so many bytes.
 
 The price of memory is raised until the minimum cut fits (Everett, "Generalized Lagrange multiplier method for solving
-problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once; what
-the budget then leaves goes to the ops whose second run is the dearest, chosen as a knapsack problem.
+problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once; the
+rest of the budget saves the ops that are dearest to recompute, chosen as a knapsack problem.
 
-While elementwise work alone makes room, time is what counts. Once matmuls have to run again, their FLOPs come first and
-every byte that can be had without a FLOP is taken.
+If recomputing elementwise ops frees enough memory, time is minimised. If matmuls have to be recomputed too, their FLOPs
+are minimised first.
 """
 
 import math
@@ -26,18 +26,18 @@ __all__ = ["saved_by_budget", "smallest_saved_bytes"]
 
 _HIGHEST_PRICE: Final = 1e9
 _PRICE_STEPS: Final = 10
-# How much a byte moved counts beside a matmul's FLOPs, once these are what it is about.
+# The weight of a byte moved when a matmul's FLOPs come first.
 _MOVED_BESIDE_FLOPS: Final = 1e-3
 
 
 def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list[fx.Node]:
     """Return the values to save, in the order of the graph, so that they take at most `limit` bytes.
 
-    Where the cut at the cost model's own memory price fits, it is the answer.
+    If the cut at the cost model's own memory price fits, it is returned.
 
     Raises:
-        PartitionError: the graph cannot be cut within `limit`; the message says what the smallest cut found keeps. Or
-            there is a value that can neither be saved nor computed again.
+        PartitionError: no cut fits `limit` (the message names the bytes of the smallest cut found), or a value can
+            neither be saved nor recomputed.
     """
     saved = saved_by_min_cut(joint, cost=cost)
     if joint.saved_bytes(saved) <= limit:
@@ -50,7 +50,7 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
             f"found keeps {joint.saved_bytes(smallest):,}; give a larger budget, or fuse a smaller part of the model"
         )
     matmuls = frozenset(cut.flops)
-    if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, kept=matmuls)) <= limit:
+    if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, run_once=matmuls)) <= limit:
         return _without_matmuls(cut, matmuls, limit)
     return _with_matmuls(cut, limit)
 
@@ -69,36 +69,36 @@ class _PricedCut:
         self._starts = [number[start] for start, _ in graph.edges]
         self._ends = [number[end] for _, end in graph.edges]
         self._prices: list[NodePrice | None] = [data.get("price") for _, _, data in graph.edges(data=True)]
-        # Edges with a price are about one value: source -> n.in about computing it, n.in -> n.out about saving it.
-        self._about = [
+        # An edge with a price belongs to one value: source -> n.in is recomputing it, n.in -> n.out saving it.
+        self._values = [
             joint.needed[place_of[end[0]]] if "price" in data else None  # type: ignore[index]
             for _, end, data in graph.edges(data=True)
         ]
-        self._computes = [start == SOURCE for start, _ in graph.edges]
+        self._recomputes = [start == SOURCE for start, _ in graph.edges]
         self._sides = [(number[(node.name, "in")], number[(node.name, "out")]) for node in joint.needed]
 
     def saved_at(
         self,
         price: float | Callable[[fx.Node], float],
         *,
-        kept: frozenset[fx.Node] = frozenset(),
+        run_once: frozenset[fx.Node] = frozenset(),
         flops_first: bool = False,
     ) -> list[fx.Node]:
         """The cheapest cut at a price of memory, the same for all values or one for each.
 
         Args:
-            price: bytes moved for a byte kept.
-            kept: ops that do not run again.
+            price: bytes moved per saved byte.
+            run_once: ops that must not run again.
             flops_first: let memory traffic count for next to nothing beside a matmul's FLOPs.
         """
         weight = _MOVED_BESIDE_FLOPS if flops_first else 1.0
         capacities: list[float] = []
-        for parts, node, computes in zip(self._prices, self._about, self._computes, strict=True):
-            if parts is None or node is None or (computes and node in kept):
+        for parts, node, recomputes in zip(self._prices, self._values, self._recomputes, strict=True):
+            if parts is None or node is None or (recomputes and node in run_once):
                 capacities.append(math.inf)
             else:
                 at = price(node) if callable(price) else price
-                capacities.append(parts.reluctance * (weight * parts.moved + parts.arithmetic) + at * parts.kept)
+                capacities.append(parts.reluctance * (weight * parts.moved + parts.arithmetic) + at * parts.saved)
         value, sink_side = sink_side_of_minimum_cut(self._num_nodes, self._starts, self._ends, capacities)
         assert value < math.inf, "a finite cut exists at every price if it does at one"
         return [
@@ -108,7 +108,7 @@ class _PricedCut:
         ]
 
     def lowest_fitting(self, low: float, limit: float, **options: object) -> tuple[float, float, list[fx.Node]]:
-        """A price at which the cut fits, a price just below at which it does not, and the first one's cut."""
+        """Return a price at which the cut does not fit, one just above at which it does, and the latter's cut."""
         high = max(4.0 * low, 4.0)
         while not self.fits(saved := self.saved_at(high, **options), limit):  # type: ignore[arg-type]
             low, high = high, 16.0 * high
@@ -134,13 +134,13 @@ class _PricedCut:
 
 
 def _without_matmuls(cut: _PricedCut, matmuls: frozenset[fx.Node], limit: float) -> list[fx.Node]:
-    """Elementwise work alone makes enough room: the higher price holds as far down the graph as it must."""
-    low, high, saved = cut.lowest_fitting(cut.lowest_price, limit, kept=matmuls)
+    """Recompute no matmul: the higher price applies to as few values as possible, from the start of the graph."""
+    low, high, saved = cut.lowest_fitting(cut.lowest_price, limit, run_once=matmuls)
     first, last = 0, len(cut.joint.needed)
     while last - first > 1:
         middle = (first + last) // 2
         prices = dict.fromkeys(cut.joint.needed[:middle], high)
-        attempt = cut.saved_at(partial(_price, prices, low), kept=matmuls)
+        attempt = cut.saved_at(partial(_price, prices, low), run_once=matmuls)
         if cut.fits(attempt, limit):
             last, saved = middle, attempt
         else:
@@ -153,26 +153,26 @@ def _price(prices: dict[fx.Node, float], otherwise: float, node: fx.Node) -> flo
 
 
 def _with_matmuls(cut: _PricedCut, limit: float) -> list[fx.Node]:
-    """Some matmuls have to run again: as few FLOPs as possible."""
+    """Recompute some matmuls, with as few FLOPs as possible."""
     _, high, saved = cut.lowest_fitting(cut.lowest_price, limit, flops_first=True)
-    # A cut that keeps less than it must leaves more to choose from: its own neighbours may miss the best mix.
+    # A smaller cut than needed leaves the knapsack more to choose from.
     starts = [saved] + [cut.saved_at(price, flops_first=True) for price in (2.0 * high, _HIGHEST_PRICE)]
     return min((_filled(cut, start, limit) for start in starts), key=cut.flops_again)
 
 
 def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node]:
-    """Spend what the budget leaves on matmuls that then need not run again."""
-    kept: frozenset[fx.Node] = frozenset()
+    """Spend the rest of the budget on matmuls that then need not run again."""
+    run_once: frozenset[fx.Node] = frozenset()
     while True:
         free = int(limit) - cut.joint.saved_bytes(saved)
-        again = [node for node in cut.matmuls_again(saved) if node not in kept]
+        again = [node for node in cut.matmuls_again(saved) if node not in run_once]
         chosen = knapsack([num_bytes(node) for node in again], [cut.flops[node] for node in again], free)
         if not chosen:
             return saved
-        kept |= {again[place] for place in chosen}
-        # Its results are kept by themselves at worst, which is what the knapsack counted; often less will do.
+        run_once |= {again[place] for place in chosen}
+        # The knapsack counts the matmuls' results; saving something smaller may be enough.
         attempt = cut.saved_at(
-            _HIGHEST_PRICE, kept=kept | cut.flops.keys() - set(cut.matmuls_again(saved)), flops_first=True
+            _HIGHEST_PRICE, run_once=run_once | cut.flops.keys() - set(cut.matmuls_again(saved)), flops_first=True
         )
         if not cut.fits(attempt, limit):
             return saved
@@ -180,8 +180,8 @@ def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node
 
 
 def smallest_saved_bytes(joint: JointGraph, *, cost: CostModel) -> int:
-    """Return the bytes of the smallest cut found: everything that may run twice runs twice.
+    """Return the bytes of the smallest cut found, which recomputes every op that may run twice.
 
-    Where two views of one storage are kept, the cut counts it twice, so a smaller one may exist.
+    If two views of one storage are saved, the cut counts it twice, so a smaller one may exist.
     """
     return joint.saved_bytes(_PricedCut(joint, cost).saved_at(_HIGHEST_PRICE, flops_first=True))

@@ -10,10 +10,10 @@ __all__ = ["saved_by_default"]
 
 
 def saved_by_default(joint: JointGraph) -> list[fx.Node]:
-    """Return every value of the forward that backward reads, with views replaced by what they look at.
+    """Return every value of the forward that backward reads, with views replaced by their base.
 
-    Nothing but views, tensors made from scalars alone (dropout masks) and what the user's checkpoint policy asks for is
-    computed again. Where backward wants only a tensor's size, the size is saved.
+    Only views, tensors made from scalars alone (dropout masks) and values that the user's checkpoint policy names are
+    recomputed. If backward needs only a tensor's size, the size is saved.
 
     Raises:
         PartitionError: backward needs an input that cannot be saved.
@@ -23,7 +23,7 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     for node in reversed(joint.needed):
         if node not in wanted:
             continue
-        # A view that the user's checkpointing wants saved may look at something that is to be computed again.
+        # A view that the user's checkpointing saves may have a base that is recomputed.
         view = is_view(node) and node.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE
         again = view or node in joint.made_from_scalars or must_recompute(node)
         unsaveable = joint.why_not_saveable(node)

@@ -1,9 +1,9 @@
 """saved_by_min_cut -- the cheapest set of values to save, as a minimum cut between forward's inputs and backward.
 
 Each node n of the joint graph becomes an edge n.in -> n.out whose capacity is the cost of saving n; cutting that edge
-means saving n. An edge source -> n.in carries the cost of computing n again: for an input or a random draw it has no
-capacity limit, so n is saved or is not needed. Edges n.out -> user.in follow the data and cannot be cut. What backward
-must have leads to the sink. The cheapest cut is the best trade of memory against time within the cost model.
+means saving n. An edge source -> n.in carries the cost of recomputing n: for an input or a random draw it has no
+capacity limit, so n is saved or is not needed. Edges n.out -> user.in follow the data and cannot be cut. Values that
+backward needs lead to the sink. The cheapest cut is the best trade of memory against time in the cost model.
 
 Chen et al., "Training deep nets with sublinear memory cost", 2016, pose the problem; He, Yu, "Transcending
 runtime-memory tradeoffs in checkpointing by being fusion aware", MLSys 2023, solve it as a cut.
@@ -30,8 +30,8 @@ def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
     """Return the values that the forward hands to the backward, in the order of the graph.
 
     Raises:
-        PartitionError: backward needs a value that can neither be saved nor computed again; the message names it, why,
-            and the source lines.
+        PartitionError: backward needs a value that can neither be saved nor recomputed; the message names it, the
+            reasons, and the source lines.
     """
     try:
         _, needed = minimum_cut(flow_graph(joint, cost=cost))
@@ -43,8 +43,8 @@ def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
 def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
     """Return the graph whose minimum cut is the set of saved values.
 
-    Each edge says in `reason` why it is there; those that can be cut carry `capacity`, the cost in bytes moved, and its
-    parts as `price`, a NodePrice.
+    Each edge has a `reason`; those that can be cut have a `capacity`, the cost in bytes moved, and a `price`, the
+    NodePrice with its terms.
     """
     import networkx as nx
 
@@ -68,7 +68,7 @@ def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
         elif node not in joint.made_from_scalars:
             price = cost.recomputing(node, joint)
             if cost.total(price) > 0:
-                add(SOURCE, entry, "computing it again costs this", price)
+                add(SOURCE, entry, "recomputing it costs this", price)
         if node in joint.made_from_scalars:
             add(entry, leave, "it is made from scalars alone, and never worth saving")
         elif (unsaveable := joint.why_not_saveable(node)) is not None:
@@ -86,18 +86,18 @@ def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
 
 
 def _no_way(joint: JointGraph, error: UnboundedCutError) -> PartitionError:
-    """Which value it is: the last on the path that no edge of the path lets be saved."""
+    """The error for an uncuttable path: it names the last value on the path, which cannot be saved."""
     node_of = {node.name: node for node in joint.needed}
     on_path = list(dict.fromkeys(node_of[step[0]] for step in error.path[1:-1]))
-    # A path that ends before a value is computed is about what it is computed from.
+    # If the path ends at a value's input side, the problem is the value that it is computed from.
     reader = on_path.pop() if error.path[-2][1] == "in" else None
     first, last = on_path[0], on_path[-1]
     needs = f"to compute {_named(reader)}, backward needs" if reader is not None else "backward needs"
     said = "it" if first is last else f"{_named(first)}, which it is computed from,"
     return PartitionError(
-        f"{needs} {_named(last)}, which cannot be saved, since {joint.why_not_saveable(last)}, nor computed again, "
+        f"{needs} {_named(last)}, which cannot be saved, since {joint.why_not_saveable(last)}, nor recomputed, "
         f"since {said} may run only once: {why_runs_once(first)}. Return it from the function as a tensor, or take it "
-        f"out of what is fused"
+        f"out of the fused function"
     )
 
 

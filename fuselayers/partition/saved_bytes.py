@@ -1,4 +1,4 @@
-"""saved_bytes -- a meter for what a call keeps in memory until its backward."""
+"""saved_bytes -- measure the memory that a call saves for its backward."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,44 +10,44 @@ __all__ = ["saved_by_call", "saved_bytes"]
 
 
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
-    """Run `fn` once and return the bytes that autograd keeps for its backward.
+    """Run `fn` and return the bytes that autograd saves for its backward, of eager and fused functions alike.
 
-    Each storage counts once, however many tensors look at it. The parameters of `fn`, if it is a module, and the
-    tensors in `parameters` do not count: they live in any case. It measures eager and fused functions alike.
+    Each storage counts once, however many tensors share it. The parameters of `fn`, if it is a module, and the tensors
+    in `parameters` do not count, since they stay in memory anyway.
 
     Args:
         fn: a function or a module whose result depends on a tensor that requires grad.
-        *args: passed on.
+        *args: its arguments.
         parameters: further tensors that do not count.
-        **kwargs: passed on.
+        **kwargs: its keyword arguments.
 
     >>> x = torch.randn(8, 16, requires_grad=True)
     >>> saved_bytes(torch.sin, x)
     512
     """
     exempt = [*parameters, *(fn.parameters() if isinstance(fn, nn.Module) else ())]
-    # A compiled function is compiled by a first call without the hooks: they are part of what it is guarded on.
+    # The first call compiles without the hooks: Dynamo guards on them.
     fn(*args, **kwargs)
     return saved_by_call(lambda: fn(*args, **kwargs), exempt=exempt)
 
 
 def saved_by_call(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> int:
-    """Make one call and return the bytes kept for its backward, without those of the `exempt` tensors.
+    """Make one call and return the bytes saved for its backward, without those of the `exempt` tensors.
 
     Used by `saved_bytes` and, with fake tensors, by `configs.model_costs`.
     """
-    lives = {_storage(tensor) for tensor in exempt}
-    kept: dict[int, int] = {}
+    excluded = {_storage(tensor) for tensor in exempt}
+    saved: dict[int, int] = {}
     alive: list[Tensor] = []  # so that no storage is freed and its address used again while we count
 
     def pack(tensor: Tensor) -> Tensor:
         alive.append(tensor.detach())
-        kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        saved[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         call()
-    return sum(size for storage, size in kept.items() if storage not in lives)
+    return sum(size for storage, size in saved.items() if storage not in excluded)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -82,12 +82,6 @@ class TestGraphs:
         assert "aten.erf.default" in ops(inductor)
         assert not [op for op in ops(inductor) if "gelu" in op]
 
-    def test_joint_inputs_are_the_placeholders(self) -> None:
-        (graph,) = capture(Block(), torch.randn(4, 8))
-        primals, tangents = graph.joint_inputs
-        placeholders = [node for node in graph.module.graph.nodes if node.op == "placeholder"]
-        assert [one.shape for one in (*primals, *tangents)] == [node.meta["val"].shape for node in placeholders]
-
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_a_graph_break_makes_two(self, backend: str) -> None:
         x, weight = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
@@ -115,13 +109,6 @@ class TestGraphs:
 
         (graph,) = capture(fn, torch.randn(4), torch.randn(4, requires_grad=True), backend="eager")
         assert "aten.exp.default" not in ops(graph)
-
-    def test_grad_mode_is_the_callers(self) -> None:
-        def fn(x: Tensor) -> Tensor:
-            assert torch.is_grad_enabled()
-            return x.sin()
-
-        assert len(capture(fn, torch.randn(4, requires_grad=True))) == 1
 
 
 class TestWhatIsGiven:
@@ -174,10 +161,11 @@ class TestWhatIsGiven:
         (power,) = [node for node in graph.module.graph.nodes if str(node.target) == "aten.pow.Tensor_Scalar"][:1]
         assert power.args[1] == 3
 
-    def test_a_leaf_stays_a_leaf_that_requires_grad(self) -> None:
-        (graph,) = capture(torch.mul, torch.randn(4, requires_grad=True), torch.randn(4), backend="eager")
-        (output,) = [node for node in graph.module.graph.nodes if node.op == "output"]
-        assert [one is None for one in output.args[0][graph.num_forward_outputs :]] == [False, True]
+    def test_a_list_that_holds_itself(self) -> None:
+        held: list[Any] = [torch.randn(4, requires_grad=True)]
+        held.append(held)
+        (graph,) = capture(lambda one, same: one[1][0].sin() * same["held"][0], held, {"held": held}, backend="eager")
+        assert sum(node.op == "placeholder" for node in graph.module.graph.nodes) == 2  # one tensor and the gradient
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_a_function_that_closes_over_a_module_and_a_tensor(self, device: str) -> None:
@@ -319,9 +307,10 @@ class TestNothingIsTouched:
         assert [name for name in left if not name.startswith("__builtins_dict__")] == []
 
     def test_many_captures_do_not_reach_a_limit(self) -> None:
-        for size in range(1, 11):
-            x = torch.randn(size, size, requires_grad=True)
-            assert len(capture(split_by_a_break, x, x, backend="eager")) == 2
+        with dynamo_config.patch(recompile_limit=2):
+            for size in range(2, 6):
+                x = torch.randn(size, size, requires_grad=True)
+                assert len(capture(split_by_a_break, x, x, backend="eager")) == 2
 
     def test_nothing_is_kept_alive(self) -> None:
         block = Block()

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.partition import MemoryReport, PartitionError, budget, explain, fuse, min_cut, saved_bytes
+from fuselayers.partition import PartitionError, budget, explain, fuse, min_cut, saved_bytes
 
 ROWS, HIDDEN = 32, 48
 ONE = ROWS * HIDDEN * 4  # bytes of one activation
@@ -124,14 +124,7 @@ def test_the_default_rule_gives_its_own_reason() -> None:
     reasons = [value.reason for value in report.saved if value.op == "aten.mm.default"]
     assert reasons
     for reason in reasons:
-        assert reason.endswith("`default` saves what backward reads, and recomputes nothing but views")
-
-
-def test_attentions_backward_has_flops() -> None:
-    q = torch.randn(2, 4, 16, 32, requires_grad=True)
-    report = explain(lambda q: F.scaled_dot_product_attention(q, q, q), q, backend="eager")
-    assert report.forward_flops == 2 * (2 * 2 * 4 * 16 * 16 * 32)
-    assert report.backward_flops == 5 * (2 * 2 * 4 * 16 * 16 * 32)
+        assert reason.endswith("the default rule saves what backward reads, and recomputes only views")
 
 
 def test_lines_of_code_are_no_markup() -> None:
@@ -177,13 +170,6 @@ def test_what_is_computed_again_is_priced() -> None:
     assert report.totals["this"].recomputed_flops == sum(value.flops for value in report.recomputed)
     assert report.forward_flops == 2 * 2 * ROWS * HIDDEN * 4 * HIDDEN
     assert report.backward_flops == 2 * report.forward_flops + matmul.flops
-
-
-def test_what_attention_returns_for_backward_alone_is_saved_not_computed_again() -> None:
-    for backend in ("inductor", "eager"):
-        report = explain(Block(), torch.randn(2, 16, HIDDEN), backend=backend)
-        assert report.totals["this"].recomputed_flops == 0
-        assert not [value for value in report.recomputed if "attention" in value.op]
 
 
 def test_parameters_cost_nothing() -> None:
@@ -261,15 +247,12 @@ def test_errors() -> None:
         explain(layer, *layer_inputs(), partition=budget(10))
 
 
-def test_nothing_of_the_function_is_touched() -> None:
-    block, x = Block(), torch.randn(2, 16, HIDDEN, requires_grad=True)
-    before = {name: value.clone() for name, value in block.state_dict().items()}
-    state = torch.get_rng_state()
-    report = explain(block, x)
-    assert isinstance(report, MemoryReport)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in block.state_dict().items())
-    assert x.grad is None
+def test_compiled_and_fused_functions_inside_run_eagerly() -> None:
+    """Compiled code reads memory, of which a fake tensor has none: it would crash the process."""
+    fused = fuse(nn.Linear(4, 4), backend="inductor", fallback=())
+    fused(torch.randn(2, 4)).sum().backward()
+    model, x = nn.Sequential(fused, torch.compile(nn.Linear(4, 4))), torch.randn(2, 4)
+    assert explain(model, x).totals["eager"].saved_bytes == saved_bytes(nn.Sequential(*[nn.Linear(4, 4)] * 2), x)
 
 
 def test_what_dynamo_does_not_compile_is_not_explained() -> None:

@@ -1,22 +1,17 @@
-import functools
 import math
 import random
 import signal
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import networkx as nx
 import pytest
-import torch
 from networkx.algorithms.flow import boykov_kolmogorov, preflow_push
-from torch import Tensor
 
-from fuselayers import ops
 from fuselayers.partition import CostModel, machine_of
 from fuselayers.partition.flow import SINK, SOURCE, UnboundedCutError, minimum_cut, sink_side_of_minimum_cut
-from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.saved_by_min_cut import flow_graph
-from tests.partition.tracing import GPT, joint_graph_of
+from tests.partition.tracing import GPT
 
 Graph = nx.DiGraph
 
@@ -73,41 +68,11 @@ def test_value_is_minimal_and_the_cut_has_it(seed: int) -> None:
     assert_is_minimal(graph)
 
 
-def test_the_random_graphs_are_worth_testing() -> None:
-    values = [minimum_cut(random_graph(seed))[0] for seed in range(60)]
-    assert sum(value > 0 for value in values) > 45
-    assert len(set(values)) > 15
-
-
-def mlp(x: Tensor, weight: Tensor) -> Tensor:
-    return ops.bias_dropout_residual((x @ weight).relu() @ weight.T, x, p=0.1)
-
-
-def attention(x: Tensor, weight: Tensor) -> Tensor:
-    q, k, v = (x @ weight).view(1, 16, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
-    scores = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
-    return (scores @ v).transpose(1, 2).reshape(1, 16, 32).sin()
-
-
-@functools.cache
-def real_joint(name: str) -> JointGraph:
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, requires_grad=True)
-
-    make: dict[str, Callable[[], JointGraph]] = {
-        "mlp": lambda: joint_graph_of(mlp, leaf(8, 32), leaf(32, 32)),
-        "attention": lambda: joint_graph_of(attention, leaf(1, 16, 32), leaf(32, 96)),
-        "gpt": lambda: GPT.decomposed(layers=2).joint(),
-    }
-    return make[name]()
-
-
-@pytest.mark.parametrize("price", [0.0, 1.5, 40.0, 1e9])
+@pytest.mark.parametrize("price", [1.5, 1e9])
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("name", ["mlp", "attention", "gpt"])
-def test_graphs_of_models(name: str, fused: bool, price: float) -> None:
+def test_the_graph_of_a_model(fused: bool, price: float) -> None:
     cost = CostModel(machine_of("cpu"), fused=fused, memory_price=price)
-    assert assert_is_minimal(flow_graph(real_joint(name), cost=cost)) > 0
+    assert assert_is_minimal(flow_graph(GPT.decomposed(layers=2).joint(), cost=cost)) > 0
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_sink() -> None:
@@ -138,12 +103,6 @@ def test_nothing_to_cut() -> None:
 
 
 class TestNumbers:
-    def test_capacities_of_zero(self) -> None:
-        assert sink_side_of_minimum_cut(4, [0, 2, 2, 3], [2, 3, 1, 1], [5.0, 0.0, 0.0, 7.0]) == (
-            0.0,
-            [False, True, False, True],
-        )
-
     def test_huge_and_tiny_capacities_side_by_side(self) -> None:
         # In floating point 1e300 - 1e-300 is 1e300: a step that pushes next to nothing must still fill its edge.
         starts, ends = [0, 0, 2, 3, 2, 4, 3], [2, 3, 3, 4, 4, 1, 1]
@@ -151,24 +110,6 @@ class TestNumbers:
         value, sink_side = sink_side_of_minimum_cut(5, starts, ends, capacities)
         assert value == pytest.approx(3.0)
         assert sink_side == [False, True, False, False, False]
-
-    def test_fractions_that_do_not_add_up_exactly(self) -> None:
-        number = random.Random(1)
-        for _ in range(50):
-            graph = nx.DiGraph()
-            for start in (SOURCE, *range(8)):
-                for end in (*range(8), SINK):
-                    if start != end and number.random() < 0.5:
-                        graph.add_edge(start, end, capacity=number.random() * 10.0 ** number.randint(-12, 12))
-            graph.add_nodes_from((SOURCE, SINK))
-            value, needed = minimum_cut(graph)
-            crossing = [d["capacity"] for a, b, d in graph.edges(data=True) if a not in needed and b in needed]
-            assert value == pytest.approx(sum(crossing), rel=1e-9)
-            assert value == pytest.approx(nx.maximum_flow_value(graph, SOURCE, SINK), rel=1e-6)
-
-    def test_no_finite_cut(self) -> None:
-        inf = math.inf
-        assert sink_side_of_minimum_cut(4, [0, 2, 0, 3], [2, 1, 3, 1], [inf, inf, 1.0, 2.0])[0] == inf
 
     def test_a_long_chain_is_no_recursion(self) -> None:
         length = 20_000

@@ -63,13 +63,3 @@ def test_ts_compile_draws_eagers_numbers_and_takes_transposed_inputs() -> None:
         compiled = aot_function(drops, ts_compile)(x)
     torch.testing.assert_close(compiled, plain)
     torch.testing.assert_close(torch.autograd.grad(compiled.sum(), x), torch.autograd.grad(plain.sum(), x))
-
-
-@pytest.mark.slow
-def test_ts_compile_of_a_real_tensors_graph() -> None:
-    """AOTAutograd gives fake inputs; who calls the compiler by himself may give real ones."""
-    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda x: (x.sin().exp(),))(torch.ones(4))
-    x = torch.randn(4)
-    with pytest.warns(FallbackWarning):
-        run = ts_compile(graph, [torch.ones(4)])
-    torch.testing.assert_close(run([x])[0], x.sin().exp())

@@ -10,7 +10,7 @@ from fuselayers import ops
 from fuselayers._torch.tracing import aot_autograd, make_boxed_func
 from fuselayers.partition import PARTITIONERS, CostModel, budget, fuse, machine_of, min_cut, partitioner, saved_bytes
 from fuselayers.partition import default as default_partitioner
-from fuselayers.partition.partitioners import SavePolicy, cost_model_for
+from fuselayers.partition.partitioners import SavePolicy
 from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
 
 ROWS, COLUMNS = 64, 96
@@ -29,19 +29,16 @@ def test_the_tutorial_saves_one_tensor() -> None:
     forward, backward = split_of(tutorial, *leaves(4), partition="min_cut")
     saved = saved_of(forward)
     assert [node.name for node in saved] == ["add_2"]
-    assert "aten.cos.default" in called(backward)  # computed again from the saved sum
+    assert "aten.cos.default" in called(backward)  # recomputed from the saved sum
 
 
-def test_the_tutorial_by_default_saves_what_eager_saves() -> None:
+def test_the_tutorial_through_fuse() -> None:
     inputs = leaves(4)
     assert saved_bytes(tutorial, *inputs) == 2 * ONE
     assert saved_bytes(fuse(tutorial, backend="eager", partition="default"), *inputs) == 2 * ONE
     assert saved_bytes(fuse(tutorial, backend="inductor", partition="min_cut", fallback=()), *inputs) == ONE
-
-
-def test_run_op_by_op_nothing_is_computed_twice_for_its_own_sake() -> None:
-    _, backward = split_of(tutorial, *leaves(4), partition="min_cut", fused=False)
-    assert "aten.cos.default" not in called(backward)
+    # Op by op, recomputing a cosine is a kernel: dearer than saving it.
+    assert saved_bytes(fuse(tutorial, backend="eager", partition="min_cut", fallback=()), *inputs) == 2 * ONE
 
 
 def mlp(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -86,7 +83,6 @@ def test_never_saves_more_than_torch() -> None:
         (mlp, mlp_inputs()),
         (attention, [*leaves(1), torch.randn(COLUMNS, 3 * COLUMNS, requires_grad=True)]),
         (lambda a, b: F.layer_norm(a.sin() + b, (COLUMNS,)).square(), leaves(2)),
-        (lambda a, b: F.silu(a) * b, leaves(2)),
     ]
 
     def bytes_of(fn: Any, args: list[Tensor], partition: Any) -> int:
@@ -112,15 +108,6 @@ def test_a_users_own_partitioner() -> None:
         fused = fuse(tutorial, backend=backend, partition=mine, fallback=())
         torch.testing.assert_close(fused(*inputs), tutorial(*inputs))
     assert seen == [1, 1]
-
-
-@pytest.mark.parametrize("partition", [default_partitioner, min_cut])
-def test_without_a_gradient_through_an_input(partition: Any) -> None:
-    x, y = torch.randn(4, requires_grad=True), torch.randn(4)
-    fused = fuse(lambda x, y: (x * y.sin(), y.cos()), backend="eager", partition=partition)
-    out, constant = fused(x, y)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], y.sin())
-    torch.testing.assert_close(constant, y.cos())
 
 
 @pytest.mark.parametrize("partition", ["default", "min_cut"])
@@ -159,11 +146,6 @@ def test_a_budget_by_name() -> None:
 
 
 class TestPrices:
-    def test_are_those_of_the_device_and_the_compiler(self) -> None:
-        joint = joint_graph_of(tutorial, *leaves(4))
-        for fused in (True, False):
-            assert cost_model_for(joint, fused=fused) == CostModel(machine_of("cpu"), fused=fused)
-
     def test_of_ones_own(self) -> None:
         # Where memory has no price and a FLOP costs nothing, a sine is still dearer to run than to read.
         joint = joint_graph_of(tutorial, *leaves(4))
@@ -174,15 +156,6 @@ class TestPrices:
             for cost in (free, dear)
         }
         assert by_price == {0.0: 2 * ONE, 1e6: ONE}
-
-    def test_of_a_budget(self) -> None:
-        dear = CostModel(machine_of("cpu"), memory_price=1e6)
-        joint = joint_graph_of(mlp, *mlp_inputs())
-        rule = budget(1 << 40, cost=dear)
-        assert rule.saved_values(joint, fused=True) == SavePolicy("min_cut", cost=dear).saved_values(joint, fused=True)
-        assert joint.saved_bytes(rule.saved_values(joint, fused=True)) < joint.saved_bytes(
-            budget(1 << 40).saved_values(joint, fused=True)
-        )
 
 
 @pytest.mark.parametrize(
@@ -211,28 +184,6 @@ def test_as_the_partition_fn_of_aot_autograd(partition: Any) -> None:
     assert len(compiled) == 2
     # eager's choice is two tensors
     assert saved_bytes(run, *inputs) == (2 * ONE if partition is default_partitioner else ONE)
-
-
-def test_symbolic_sizes_of_what_is_saved() -> None:
-    """A view that backward takes apart again needs its sizes, not the tensor."""
-
-    def fold(x: Tensor, y: Tensor) -> Tensor:
-        return (x.reshape(x.shape[0] * x.shape[1]) * y.sum()).sin()
-
-    for partition in ("default", "min_cut"):
-        fused = fuse(fold, backend="eager", partition=partition, dynamic=True, fallback=(), fullgraph=True)
-        for rows in (3, 5):
-            x, y = torch.randn(rows, 7, requires_grad=True), torch.randn(rows, requires_grad=True)
-            got = torch.autograd.grad(fused(x, y).sum(), (x, y))
-            torch.testing.assert_close(got, torch.autograd.grad(fold(x, y).sum(), (x, y)))
-
-
-@pytest.mark.parametrize("partition", ["default", "min_cut"])
-def test_nothing_to_save(partition: str) -> None:
-    x = torch.randn(8, requires_grad=True)
-    fused = fuse(lambda x: x * 2 + 1, backend="eager", partition=partition, fallback=())
-    assert torch.equal(torch.autograd.grad(fused(x).sum(), x)[0], torch.full((8,), 2.0))
-    assert saved_bytes(fused, x) == 0
 
 
 class TestWhatAFunctionComputesAgainOnPurpose:

@@ -9,18 +9,17 @@ from torch import Tensor, nn
 
 from fuselayers import ops
 from fuselayers.partition import CostModel, PartitionError, budget, default, fuse, machine_of, min_cut, saved_bytes
-from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import SavePolicy
 from fuselayers.partition.saved_by_budget import smallest_saved_bytes
-from tests.partition.tracing import GPT, Traced, joint_graph_of, recomputed_flops, saved_of, torchs_choice
+from tests.partition.tracing import GPT, Traced, joint_graph_of, recomputed_flops, torchs_choice
 
 SHARES = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 
 
 @functools.cache
 def gpt() -> tuple[Traced, JointGraph]:
-    graph = GPT.decomposed(layers=4)
+    graph = GPT.decomposed(layers=2)
     return graph, graph.joint()
 
 
@@ -45,21 +44,13 @@ class TestOnAModel:
         assert joint.saved_bytes(ours) <= limit
         assert recomputed_flops(joint, ours) <= recomputed_flops(theirs, saved)
 
-    @pytest.mark.slow
-    def test_torchs_choice_is_a_choice(self) -> None:
-        """What the test above compares with is not all or nothing."""
-        graph, joint = gpt()
-        forward = sum(flops_of(node) for node in joint.nodes if node in joint.forward)
-        again = [recomputed_flops(*torchs_choice(graph, share)) / forward for share in (0.05, 0.3, 0.9)]
-        assert again[0] > 0.5 > again[1] > 0.1 > again[2]
-
     def test_fits_every_limit_and_more_bytes_never_cost_more_flops(self) -> None:
         _, joint = gpt()
         low, high = least_of(joint), bytes_of(min_cut, joint)
         assert low < 0.1 * high
         flops = []
-        for step in range(13):
-            limit = low + (high - low) * step // 12
+        for step in range(5):
+            limit = low + (high - low) * step // 4
             saved = budget(limit).saved_values(joint, fused=True)
             assert joint.saved_bytes(saved) <= limit
             flops.append(recomputed_flops(joint, saved))
@@ -126,20 +117,6 @@ def test_elementwise_work_goes_first() -> None:
             without_matmuls.append(limit)
     # The inputs and the results of the matmuls are all that is needed then.
     assert without_matmuls[0] <= 5 * 32 * 32 * 4 + 2048 < 0.6 * whole
-
-
-def test_a_little_less_memory_costs_a_little_time() -> None:
-    """While elementwise work makes enough room, no more of it runs again than that takes."""
-    _, joint = gpt()
-    high = joint.saved_bytes(min_cut.saved_values(joint, fused=False))
-    at_first = len(joint.recomputed(min_cut.saved_values(joint, fused=False)))
-
-    def more(limit: int) -> int:
-        saved = budget(limit).saved_values(joint, fused=False)
-        assert recomputed_flops(joint, saved) == 0
-        return len(joint.recomputed(saved)) - at_first
-
-    assert 0 < 3 * more(int(0.95 * high)) < more(int(0.65 * high))
 
 
 def test_nothing_to_save() -> None:
@@ -224,15 +201,3 @@ def test_each_graph_has_the_budget_for_itself() -> None:
     x = torch.randn(32, 32, requires_grad=True)
     # A graph saves its input at least.
     assert saved_bytes(fuse(two_graphs, backend="eager", partition=budget(4096)), x) == 2 * 4096
-
-
-def test_outputs_of_the_forward_module_are_the_saved_values() -> None:
-    _, joint = gpt()
-    rule = budget(0.4)
-    forward, _ = rule(
-        copy.deepcopy(gpt()[0].module),
-        num_fwd_outputs=joint.num_forward_outputs,
-        static_lifetime_input_indices=gpt()[0].options["static_lifetime_input_indices"],
-    )
-    names = {node.name for node in saved_of(forward, outputs=joint.num_forward_outputs)}
-    assert names == {node.name for node in rule.saved_values(joint, fused=True)}

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fuselayers import ops
 from fuselayers.partition import CostModel, Machine, PartitionError, machine_of
-from fuselayers.partition.cost import NodePrice, flops_of
+from fuselayers.partition.cost import flops_of
 from fuselayers.partition.flow import SINK, SOURCE
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.saved_by_min_cut import flow_graph, saved_by_min_cut
@@ -18,10 +18,6 @@ from tests.partition.tracing import GPT, called, joint_graph_of, split_of
 
 CPU = CostModel(machine_of("cpu"))
 PRICES = [0.0, 0.3, 1.5, 10.0, 1e3, 1e9]
-
-
-def wave(x: Tensor) -> Tensor:
-    return x.sin().exp().cos() * 2
 
 
 def leaf(*shape: int) -> Tensor:
@@ -38,18 +34,6 @@ def model() -> JointGraph:
 
 
 class TestFlowGraph:
-    @pytest.mark.parametrize("fused", [True, False])
-    def test_every_edge_has_a_reason_and_a_price_has_parts(self, model: JointGraph, fused: bool) -> None:
-        cost = at(1.5, fused=fused)
-        edges = list(flow_graph(model, cost=cost).edges(data=True))
-        assert len(edges) > 400
-        for start, end, data in edges:
-            assert data["reason"], (start, end)
-            assert ("price" in data) == ("capacity" in data), (start, end)
-            if "price" in data:
-                assert isinstance(data["price"], NodePrice)
-                assert data["capacity"] == cost.total(data["price"])
-
     def test_reasons(self) -> None:
         def layer(x: Tensor, weight: Tensor) -> Tensor:
             return ops.dropout((x @ weight).sin(), 0.5)
@@ -59,7 +43,7 @@ class TestFlowGraph:
         reason = {(start, end): data["reason"] for start, end, data in graph.edges(data=True)}
         assert reason[SOURCE, ("primals_1", "in")] == "it is an input"
         assert reason[SOURCE, ("draw_seed", "in")] == "it draws random numbers"
-        assert reason[SOURCE, ("mm", "in")] == "computing it again costs this"
+        assert reason[SOURCE, ("mm", "in")] == "recomputing it costs this"
         assert reason[("mm", "in"), ("mm", "out")] == "saving it costs this"
         assert reason[("primals_1", "out"), ("mm", "in")] == "mm reads it"
         masks = [node.name for node in joint.needed if node in joint.made_from_scalars]
@@ -89,14 +73,11 @@ def test_where_matmuls_cost_nothing_they_do_run_again(model: JointGraph) -> None
 @pytest.mark.parametrize("fused", [True, False])
 def test_no_mask_is_saved_at_any_price(model: JointGraph, fused: bool) -> None:
     own = joint_graph_of(lambda x: ops.dropout(x.sin(), 0.5), leaf(8, 64))
-    seeds = {
-        f"{name}.default" for name in ("prims.inductor_seeds", "prims.inductor_lookup_seed", "fuselayers.draw_seed")
-    }
     for joint in (model, own):
         assert joint.made_from_scalars
         for price in PRICES:
             saved = saved_by_min_cut(joint, cost=at(price, fused=fused))
-            assert seeds & {str(node.target) for node in saved}
+            assert "fuselayers.draw_seed.default" in {str(node.target) for node in saved}
             assert joint.made_from_scalars.isdisjoint(saved)
             # eq compares the labels of the loss with every class.
             assert {node.name for node in saved if getattr(node.meta["val"], "dtype", None) is torch.bool} <= {
@@ -144,7 +125,7 @@ class TestNoWay:
         node["exp"].meta["recompute"] = CheckpointPolicy.MUST_SAVE
         text = (
             rf"^(to compute 'cosh' {place}, )?backward needs 'exp' {place}, which cannot be saved, since it is a "
-            r"float, neither a tensor nor a size, nor computed again, since it may run only once: it is tagged to be "
+            r"float, neither a tensor nor a size, nor recomputed, since it may run only once: it is tagged to be "
             r"saved\. Return it from"
         )
         with pytest.raises(PartitionError, match=text):
@@ -156,7 +137,7 @@ class TestNoWay:
             node[name].meta["val"] = 3.5
         text = (
             rf"backward needs 'exp' {place}, which cannot be saved, since it is a float, neither a tensor nor a size, "
-            r"nor computed again, since 'primals_1', which it is computed from, may run only once: it is an input\."
+            r"nor recomputed, since 'primals_1', which it is computed from, may run only once: it is an input\."
         )
         with pytest.raises(PartitionError, match=text):
             saved_by_min_cut(joint, cost=CPU)
@@ -167,11 +148,8 @@ class TestNoWay:
         node["exp"].meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         text = (
             rf"^to compute 'exp' {place}, backward needs 'primals_1', which cannot be saved, since it is a "
-            r"float, neither a tensor nor a size, nor computed again, since it may run only once: it is an input\. "
-            r"Return it from the function as a tensor, or take it out of what is fused$"
+            r"float, neither a tensor nor a size, nor recomputed, since it may run only once: it is an input\. "
+            r"Return it from the function as a tensor, or take it out of the fused function$"
         )
         with pytest.raises(PartitionError, match=text):
             saved_by_min_cut(joint, cost=CPU)
-
-    def test_is_an_error_of_values(self) -> None:
-        assert issubclass(PartitionError, ValueError)

@@ -11,15 +11,10 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
-from torch._functorch import partitioners as torch_partitioners
-from torch._inductor import config as inductor_config
-from torch._inductor.compile_fx import compile_fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from fuselayers._torch.dispatch import FakeTensorMode
 from fuselayers._torch.guards import torch_compile
-from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition
+from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition, torch_min_cut_at_budget
+from fuselayers.partition.capture import capture
 from fuselayers.partition.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import Partitioner, SavePolicy, partitioner
@@ -87,38 +82,11 @@ def split_of(fn: Callable[..., Any], *args: Any, partition: str | Partitioner, f
 
 
 def decomposed(fn: Callable[..., Any], *args: Any) -> Traced:
-    """What a partitioner gets for `fn` from Inductor; nothing is compiled, and on fake arguments nothing runs."""
-    seen: list[Traced] = []
-
-    class Look(CustomPartitionerFn):
-        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
-            seen.append(Traced(copy.deepcopy(gm), options))
-            options.pop("compiler", None)
-            return torch_default_partition(gm, joint_inputs, **options)
-
-        def uuid(self) -> None:
-            return None
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> "Look":
-            return self
-
-    def inner(graph_module: fx.GraphModule, inputs: Any, **_: Any) -> Any:
-        return make_boxed_func(graph_module.forward)
-
-    def backend(graph_module: fx.GraphModule, example_inputs: Any) -> Any:
-        with (
-            functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
-            inductor_config.patch(force_disable_caches=True),
-        ):
-            return compile_fx(
-                graph_module,
-                list(example_inputs),
-                inner_compile=inner,
-                config_patches={"custom_partitioner_fn": Look()},
-            )
-
-    torch_compile(_own_code(fn), backend=backend, recompile_limit=8, fullgraph=True)(*args)
-    return seen[0]
+    """What a partitioner gets for `fn` from Inductor; nothing runs."""
+    (graph,) = capture(fn, *args, backend="inductor", fullgraph=True)
+    static = list(graph.static_input_indices)
+    options = {"num_fwd_outputs": graph.num_forward_outputs, "static_lifetime_input_indices": static}
+    return Traced(graph.module, options)
 
 
 class _Block(nn.Module):
@@ -159,26 +127,16 @@ class GPT(nn.Module):
     @classmethod
     @functools.cache
     def decomposed(cls, *, layers: int, batch: int = 2, tokens: int = 32, **options: Any) -> Traced:
-        """Its joint graph from Inductor, on fake tensors; traced once for all tests, which take copies of it."""
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return decomposed(cls(layers=layers, **options), torch.zeros(batch, tokens, dtype=torch.long))
+        """Its joint graph from Inductor; traced once for all tests, which take copies of it."""
+        return decomposed(cls(layers=layers, **options), torch.zeros(batch, tokens, dtype=torch.long))
 
 
 def torchs_choice(graph: Traced, share: float) -> tuple[JointGraph, list[fx.Node]]:
     """What torch saves of a graph under its own `activation_memory_budget`, and the graph it is of."""
     joint = graph.joint()
-    info = torch_partitioners.classify_nodes(
-        joint.module, graph.options["static_lifetime_input_indices"], joint.num_forward_outputs
-    )
-    for node in reversed(joint.module.graph.nodes):
-        if node.op == "output":
-            node.dist_from_bw = int(1e9)
-        elif not info.is_required_fw(node):
-            node.dist_from_bw = 0
-        else:
-            node.dist_from_bw = min((user.dist_from_bw + 1 for user in node.users), default=int(1e9))
-    with functorch_config.patch(activation_memory_budget=share):
-        return joint, torch_partitioners.choose_saved_values_set(joint.module.graph, info, memory_budget=share)
+    static = graph.options["static_lifetime_input_indices"]
+    options = {"num_fwd_outputs": joint.num_forward_outputs, "static_lifetime_input_indices": static}
+    return joint, torch_min_cut_at_budget(joint.module, share, **options)
 
 
 def recomputed_flops(joint: JointGraph, saved: list[fx.Node]) -> float:

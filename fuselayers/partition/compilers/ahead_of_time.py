@@ -1,6 +1,6 @@
-"""ahead_of_time -- a Dynamo graph to forward and backward, cut by a partitioner, each handed to one way of running it.
+"""ahead_of_time -- trace a Dynamo graph's forward and backward, partition them, and make each of them runnable.
 
-What the compilers that run a graph themselves have in common; Inductor brings its own.
+Used by the compilers that run a graph themselves, eager and nvFuser.
 """
 
 import functools
@@ -30,15 +30,15 @@ def compile_ahead_of_time(
 
     Args:
         graph_module: the graph; it is used up.
-        example_inputs: what it will be called with first.
-        compiler: for whom partitioners of this library price the graph.
-        runnable: makes a function of one list of inputs, which it empties, from one graph.
-        partition: what to save.
+        example_inputs: the inputs of the first call.
+        compiler: whose prices the partitioners of this library use.
+        runnable: makes a function from one graph; the function takes one list of inputs and empties it.
+        partition: as in `fuse`.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
-        decompositions: ATen ops to write in terms of others, with the functions that do so.
+        decompositions: for each ATen op to decompose, a function in terms of other ops.
     """
     own = partitioner(partition)
-    # A user's partitioner keeps the signature it has.
+    # Only this library's partitioners take `compiler`.
     cut: Callable[..., Any] = functools.partial(own, compiler=compiler) if isinstance(own, SavePolicy) else own
     no_mask_pass = replayed_dropout_pass if torch_random else seeded_dropout_pass
 
@@ -50,7 +50,7 @@ def compile_ahead_of_time(
         return runnable(one)
 
     def inference_compiler(inference_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # The masks must be those of the graph with a backward: a checkpoint runs its first forward without gradients.
+        # With the masks of the graph that has a backward: a checkpoint's first forward runs without gradients.
         return one_compiler(no_mask_pass(inference_module), inputs)
 
     backend = aot_autograd(

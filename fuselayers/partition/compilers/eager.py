@@ -5,10 +5,10 @@ from typing import Any
 
 import torch.fx as fx
 
+from ..._torch.tracing import boxed
 from ..partitioners import Partitioner
 from ..passes import dropout_in_place_pass
 from .ahead_of_time import compile_ahead_of_time
-from .straight_line import straight_line
 
 __all__ = ["compile_eager"]
 
@@ -20,15 +20,15 @@ def compile_eager(
 
     Args:
         graph_module: the graph; it is used up.
-        example_inputs: what it will be called with first.
-        partition: what to save.
+        example_inputs: the inputs of the first call.
+        partition: as in `fuse`.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
     """
     return compile_ahead_of_time(
         dropout_in_place_pass(graph_module),
         example_inputs,
         compiler="eager",
-        runnable=straight_line,
+        runnable=boxed,
         partition=partition,
         torch_random=torch_random,
     )

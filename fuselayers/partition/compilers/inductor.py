@@ -34,8 +34,8 @@ def compile_inductor(
 
     Args:
         graph_module: the graph; it is used up.
-        example_inputs: what it will be called with first.
-        partition: what to save.
+        example_inputs: the inputs of the first call.
+        partition: as in `fuse`.
         torch_random: draw random numbers from torch's generator, in eager's order, not from Inductor's seeds.
     """
     graph_module = dropout_in_place_pass(graph_module)
@@ -46,14 +46,14 @@ def compile_inductor(
 
 
 class _InductorPartitioner:
-    """A partitioner in the form in which Inductor's configuration takes one."""
+    """A partitioner with the interface that Inductor's configuration needs."""
 
     def __init__(self, cut: Partitioner, *, torch_random: bool) -> None:
         self._cut = cut
         self._torch_random = torch_random
-        # Inductor caches compiled code on disk under this key: code of another partitioner, of other prices or of
-        # another machine must never be found there. A user's own function has no text that stands for its behaviour,
-        # so nothing is found for it across processes.
+        # Part of the key of Inductor's cache on disk, so that code for another partitioner, other prices or another
+        # machine is never reused. No text identifies the behaviour of a user's own function, so its code is not reused
+        # across processes.
         machines = [machine_of(device_type) for device_type in ("cpu", "cuda")]
         settings = f"{torch_random}-{donates_buffers()}-{machines}"
         self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavePolicy) else str(uuid.uuid4())
@@ -61,7 +61,7 @@ class _InductorPartitioner:
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        # Otherwise the masks are made from seeds at our turn, by ops that the partitioner knows.
+        # Otherwise the graph already has seeded masks, whose ops the partitioner knows.
         return self._cut(replayed_dropout_pass(gm) if self._torch_random else gm, joint_inputs, **kwargs)
 
     def uuid(self) -> str:

@@ -1,7 +1,7 @@
-"""checkpoint_tags -- settle what the user's checkpointing, and the nature of an op, say about saving a value.
+"""checkpoint_tags -- tag the values that must be saved, by the user's checkpointing and by the kind of op.
 
-`torch.utils.checkpoint` leaves its wish on each node as `meta["recompute"]`, a CheckpointPolicy. Partitioners honour
-MUST_SAVE, MUST_RECOMPUTE and PREFER_RECOMPUTE as they stand, and PREFER_SAVE as a high price on computing it again.
+`torch.utils.checkpoint` sets `meta["recompute"]` of each node, a CheckpointPolicy. Partitioners obey MUST_SAVE,
+MUST_RECOMPUTE and PREFER_RECOMPUTE, and turn PREFER_SAVE into a high price of recomputing.
 """
 
 import operator
@@ -16,7 +16,7 @@ __all__ = ["checkpoint_tags_pass"]
 
 def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Tag as MUST_SAVE: collectives outside checkpointed regions, results of ops with effects, the source of an input's
-    update, and the values on the boundary of checkpointed regions. Only tags change, no node does."""
+    update, and the values on the boundary of checkpointed regions. Only tags change."""
     nodes = list(graph_module.graph.nodes)
     for node in nodes:
         if must_recompute(node):
@@ -31,14 +31,14 @@ def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _ends_a_region(node: fx.Node) -> bool:
-    """True for the last value of a checkpointed region that another region, or a gradient hook, takes up."""
+    """True for the last value of a checkpointed region if another region or a gradient hook reads it."""
     users = [user for user in node.users if must_recompute(user)]
     region = node.meta.get("ac_graph_id")
-    # Two regions without an op in between: were their boundary computed again, both would be alive at once.
+    # Two adjacent regions: if their boundary were recomputed, the values of both would be alive at once.
     if region is not None and any(user.meta.get("ac_graph_id", region) > region for user in users):
         return True
-    # A hook on a region's output (a sharded parameter's all-gather, say) runs before the region can be computed again,
-    # and needs the output's gradient, whose computation may need the output: saving it breaks the circle.
+    # A hook on a region's output (such as a sharded parameter's all-gather) runs before the region is recomputed and
+    # needs the output's gradient, which may need the output: saving it breaks the cycle.
     return bool(node.meta.get("has_backward_hook")) and not users
 
 

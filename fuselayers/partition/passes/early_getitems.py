@@ -1,4 +1,4 @@
-"""early_getitems -- take tuples apart as soon as they are there, so that what nobody needs of them is freed."""
+"""early_getitems -- unpack tuples as soon as they are computed, so that unused elements are freed."""
 
 import operator
 
@@ -8,7 +8,7 @@ __all__ = ["early_getitems_pass"]
 
 
 def early_getitems_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Move each getitem right behind the op whose tuple it takes from, in their order."""
+    """Move each getitem right behind the op that returns its tuple, in their order."""
     graph = graph_module.graph
     # From the last to the first: each is put right behind the op, so the first one ends up nearest.
     for node in reversed(list(graph.find_nodes(op="call_function", target=operator.getitem))):

@@ -9,10 +9,10 @@ __all__ = ["keep_mutated_inputs_pass"]
 
 
 def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Put a clone between each input that is written to and its readers, so that there is something to save.
+    """Put a clone between each input that is written to and its readers, so that the clone can be saved.
 
-    By the time of backward the input holds the new value; AOTAutograd therefore clones it, but Inductor's passes take
-    the clone out again, and autograd then finds a saved tensor modified in place. The input itself must not be saved.
+    In backward the input holds the new value. AOTAutograd therefore clones it, but Inductor's passes remove the clone,
+    and autograd then finds that a saved tensor was modified in place.
     """
     graph = graph_module.graph
     changed = False

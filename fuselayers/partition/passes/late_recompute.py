@@ -1,7 +1,7 @@
-"""late_recompute -- order the backward so that values computed again live as short as possible.
+"""late_recompute -- order the backward so that recomputed values live as short as possible.
 
-Cut out of the joint graph, a backward begins with every op of the forward that runs again, layer 1 first, and all of
-their results wait for the gradients to come down to them. Here each is computed right before its first reader.
+As extracted from the joint graph, a backward begins with every op that it recomputes, layer 1 first, and their results
+stay alive until the gradients reach them. Here each is recomputed right before its first reader.
 """
 
 import torch
@@ -14,11 +14,10 @@ __all__ = ["late_recompute_pass"]
 
 
 def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Move what does not depend on a gradient right before what first needs it; gradients keep their order.
+    """Move each node that depends on no gradient right before its first reader; gradients keep their order.
 
-    Writes to inputs, random draws and all else that has an effect keep their place relative to each other. What nothing
-    needs goes: fx takes an op for alive if it could draw random numbers, as an attention kernel could, and would run it
-    again for nothing.
+    Writes to inputs, random draws and other ops with effects keep their order. Nodes without readers are erased: fx
+    keeps an op that could draw random numbers, such as an attention kernel, and would run it for nothing.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
@@ -35,7 +34,7 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     for anchor in (*anchors, output):
         stack = list(anchor.all_input_nodes)
         if _writes(anchor):
-            # What came before a write stays before it: it may read what is overwritten.
+            # Earlier nodes stay before a write: they may read the old value.
             stack += [node for node in nodes if place[node] < place[anchor]]
         wanted: set[fx.Node] = set()
         while stack:

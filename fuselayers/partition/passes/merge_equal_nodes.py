@@ -1,4 +1,4 @@
-"""merge_equal_nodes -- common-subexpression elimination that knows what must not be merged."""
+"""merge_equal_nodes -- common-subexpression elimination that leaves random and mutating ops alone."""
 
 import operator
 from typing import Any, Final
@@ -16,10 +16,10 @@ _FRESH_MEMORY: Final = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.o
 def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Replace every call by an earlier equal one, so that an equal value is saved once.
 
-    Not merged are random and mutating ops, by their tags rather than by a list of names (torch's own pass merges two
-    draws of a custom random op into one), uninitialised memory, and values that share storage with an output, since a
-    caller may rely on two outputs being two tensors. Nor is anything merged across the cut: what the backward of an
-    `autograd.Function` computes again on purpose must not become a value that forward saves for it.
+    Not merged: random and mutating ops, by their tags rather than by a list of names (torch's own pass merges two draws
+    of a custom random op into one); uninitialised memory; values that share storage with an output, since a caller may
+    need two outputs to be two tensors; and a forward node with a backward one, since the backward of an
+    `autograd.Function` may recompute a value on purpose.
     """
     graph = graph_module.graph
     if any(_writes_elsewhere(node) for node in graph.nodes):
@@ -33,9 +33,9 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         key = _key(node)
         if key is None:
             continue
-        twin = first.setdefault(key, node)
-        if twin is not node:
-            node.replace_all_uses_with(twin)
+        equal = first.setdefault(key, node)
+        if equal is not node:
+            node.replace_all_uses_with(equal)
             graph.erase_node(node)
     graph.lint()
     graph_module.recompile()
@@ -43,9 +43,9 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _writes_elsewhere(node: fx.Node) -> bool:
-    """True for a write that may change what a later, equal call returns.
+    """True for a write that may change the result of a later, equal call.
 
-    Not for AOTAutograd's own copies back into inputs: they come last, and whoever reads such an input reads a clone.
+    Not for AOTAutograd's own copies back into inputs: they come last, and readers of such an input read a clone.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return False
@@ -81,7 +81,7 @@ def _key(node: fx.Node) -> Any:
 
 
 def _frozen(argument: Any) -> Any:
-    """The argument as something to compare: lists become tuples, and 1, 1.0 and True stay apart."""
+    """Return a comparable form of an argument: lists become tuples, and 1, 1.0 and True stay apart."""
     if isinstance(argument, list | tuple):
         return (type(argument), *map(_frozen, argument))
     if isinstance(argument, dict):

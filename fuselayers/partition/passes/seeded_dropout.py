@@ -1,8 +1,8 @@
-"""seeded_dropout -- replace torch's dropout by a mask that can be made again, so that none is kept for backward.
+"""seeded_dropout -- replace torch's dropout by a mask that can be recomputed, so that no mask is saved for backward.
 
-torch's op returns a mask of one byte per element, drawn from a generator that has moved on by the time of backward. In
-its place come three nodes: something of a few bytes that is kept, the mask made from it, and the product. The cut then
-makes the mask again, which costs nothing but arithmetic.
+torch's op returns a mask of one byte per element, drawn from a generator whose state has changed by the time of
+backward. Three nodes replace it: a seed of a few bytes, the mask made from it, and the product. The partitioner saves
+the seed and recomputes the mask.
 """
 
 from collections.abc import Callable, Collection
@@ -29,14 +29,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SeededMask:
-    """The ops that make a mask from a seed. This package is below the one that has them, so they are handed in.
+    """The ops that make a mask from a seed. `fuselayers.ops` defines them and registers them here, since imports point
+    from `ops` to `partition`.
 
     Attributes:
         draw: (fresh int64 tensor of shape [], *, device) -> seed, an int64 tensor of shape [].
         mask: (seed, size, p) -> bool tensor, True where an element is kept.
-        scale: p -> what a kept element is multiplied by.
+        scale: p -> the factor of an element that is not dropped.
         pure: the ops that make masks, which may always run again.
-        dropout: (x, p) -> x with a fresh mask of these, as a formula that a compiler can fuse with its neighbours.
+        dropout: (x, p) -> x with a fresh mask, as a formula that a compiler can fuse with its neighbours.
     """
 
     draw: Callable[..., Any]
@@ -55,7 +56,7 @@ def provide_seeded_mask(ops: SeededMask) -> None:
 
 
 def mask_ops() -> frozenset[Any]:
-    """The ops that make masks from seeds: pure, and always cheaper to run again than to keep their result."""
+    """The ops that make masks from seeds: pure, and always cheaper to recompute than to save."""
     return frozenset().union(*(ops.pure for ops in _provided))
 
 
@@ -69,7 +70,7 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     (ops,) = _provided
 
     def mask(add: "_Adder", size: list[Any], p: float, device: torch.device) -> tuple[fx.Node, float]:
-        # A tensor of its own for each draw, so that no pass of torch's takes two draws for one.
+        # Each draw has its own operand, so that no pass of torch's merges two draws.
         fresh = add(torch.ops.aten.empty.memory_format, [], dtype=torch.int64, device=device)
         seed = add(ops.draw, fresh, device=device)
         return add(ops.mask, seed, size, p), ops.scale(p)
@@ -80,14 +81,14 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x.
 
-    Traced as it is, it becomes a product with a mask of floats that nothing knows for a mask.
+    Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask.
     """
     graph = graph_module.graph
     changed = False
     for node in list(graph.find_nodes(op="call_function", target=torch.nn.functional.dropout)):
         given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
         if not given.get("inplace") or given.get("training") is False or given.get("p") == 0:
-            continue  # which writes nothing
+            continue  # it writes nothing
         given["inplace"] = False
         x = given.pop("input")
         node.args, node.kwargs = (x,), given
@@ -105,7 +106,7 @@ def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 def seeded_dropout_calls_pass(
     graph_module: fx.GraphModule, *, device_types: Collection[str] = ("cpu",)
 ) -> fx.GraphModule:
-    """The same for a graph of Dynamo's, which still calls `F.dropout`: before a compiler takes it apart.
+    """As `seeded_dropout_pass`, for a graph of Dynamo's, which calls `F.dropout`: before a compiler decomposes it.
 
     Inductor's own random numbers cost a Philox call per element on a CPU: dropout of 2048x1024 float32 takes 10.1 ms in
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
@@ -137,8 +138,8 @@ def seeded_dropout_calls_pass(
 def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Draw every mask from torch's generator as eager does, and tag it to be drawn again in backward.
 
-    Torch then keeps the generator's state for each mask (5 KB on the CPU) and replays it. On a GPU nothing is replaced:
-    torch's fused kernel there draws in its own order, so the same numbers can only be had from it, with their mask.
+    Torch then saves the generator's state for each mask (5 KB on the CPU) and replays it. On a GPU nothing is replaced:
+    only torch's fused kernel, which saves its mask, gives eager's numbers there.
     """
 
     def mask(add: "_Adder", size: list[Any], p: float, device: torch.device) -> tuple[fx.Node, float] | None:
@@ -155,7 +156,7 @@ def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 class _Adder:
-    """Adds calls to a graph, each with the value that it has on fake tensors."""
+    """Adds calls to a graph, with their values on fake tensors."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
@@ -203,12 +204,12 @@ def _replace_dropout(
                 continue
             mask, scale = made
             out = _drop(add, x, mask, scale, like=node)
-            _lay_where(mask, node)
+            _copy_place(mask, node)
         for user in list(node.users):
             user.replace_all_uses_with(out if user.args[1] == 0 else mask)
             graph.erase_node(user)
         graph.erase_node(node)
-        # torch's backward op scales by 1 / (1 - p), which is not quite what this mask is scaled by, and in bfloat16.
+        # torch's backward op scales by 1 / (1 - p), which differs a little from this mask's scale, and in bfloat16.
         for user in [user for user in mask.users if backward_too and user.target is _BACKWARD]:
             with graph.inserting_before(user):
                 user.replace_all_uses_with(_drop(add, user.args[0], mask, scale, like=user))
@@ -224,19 +225,19 @@ _BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 
 
 def _drop(add: _Adder, x: Any, mask: fx.Node, scale: float, *, like: fx.Node) -> fx.Node:
-    """x * mask * scale, in the place of a node."""
-    # The factor in float32: in bfloat16 the scale would shift the mean of everything that is dropped from.
+    """Add x * mask * scale in the place of a node."""
+    # The factor is float32: a scale rounded to bfloat16 would shift the mean.
     dtype = x.meta["val"].dtype
     wide = torch.promote_types(dtype, torch.float32)
     factor = add(torch.ops.aten.mul.Tensor, add.cast(mask, wide), scale)
     out = add.cast(add(torch.ops.aten.mul.Tensor, add.cast(x, wide), factor), dtype)
     for new in (factor, out):
-        _lay_where(new, like)
+        _copy_place(new, like)
     return out
 
 
-def _lay_where(new: fx.Node, node: fx.Node) -> None:
-    """On the same source line, in the same checkpointed region, on the same side of the cut."""
+def _copy_place(new: fx.Node, node: fx.Node) -> None:
+    """Copy the source line, the checkpointed region and the side of the cut."""
     for key in ("stack_trace", "seq_nr", "partitioner_tag", "recompute", "ac_graph_id"):
         if key in node.meta:
             new.meta.setdefault(key, node.meta[key])

@@ -1,6 +1,7 @@
 """The config.yaml beside a run: complete, without references, and the same model again."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from rich.console import Console
 
 from fuselayers.cli.train import train
-from fuselayers.cli.train.checkpoint import read_checkpoint
+from fuselayers.cli.train.checkpoint import read_checkpoint, write_checkpoint
 from fuselayers.configs import build, compose
 
 TINY = [

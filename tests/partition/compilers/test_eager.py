@@ -1,8 +1,12 @@
+import operator
+import weakref
 from typing import Any
 
 import torch
+import torch.fx as fx
 from torch import Tensor
 
+from fuselayers._torch.tracing import boxed
 from fuselayers.partition import fuse, min_cut
 
 
@@ -55,3 +59,26 @@ def test_a_users_partitioner_gets_what_aot_autograd_hands_over() -> None:
     assert len(seen) == 1
     assert "num_fwd_outputs" in seen[0]
     assert "compiler" not in seen[0]
+
+
+def test_inputs_and_values_are_freed_after_their_last_use() -> None:
+    references: list[weakref.ref[Tensor]] = []
+    alive: list[list[bool]] = []
+
+    def increment(value: Tensor) -> Tensor:
+        alive.append([reference() is not None for reference in references])
+        references.append(weakref.ref(result := value + 1))
+        return result
+
+    graph = fx.Graph()
+    first = graph.call_function(increment, (graph.placeholder("x"),))
+    second = graph.call_function(increment, (first,))
+    third = graph.call_function(operator.mul, (second, first))
+    graph.output((graph.call_function(increment, (third,)),))
+    inputs = [torch.ones(2)]
+    references.append(weakref.ref(inputs[0]))
+    (result,) = boxed(fx.GraphModule({}, graph))(inputs)
+    assert inputs == []
+    assert result.tolist() == [7.0, 7.0]
+    # Of x, first and second: x is free once first is computed, the other two after the product.
+    assert alive == [[True], [False, True], [False, False, False]]

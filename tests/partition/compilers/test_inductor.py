@@ -10,7 +10,17 @@ import torch._inductor.config
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from fuselayers.partition import CostModel, Machine, budget, default, fuse, machine_of, min_cut, saved_bytes
+from fuselayers.partition import (
+    BackendUnavailableError,
+    CostModel,
+    Machine,
+    budget,
+    default,
+    fuse,
+    machine_of,
+    min_cut,
+    saved_bytes,
+)
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.partition.compilers.inductor import _InductorPartitioner
 from fuselayers.partition.machine import write_tuned
@@ -71,6 +81,7 @@ class TestCacheKey:
         assert pickle.loads(pickle.dumps(held)) == held.uuid()
 
 
+@pytest.mark.slow
 def test_code_of_another_partitioner_is_not_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
@@ -93,3 +104,9 @@ def test_code_of_another_partitioner_is_not_found_in_the_cache(tmp_path: Path, m
 def test_a_missing_compiler_is_a_reason() -> None:
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         assert why_inductor_is_unavailable("cpu") == "no C++ compiler was found; install g++ or set CXX"
+
+
+def test_a_negative_view_is_refused() -> None:
+    x = torch.tensor([2 + 2j, 1 - 4j]).conj().imag
+    with pytest.raises(BackendUnavailableError, match=r"Inductor ignores the negative bit of an input, "):
+        fuse(torch.sin, backend="inductor", fallback=())(x)

@@ -28,16 +28,6 @@ def test_tuples_are_taken_apart_at_once_and_in_order() -> None:
     torch.testing.assert_close(module(argument), expected)
 
 
-def test_what_comes_in_as_a_tuple_stays_where_it_is() -> None:
-    graph = fx.Graph()
-    pair = graph.placeholder("pair")
-    x = graph.placeholder("x")
-    sine = graph.call_function(torch.ops.aten.sin.default, (x,))
-    graph.output((graph.call_function(operator.getitem, (pair, 0)), sine))
-    module = early_getitems_pass(fx.GraphModule({}, graph))
-    assert ops_of(module) == ["sin", "getitem"]
-
-
 def test_a_place_that_is_computed_is_waited_for() -> None:
     graph = fx.Graph()
     x, place = graph.placeholder("x"), graph.placeholder("place")

@@ -45,16 +45,6 @@ def test_what_only_clones_read_has_one_already() -> None:
     assert called(module).count("aten.clone.default") == 2
 
 
-def test_what_is_not_overwritten_is_left_alone() -> None:
-    module = graph_of(reads=(SINE,), writes=False)
-    before = str(module.graph)
-    assert str(keep_mutated_inputs_pass(module).graph) == before
-
-
-def test_what_nobody_reads_is_left_alone() -> None:
-    assert "aten.clone.default" not in called(keep_mutated_inputs_pass(graph_of(reads=())))
-
-
 def test_clones_come_in_the_order_of_the_inputs() -> None:
     """Their order is that of the saved values: another one in another process would be another graph."""
     graph = fx.Graph()

@@ -11,10 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from fuselayers.ops import draw_seed, dropout, keep_mask
-from fuselayers.ops.philox import keep_scale
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import replayed_dropout_pass, seeded_dropout_calls_pass, seeded_dropout_pass
-from tests.partition.tracing import called, joint_graph_of, ops_of, saved_of, split_of
+from tests.partition.tracing import ops_of
 
 P = 0.3
 
@@ -46,12 +45,6 @@ class TestSeeded:
             assert not torch.equal(module(x)[1], mask)
 
 
-def test_the_scale_is_exact_in_bfloat16() -> None:
-    x = torch.ones(4, 64, dtype=torch.bfloat16)
-    out, mask = seeded_dropout_pass(graph_of(native, x))(x)
-    assert torch.equal(out, (mask * keep_scale(P)).bfloat16())
-
-
 @pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
 @pytest.mark.parametrize(
     "fn",
@@ -62,14 +55,6 @@ def test_what_drops_nothing_or_everything_is_left_alone(make: Any, fn: Any) -> N
     module = graph_of(fn, torch.randn(6, 10))
     before = str(module.graph)
     assert str(make(module).graph) == before
-
-
-@pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
-def test_a_user_of_the_mask_alone_gets_it(make: Any) -> None:
-    module = make(graph_of(lambda x: native(x)[1].float().sum(-1), torch.randn(50, 40)))
-    assert "native_dropout" not in ops_of(module)
-    kept = module(torch.randn(50, 40)).sum().item() / 2000
-    assert kept == pytest.approx(1 - P, abs=0.06)
 
 
 @pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
@@ -94,28 +79,6 @@ def test_lies_where_the_op_lay(make: Any) -> None:
     assert len(made) == 2
     for node in made:
         assert {key: node.meta[key] for key in place} == place
-
-
-class TestReplayed:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("symbolic", [False, True])
-    def test_draws_the_numbers_of_eager(self, dtype: torch.dtype, symbolic: bool) -> None:
-        x = torch.randn(33, 65, dtype=dtype)
-        module = replayed_dropout_pass(graph_of(native, x, symbolic=symbolic))
-        assert "native_dropout" not in ops_of(module)
-        torch.manual_seed(3)
-        out, mask = module(x)
-        torch.manual_seed(3)
-        expected, expected_mask = native(x)
-        assert torch.equal(mask, expected_mask)
-        torch.testing.assert_close(out, expected)
-
-    def test_asks_to_be_drawn_again(self) -> None:
-        module = replayed_dropout_pass(graph_of(native, torch.randn(6, 10)))
-        drawn = [node for node in module.graph.nodes if "bernoulli" in node.name or "empty" in node.name]
-        assert len(drawn) == 2
-        for node in drawn:
-            assert node.meta["recompute"] is CheckpointPolicy.MUST_RECOMPUTE
 
 
 class TestCalls:
@@ -175,7 +138,6 @@ class TestCalls:
 
 
 ROWS, COLUMNS = 64, 128
-ONE = ROWS * COLUMNS * 4
 MASK = ROWS * COLUMNS
 
 
@@ -262,27 +224,6 @@ class TestThroughFuse:
             outs.append(fuse(drops, backend=backend, fallback=())(x.requires_grad_()))
         assert torch.equal(*outs)
 
-    @pytest.mark.parametrize("use_reentrant", [True, False])
-    def test_checkpointing_inside(self, use_reentrant: bool) -> None:
-        def layer(x: Tensor) -> Tensor:
-            out: Tensor = checkpoint(lambda x: F.dropout(x.exp(), P).square(), x, use_reentrant=use_reentrant)
-            return out
-
-        x = torch.zeros(ROWS, COLUMNS, requires_grad=True)
-        fused = fuse(layer, backend="eager", fallback=())
-        out = fused(x)
-        assert 0.6 < (out != 0).float().mean() < 0.8
-        torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], 2 * out.detach())
-
-    @pytest.mark.parametrize("partition", ["default", "min_cut"])
-    def test_a_model_saves_no_mask(self, partition: str) -> None:
-        layer = nn.Sequential(nn.Linear(COLUMNS, COLUMNS), nn.Dropout(P), nn.GELU(), nn.Dropout(P))
-        fused = fuse(layer, backend="eager", partition=partition, fallback=())
-        x = torch.randn(ROWS, COLUMNS)
-        # x, what GELU reads, and two seeds
-        assert saved_bytes(fused, x) == 2 * ONE + 16
-        assert saved_bytes(layer, x) >= 2 * ONE + 2 * MASK
-
 
 class TestTorchRandom:
     @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -319,22 +260,6 @@ class TestTorchRandom:
         got += [torch.rand(3), fused(x)]
         for one, other in zip(got, expected, strict=True):
             torch.testing.assert_close(one, other)
-
-
-def test_of_the_masks_of_a_joint_graph_none_is_saved() -> None:
-    joint = joint_graph_of(lambda x: F.dropout(x.sin(), P), torch.randn(ROWS, COLUMNS, requires_grad=True))
-    seeded = type(joint).of(seeded_dropout_pass(joint.module), num_forward_outputs=1, static_input_indices=None)
-    mask = [node for node in seeded.nodes if "keep_mask" in node.name]
-    assert mask
-    assert set(mask) <= seeded.made_from_scalars
-
-
-def test_without_the_pass_torchs_mask_is_saved() -> None:
-    """What the tests above compare with: cut outside of `fuse`, the op stays as it is, and its mask with it."""
-    x = torch.randn(ROWS, COLUMNS, requires_grad=True)
-    forward, backward = split_of(lambda x: F.dropout(x.sin(), P), x, partition="min_cut")
-    assert [node for node in saved_of(forward) if node.meta["val"].dtype is torch.bool]
-    assert "aten.native_dropout.default" not in called(backward)
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])

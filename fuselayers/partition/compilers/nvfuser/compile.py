@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from ...._torch.tracing import boxed
 from ...partitioners import Partitioner
 from ...passes import dropout_in_place_pass, merge_equal_nodes_pass, seeded_dropout_calls_pass
 from ..ahead_of_time import compile_ahead_of_time
-from ..straight_line import straight_line
 from .availability import fused_device_types
 from .decompositions import nvfuser_decompositions
 from .definitions import Region
@@ -48,7 +48,7 @@ def with_masks_for_nvfuser(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    return straight_line(with_regions(merge_equal_nodes_pass(graph_module)))
+    return boxed(with_regions(merge_equal_nodes_pass(graph_module)))
 
 
 def with_regions(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ...._torch.tracing import boxed
 from ...fallback_warning import say_once
-from ..straight_line import straight_line
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
 
@@ -137,7 +137,7 @@ class Region:
         self._device = device
         results: Any = self.graph.output_node().args[0]
         self._results = [_Result.of(node.meta["val"]) for node in results]
-        self._in_torch: Callable[[list[Any]], Any] = straight_line(graph_module)
+        self._in_torch: Callable[[list[Any]], Any] = boxed(graph_module)
 
     def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:
         if self.failed or any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in inputs):
