@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .._torch.dispatch import is_compiling
-from ..partition import fuse, is_unfused
+from ..partition import fuse, is_fusion_disabled
 
 __all__ = ["op_for"]
 
-# The arguments of ops that are neither tensors nor the seed, which is one.
+# The arguments of ops that are not tensors; the seed is a tensor.
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
 def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Callable[..., Any]:
-    """Return `op` itself when `backend` is None or within `partition.unfused`, else `op` fused for that backend.
+    """Return `op` itself when `backend` is None or within `partition.disable_fusion`, else `op` fused for that backend.
 
-    Layers keep the two names and ask again in each forward, so that they can be pickled and deep-copied; the fused
-    function is made once per op, backend and partition, for all layers together.
+    Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. One fused
+    function per op, backend and partition serves all layers.
 
     Raises:
         ValueError: there is no such backend or partition.
@@ -27,8 +27,8 @@ def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Ca
     >>> op_for(dropout, backend=None, partition="min_cut") is dropout
     True
     """
-    # A compiler that is tracing the layer fuses the op with what stands around it; nothing is to be looked up there.
-    if backend is None or is_compiling() or is_unfused():
+    # A compiler that traces the layer fuses the op with its neighbours.
+    if backend is None or is_compiling() or is_fusion_disabled():
         return op
     return _fused(op, backend, partition)
 

@@ -6,7 +6,7 @@ import torch
 from fuselayers import ops
 from fuselayers.components import Choice, Decoder, EncoderDecoder, FusedMLP
 from fuselayers.components.fused_op import op_for
-from fuselayers.partition import FusedFunction, unfused
+from fuselayers.partition import FusedFunction, disable_fusion
 
 
 def test_one_fused_function_per_op_backend_and_partition() -> None:
@@ -31,17 +31,17 @@ def test_without_a_backend_the_op_is_called_directly() -> None:
     assert op_for(ops.dropout, backend=None, partition="min_cut") is ops.dropout
 
 
-def test_within_unfused_the_op_is_called_directly() -> None:
+def test_within_disable_fusion_the_op_is_called_directly() -> None:
     seen = []
 
     def look() -> object:
         return op_for(ops.dropout, backend="eager", partition="min_cut")
 
     def fail() -> None:
-        with unfused(), unfused():
+        with disable_fusion(), disable_fusion():
             raise KeyError
 
-    with unfused():
+    with disable_fusion():
         assert look() is ops.dropout
         with pytest.raises(KeyError):
             fail()

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..._version import __version__
 from ...names import no_such
-from ...partition import backends, patience
+from ...partition import backends, warm_up
 from ..files import write_whole
 from ..machine import choose_device, measured_machine
 from .cases import OPS, Settings
@@ -130,12 +130,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
     machine = measured_machine(device)
     console.print(f"{subject.title}\n{machine}", highlight=False, markup=False, soft_wrap=True)
-    # The library's eager form is its formula; its own choice of a form is what bench suite times.
-    with patience(math.inf):
+    # The eager backend runs the formula; bench suite times what "auto" chooses.
+    with warm_up(math.inf):
         right, wrong = _check(subject)
     for name, reason in wrong.items():
         console.print(f"{name} is not timed, its numbers are wrong: {reason}", highlight=False, soft_wrap=True)
-    with patience(math.inf):
+    with warm_up(math.inf):
         timings = time_interleaved(right, repeats=arguments.repeats, device=device)
     if right:
         console.print(_table(right, timings), highlight=False)

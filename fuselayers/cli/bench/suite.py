@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from ...ops.forms.launch import why_no_kernels
-from ...partition import patience, saved_bytes
+from ...partition import saved_bytes, warm_up
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import EAGER, OURS, Candidate, copy_bandwidth, disagreement, peak_bytes, results, time_interleaved
@@ -177,8 +177,8 @@ def measure_suite(
     """
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
-    # On a CPU an op chooses its form by measuring; here it shall have done so before it is timed.
-    with patience(0):
+    # "auto" measures at the first call, before anything is timed.
+    with warm_up(0):
         if why_no_kernels(device) is None:
             say("what calls cost")
             suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
@@ -240,9 +240,7 @@ def _call_costs(
     for variant in chosen:
         case = op_case(variant.op, _settings(variant, _CALLED, dtype, device))
         if case.floor is not None:  # else most of its work is torch's
-            cost = call_cost(variant.title, case, readings=readings, device=device)
-            if cost is not None:
-                yield cost
+            yield call_cost(variant.title, case, readings=readings, device=device)
 
 
 def _is_affordable(variant: Variant, shape: tuple[int, ...], device: torch.device) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...partition import unfused
+from ...partition import disable_fusion
 from ..attention import KeyValueCache
 
 __all__ = ["check_sampling", "continued", "generating", "next_token"]
@@ -21,12 +21,12 @@ __all__ = ["check_sampling", "continued", "generating", "next_token"]
 def generating(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode and eagerly, and leave every module in the mode it was in. Used by every `generate`.
 
-    What is fused runs eagerly too: it would be compiled for each token anew.
+    Fused functions run eagerly too: they would be compiled again for each token.
     """
     in_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with unfused():
+        with disable_fusion():
             yield
     finally:
         for module in in_training:

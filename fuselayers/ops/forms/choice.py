@@ -2,7 +2,7 @@
 
 A formula of one or two ops may run faster op by op, a long one compiled; it depends on the shape, the layout, the dtype
 and the machine. So "auto" tries. To compile takes seconds, and is done only where it pays: an op begins as its formula,
-and when its forwards have taken as long as `patience` says, both forms are measured in turns, forward and backward. The
+and when its forwards have taken as long as `warm_up` says, both forms are measured in turns, forward and backward. The
 compiled form serves from then on where it is clearly faster, in this process and in later ones: `partition.timings`
 keeps the times, beside those of fused functions.
 
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ..._torch.dispatch import dispatch_mode_is_active, saved_tensors_hooks_are_active, transforms_are_active
 from ...partition import BackendUnavailableError
-from ...partition.measure import seconds_of
-from ...partition.timings import has_choice, may_measure, patience_in_seconds, remember, remembered
+from ...partition.auto import seconds_of
+from ...partition.timings import has_choice, may_measure, remember, remembered, warm_up_seconds
 from .compiled import why_not_compiled
 from .served import forget_served, serve_and_keep
 
@@ -84,7 +84,7 @@ def call_faster(
     compiled = _decided.get(key)
     if compiled is not False and not _may_be_compiled():
         return formula(*tensors, *options)
-    if compiled is None and (key not in _spent or _spent[key] >= patience_in_seconds()):
+    if compiled is None and (key not in _spent or _spent[key] >= warm_up_seconds()):
         compiled = _decide(key, formula, fused, tensors, options)
     if compiled:
         try:
@@ -151,7 +151,7 @@ def _decide(
         name = _described(formula, tensors, options)
         seconds = remembered(name)
         if seconds is None or not {"eager", "inductor"} <= seconds.keys():
-            if _spent.setdefault(key, 0.0) < patience_in_seconds() or not may_measure():
+            if _spent.setdefault(key, 0.0) < warm_up_seconds() or not may_measure():
                 return None
             seconds = None
             if why_not_compiled(torch.device("cpu")) is None:
@@ -175,7 +175,7 @@ def _measure(
     """
     # What goes wrong here goes wrong in a measurement, most likely for want of memory: the formula may be fine.
     try:
-        return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options), plain="eager")
+        return seconds_of({"eager": formula, "inductor": fused}, (*tensors, *options))
     except Exception as error:
         _log.info("the formula serves, since measuring failed with %s: %s", type(error).__name__, error)
         return None

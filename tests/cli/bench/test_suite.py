@@ -12,7 +12,7 @@ from fuselayers.cli.bench import suite as module
 from fuselayers.cli.bench.cases import OPS, OpCase, Settings, dtype_name, op_case
 from fuselayers.cli.bench.measure import EAGER, OURS
 from fuselayers.cli.bench.suite import Round, Suite, Variant, measure_suite, variants
-from fuselayers.partition import patience
+from fuselayers.partition import warm_up
 from tests.ops.cases import CASES
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate runs op by op; that compiled ones can be measured is tested with the command."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(module, "patience", lambda seconds: patience(math.inf))
+    monkeypatch.setattr(module, "warm_up", lambda seconds: warm_up(math.inf))
 
 
 def measure(variant: Variant, *, minutes: float = 5.0, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Suite:
@@ -80,7 +80,7 @@ def test_torch_compile_is_compiled_for_the_tenth_variant_too() -> None:
     rounds = [Round(torch.float32, ((2, 3, 8),), any_size=False)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=count))
-        patch.setattr(module, "patience", lambda seconds: patience(math.inf))
+        patch.setattr(module, "warm_up", lambda seconds: warm_up(math.inf))
         suite = measure_suite(
             chosen, rounds=rounds, device=CPU, repeats=1, minutes=5.0, say=lambda name: graphs.append(0)
         )

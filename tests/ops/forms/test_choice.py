@@ -16,7 +16,7 @@ from fuselayers import ops
 from fuselayers.ops.forms import choice
 from fuselayers.ops.forms.dispatch import run
 from fuselayers.ops.forms.served import forget_served
-from fuselayers.partition import BackendUnavailableError, patience, timings
+from fuselayers.partition import BackendUnavailableError, timings, warm_up
 
 WORTH_IT = (256, 256)
 
@@ -25,7 +25,7 @@ WORTH_IT = (256, 256)
 def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     choice.forget_forms()
-    with patience(0):
+    with warm_up(0):
         yield
     choice.forget_forms()
 
@@ -103,17 +103,17 @@ def test_a_forward_alone_is_another_question_than_training() -> None:
 
 def test_nothing_is_measured_before_its_time() -> None:
     slow, fast = Form(0.02), Form(0.001)
-    with patience(1000):
+    with warm_up(1000):
         assert [call(slow, fast) for _ in range(3)] == [slow] * 3
     (spent,) = choice._spent.values()
-    with patience(spent):
+    with warm_up(spent):
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
         assert call(slow, fast) is fast
 
 
 def test_what_is_forgotten_begins_anew() -> None:
     slow, fast = Form(0.02), Form(0.001)
-    with patience(0.05):
+    with warm_up(0.05):
         for _ in range(5):
             assert call(slow, fast) is slow
             choice.forget_forms()
@@ -145,7 +145,7 @@ def test_the_formula_serves_where_a_change_would_hurt(why: str) -> None:
         with FlopCounterMode(display=False):
             assert call(slow, fast) is slow
     else:
-        with patience(math.inf):
+        with warm_up(math.inf):
             assert call(slow, fast) is slow
 
 
@@ -230,8 +230,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 def test_patience_is_checked() -> None:
     for seconds in (-1.0, math.nan):
         with (
-            pytest.raises(ValueError, match=rf"^patience must be a number of seconds from 0 on, got {seconds}$"),
-            patience(seconds),
+            pytest.raises(ValueError, match=rf"^warm_up must be a number of seconds from 0 on, got {seconds}$"),
+            warm_up(seconds),
         ):
             raise AssertionError
 
@@ -243,7 +243,7 @@ def test_an_op_changes_its_form_and_keeps_its_numbers() -> None:
         y = ops.bias_activation_dropout(x, activation="gelu", p=0.3, seed=torch.tensor(5))
         return [y.detach(), *torch.autograd.grad(y.square().sum(), x), y.grad_fn]
 
-    with patience(math.inf):
+    with warm_up(math.inf):
         *formula, _ = step()
     *measured, _ = step()
     (machine,) = json.loads(timings.auto_file().read_text()).values()

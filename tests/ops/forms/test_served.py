@@ -17,7 +17,7 @@ from fuselayers.ops.forms import alike, choice, served
 from fuselayers.ops.forms.dispatch import run
 from fuselayers.ops.forms.interpreter import INTERPRETED
 from fuselayers.ops.forms.replay import Replays
-from fuselayers.partition import patience
+from fuselayers.partition import warm_up
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="a CPU has kernels then")
 
@@ -34,7 +34,7 @@ def _own_memory() -> Iterator[None]:
 @pytest.fixture
 def compiled_is_faster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(choice, "_decide", lambda *_: True)
-    with patience(0):
+    with warm_up(0):
         yield
 
 
@@ -270,7 +270,7 @@ def test_a_compiled_form_serves_only_where_it_may() -> None:
 
     assert [served_by() for _ in range(3)] == ["fused"] * 3
     assert op.asked == 1
-    with patience(math.inf):
+    with warm_up(math.inf):
         assert served_by() == "formula"
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         assert served_by() == "formula"
@@ -298,7 +298,7 @@ def test_what_is_forgotten_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_while_it_is_too_early_to_tell_every_call_asks() -> None:
     op, x = Op(), torch.randn(WORTH_IT)
-    with patience(1000):
+    with warm_up(1000):
         for _ in range(3):
             op(x)
     assert op.asked == 3
