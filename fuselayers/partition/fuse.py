@@ -421,12 +421,15 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
     """
 
     def entry(*args: Any, **kwargs: Any) -> Any:
-        if not static:
-            return fn(*args, **kwargs, **named)
+        return fn(*args, **kwargs)
+
+    def entry_with_values(*args: Any, **kwargs: Any) -> Any:
         rest = iter(args)
         merged = [static[place] if place in static else next(rest) for place in range(len(static) + len(args))]
         return fn(*merged, **kwargs, **named)
 
+    if static or named:
+        entry = entry_with_values
     name = getattr(fn, "__name__", type(fn).__name__)
     own_code = getattr(inspect.unwrap(fn), "__code__", None)
     place = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""

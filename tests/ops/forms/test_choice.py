@@ -202,7 +202,7 @@ def test_a_measurement_that_fails_costs_no_call(monkeypatch: pytest.MonkeyPatch)
 def test_a_file_that_cannot_be_used_is_said_and_stops_nothing(text: str) -> None:
     timings.auto_file().write_text(text)
     slow, fast = Form(0.02), Form(0.001)
-    with pytest.warns(UserWarning, match=rf"^{timings.auto_file()} does not hold times as they are written there \("):
+    with pytest.warns(UserWarning, match=rf"^{timings.auto_file()} does not hold times as fuselayers writes them \("):
         choice.call_faster(slow, fast, (torch.ones(WORTH_IT),), ("double",))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
