@@ -152,19 +152,11 @@ def fuse(
         fullgraph=fullgraph,
         torch_random=torch_random,
     )
-    if fn is None:
-        decorate: Any = functools.partial(
-            fuse,
-            backend=backend,
-            partition=partition,
-            fallback=fallback,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            dynamic=dynamic,
-            fullgraph=fullgraph,
-            torch_random=torch_random,
-        )
-        return decorate  # type: ignore[no-any-return]
+    decorate: Any = functools.partial(_fuse, options)
+    return decorate if fn is None else decorate(fn)  # type: ignore[no-any-return]
+
+
+def _fuse(options: "FuseOptions", fn: Any) -> "FusedModule | FusedFunction":
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
     if inspect.iscoroutinefunction(fn):
@@ -313,8 +305,7 @@ class FusedFunction:
         double(float32[3]) forward [...]: eager, as asked
         """
         graphs = tuple(one.report for one in self._graphs)
-        measured = [one.num_tensors for one in graphs if one.seconds]
-        return FusionReport(graphs, guard_seconds(max(measured)) if measured else None)
+        return FusionReport(graphs, guard_seconds() if any(one.seconds for one in graphs) else None)
 
     @property
     def name(self) -> str:

@@ -25,7 +25,6 @@ class GraphReport:
         identity: eight letters that stand for the graph, its sizes and options, in every process.
         served_by: the backend; "plain" where "auto" found that the graph is not worth fusing.
         reason: why this one.
-        num_tensors: how many tensors the graph takes.
         seconds: of one call of each candidate, with its backward if there is one, where "auto" measured.
     """
 
@@ -33,7 +32,6 @@ class GraphReport:
     identity: str
     served_by: str
     reason: str
-    num_tensors: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -47,7 +45,7 @@ class FusionReport:
 
     Attributes:
         graphs: in the order in which they were compiled; none before the first call.
-        guard_seconds: about how long Dynamo's guards take in each call of the largest graph, where "auto" measured.
+        guard_seconds: about how long Dynamo's guards take in each call, where "auto" measured.
     """
 
     graphs: tuple[GraphReport, ...]
@@ -100,7 +98,6 @@ def describe_graph(
         identity=hashlib.sha256(repr(identifying).encode()).hexdigest()[:8],
         served_by="",
         reason="",
-        num_tensors=len(tensors),
     )
 
 

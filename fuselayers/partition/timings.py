@@ -4,12 +4,10 @@ The times are in one JSON file, `auto_file`: for each machine, with the versions
 each candidate of each graph.
 """
 
-import functools
 import json
 import logging
 import math
 import platform
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +41,6 @@ _Times = Mapping[str, float | None]
 
 _log = logging.getLogger("fuselayers")
 _warm_up = 1.0
-_lock = threading.RLock()
 _anew: dict[str, _Times] | None = None
 
 
@@ -157,7 +154,7 @@ def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str,
 
 def _store(times: Mapping[str, _Times], device_type: str) -> None:
     path = auto_file()
-    with _lock, locked(path):
+    with locked(path):
         known = {machine: dict(one) for machine, one in _all_times().items()}
         known.setdefault(_machine(device_type), {}).update({key: dict(seconds) for key, seconds in times.items()})
         write_json(path, known)
@@ -176,24 +173,23 @@ def _all_times() -> Mapping[str, Any]:
     """Return what the file holds; a file that cannot be read counts as empty."""
     try:
         path = auto_file()
-        found = path.stat()
-        return _read(path, (found.st_mtime_ns, found.st_ino, found.st_size))
-    except (OSError, RuntimeError):  # no such file, no permission, or no home folder
-        return {}
-
-
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, _state: tuple[int, ...]) -> Mapping[str, Any]:
-    try:
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         for known in content.values():
             for seconds in known.values():
                 sum(one for one in seconds.values() if one is not None) + 0.0
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        warnings.warn(
-            f"{path} does not hold times as fuselayers writes them ({type(error).__name__}: {error}); it is not used, "
-            "and the next measurement replaces it",
-            stacklevel=2,
-        )
+    except RecursionError as error:  # a RuntimeError, too
+        return _unreadable(path, error)
+    except (OSError, RuntimeError):  # no such file, no permission, or no home folder
         return {}
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        return _unreadable(path, error)
     return content
+
+
+def _unreadable(path: Path, error: Exception) -> Mapping[str, Any]:
+    warnings.warn(
+        f"{path} does not hold times as fuselayers writes them ({type(error).__name__}: {error}); it is not used, and "
+        "the next measurement replaces it",
+        stacklevel=2,
+    )
+    return {}

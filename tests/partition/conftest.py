@@ -22,6 +22,7 @@ def inductor_or_its_place(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 @pytest.fixture
 def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto, "_ROUNDS", 5)
     torch.compiler.reset()  # Dynamo remembers by file and line which sizes changed in another test
     with warm_up(0):
         yield

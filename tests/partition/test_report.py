@@ -37,7 +37,7 @@ def test_a_line_for_each_graph() -> None:
 
 def test_measured_times_are_shown() -> None:
     report = GraphReport(
-        "wave(float32[3]) training", "0a1b2c3d", "eager", "measured", 1, {"inductor": 2e-3, "eager": 1.5e-3}
+        "wave(float32[3]) training", "0a1b2c3d", "eager", "measured", {"inductor": 2e-3, "eager": 1.5e-3}
     )
     assert str(report) == "wave(float32[3]) training [0a1b2c3d]: eager, measured: inductor 2 ms, eager 1.5 ms"
 

@@ -97,7 +97,8 @@ def test_a_file_that_cannot_be_read_is_not_used_and_replaced(text: str, error: s
     told = rf"does not hold times as fuselayers writes them \({error}: .*\); it is not used, and the next measurement"
     with pytest.warns(UserWarning, match=told):
         assert remembered("one") is None
-    remember("one", {"eager": 2.0})
+    with pytest.warns(UserWarning, match=told):
+        remember("one", {"eager": 2.0})
     assert remembered("one") == {"eager": 2.0}
 
 
