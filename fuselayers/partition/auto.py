@@ -41,7 +41,7 @@ from .backends import (
 )
 from .modes import Modes, holds_checkpoints, switches_modes
 from .partitioners import Partitioner, SavingRule, partitioner
-from .report import GraphReport, ServedGraph, cache_key, describe_graph
+from .report import GraphReport, ServedGraph, cache_key
 from .side_effects import side_effects
 from .timer import Step, median_seconds, time_in_turns
 from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
@@ -73,27 +73,23 @@ def compile_auto(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    name: str,
     chain: Sequence[str],
-    partition: str | Partitioner,
-    torch_random: bool,
+    report: GraphReport,
+    **options: Any,
 ) -> tuple[_Run, ServedGraph]:
     """Compile a graph with the candidate that was fastest before, or with one that will be measured.
 
     Args:
         graph_module: a graph of Dynamo's; it is used up.
         example_inputs: those of its first call.
-        name: the function's, for people.
         chain: the backends to begin with, in order.
-        partition: as in `fuse`.
-        torch_random: as in `fuse`.
+        report: of the graph, to be completed.
+        options: `partition` and `torch_random`, as in `fuse`.
 
     Raises:
         BackendUnavailableError: no backend of the chain works.
     """
-    options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
-    report = describe_graph(graph_module, name=name, **options)
-    measurable = has_choice() and _any_candidate_will_do(partition, example_inputs)
+    measurable = has_choice() and _any_candidate_will_do(options["partition"], example_inputs)
     if not measurable or holds_checkpoints(graph_module):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     known = remembered(cache_key(report), main_device(example_inputs)) if not _size_places(graph_module) else None
@@ -113,11 +109,10 @@ def compile_pinned(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    name: str,
     choices: Mapping[str, str],
     fallback: Sequence[str],
-    partition: str | Partitioner,
-    torch_random: bool,
+    report: GraphReport,
+    **options: Any,
 ) -> tuple[_Run, ServedGraph]:
     """Compile a graph with the backend that is pinned for it.
 
@@ -125,11 +120,8 @@ def compile_pinned(
         choices: what `pinned_choices` returns.
         fallback: the backends to take, in order, where the pinned one does not work.
 
-    Raises:
-        BackendUnavailableError: no backend of the chain works.
+    The other arguments and the error are those of `compile_auto`.
     """
-    options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
-    report = describe_graph(graph_module, name=name, **options)
     pinned = choices.get(report.identity, choices[""])
     report = replace(report, served_by=pinned, reason="pinned")
     if pinned == PLAIN and not holds_checkpoints(graph_module):

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, overload
 
 import torch
 from torch import nn
@@ -32,6 +32,9 @@ from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
@@ -40,48 +43,25 @@ _RECOMPILE_LIMIT: Final = 64
 _numbers: Final = itertools.count()
 
 
+class _Options(TypedDict, total=False):
+    """The options of `fuse`, for type checkers."""
+
+    backend: str
+    partition: str | Partitioner
+    fallback: Sequence[str]
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    dynamic: bool | None
+    fullgraph: bool
+    torch_random: bool
+
+
 @overload
-def fuse(  # type: ignore[overload-overlap]
-    fn: nn.Module,
-    /,
-    *,
-    backend: str = ...,
-    partition: str | Partitioner = ...,
-    fallback: Sequence[str] = ...,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    dynamic: bool | None = ...,
-    fullgraph: bool = ...,
-    torch_random: bool = ...,
-) -> FusedModule: ...
+def fuse(fn: nn.Module, /, **options: "Unpack[_Options]") -> FusedModule: ...  # type: ignore[overload-overlap]
 @overload
-def fuse(
-    fn: Callable[..., Any],
-    /,
-    *,
-    backend: str = ...,
-    partition: str | Partitioner = ...,
-    fallback: Sequence[str] = ...,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    dynamic: bool | None = ...,
-    fullgraph: bool = ...,
-    torch_random: bool = ...,
-) -> "FusedFunction": ...
+def fuse(fn: Callable[..., Any], /, **options: "Unpack[_Options]") -> "FusedFunction": ...
 @overload
-def fuse(
-    fn: None = None,
-    /,
-    *,
-    backend: str = ...,
-    partition: str | Partitioner = ...,
-    fallback: Sequence[str] = ...,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    dynamic: bool | None = ...,
-    fullgraph: bool = ...,
-    torch_random: bool = ...,
-) -> "Callable[[Callable[..., Any]], FusedFunction]": ...
+def fuse(fn: None = None, /, **options: "Unpack[_Options]") -> "Callable[[Callable[..., Any]], FusedFunction]": ...
 def fuse(
     fn: nn.Module | Callable[..., Any] | None = None,
     /,
@@ -283,14 +263,15 @@ class FusedFunction:
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         backend, chain = self.options.backend, self.options.chain
         cut: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
+        report = describe_graph(graph_module, name=self.name, **cut)
         if backend == "auto":
-            compiled, served = compile_auto(graph_module, example_inputs, name=self.name, chain=chain, **cut)
+            compiled, served = compile_auto(graph_module, example_inputs, chain=chain, report=report, **cut)
         elif backend in chain:
-            report = replace(describe_graph(graph_module, name=self.name, **cut), reason="as asked")
+            report = replace(report, reason="as asked")
             compiled, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **cut)
         else:
             pinned: dict[str, Any] = {"choices": pinned_choices(backend), "fallback": chain[1:]}
-            compiled, served = compile_pinned(graph_module, example_inputs, name=self.name, **pinned, **cut)
+            compiled, served = compile_pinned(graph_module, example_inputs, report=report, **pinned, **cut)
         self._graphs.append(served)
         return compiled
 
