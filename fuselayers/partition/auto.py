@@ -154,7 +154,7 @@ def seconds_of(
         if reached:
             torch.autograd.grad(reached, leaves, [torch.ones_like(one) for one in reached], allow_unused=True)
 
-    # Autocast caches what it cast of each weight until the user's own `with` ends, and every call has new copies.
+    # Autocast would cache a cast of each call's copies until the user's own `with` ends.
     dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
     uncached = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
     on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu)
@@ -202,7 +202,7 @@ def guard_seconds() -> float | None:
 
 
 def _as_traced(graph_module: fx.GraphModule) -> _Run:
-    """Return what runs a graph op by op, and restores the modes if an op raises."""
+    """Return a function that runs a graph op by op, and restores the modes if an op raises."""
     if not switches_modes(graph_module):
         return graph_module.forward
 

@@ -1,4 +1,4 @@
-"""Backends by name: which there are, which work here, and what happens when the one asked for does not."""
+"""Backends by name: a table, which of them work here, and the chain of fallbacks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -186,7 +186,7 @@ def compile_chain(
 ) -> tuple[Callable[..., Any], ServedGraph]:
     """Compile a graph with the first backend of `chain` that can, and complete its report.
 
-    A backend serves the whole graph or nothing of it: each attempt starts from an untouched copy.
+    One backend compiles the whole graph: each attempt starts from an untouched copy.
 
     Raises:
         BackendUnavailableError: every backend of the chain failed; the message says why each did.

@@ -80,8 +80,8 @@ class FusedModule(nn.Module):
         report: FusionReport = self.__dict__["fused"].report()
         return report
 
-    # Note: [what a module may override] These are inherited from nn.Module, so that `__getattr__` is never asked for
-    # them; a module that freezes its batch norm in `train`, or saves more than its parameters, has its own.
+    # Note: [methods that a module may override] nn.Module has these, so that `__getattr__` never sees them; but a
+    # module that freezes its batch norm in `train`, or saves more than its parameters, has its own.
     def train(self, mode: bool = True) -> "FusedModule":
         self.module.train(mode)
         return self

@@ -9,14 +9,13 @@ import torch
 from fuselayers.partition import auto, warm_up
 from tests.partition.measured import Measured, eager_for_inductor
 
-__all__ = ["inductor_or_its_place", "measured", "own_memory"]
+__all__ = ["eager_as_inductor", "measured", "own_memory"]
 
 
-@pytest.fixture(params=["as_eager", pytest.param("compiled", marks=pytest.mark.slow)])
-def inductor_or_its_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of which backend serves and when; `make test-all` runs them with Inductor itself."""
-    if request.param == "as_eager":
-        eager_for_inductor(monkeypatch)
+@pytest.fixture
+def eager_as_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of which backend serves and when: Inductor takes seconds to compile."""
+    eager_for_inductor(monkeypatch)
 
 
 @pytest.fixture
