@@ -250,9 +250,11 @@ class FusedFunction:
         if compiled is None:
             if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
                 raise TypeError("a static argument is a constant of the graph, got a tensor; leave it dynamic")
+            # Dynamo keeps each backend until `torch.compiler.reset()`; it must not keep this function and its weights.
+            method: Any = weakref.WeakMethod(self._backend)
             compiled = torch_compile(
                 _with_static_arguments(self.fn, dict(static), named),
-                backend=_held_weakly(self._backend),
+                backend=lambda graph_module, example_inputs: method()(graph_module, example_inputs),
                 recompile_limit=_RECOMPILE_LIMIT,
                 dynamic=self.options.dynamic,
                 fullgraph=self.options.fullgraph,
@@ -310,20 +312,6 @@ class FusedFunction:
         for part in name.split("."):
             found = getattr(found, part, None)
         return name if found is self else (_remake, (type(self), self.fn, self.options))
-
-
-def _held_weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method without keeping its object: Dynamo keeps every backend that it met,
-    and would keep the fused function, with all weights, until `torch.compiler.reset()`."""
-    reference = weakref.WeakMethod(method)
-
-    def backend(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        held = reference()
-        assert held is not None  # the fused function is being called
-        compiled: Callable[..., Any] = held(graph_module, example_inputs)
-        return compiled
-
-    return backend
 
 
 def _remake(kind: type[FusedFunction], fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:

@@ -22,10 +22,6 @@ _LARGER_THAN_CACHES: Final = 1 << 28
 _SECONDS_OF_LAUNCHES: Final = 5e-4
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Step:
     """What is timed.
@@ -36,7 +32,7 @@ class Step:
     """
 
     run: Callable[[Any], object]
-    prepare: Callable[[], Any] = _nothing
+    prepare: Callable[[], Any] = lambda: None
 
 
 def time_in_turns(

@@ -177,19 +177,13 @@ def _all_times() -> Mapping[str, Any]:
         for known in content.values():
             for seconds in known.values():
                 sum(one for one in seconds.values() if one is not None) + 0.0
-    except RecursionError as error:  # a RuntimeError, too
-        return _unreadable(path, error)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        warnings.warn(
+            f"{path} does not hold times as fuselayers writes them ({type(error).__name__}: {error}); it is not used, "
+            "and the next measurement replaces it",
+            stacklevel=2,
+        )
+        return {}
     except (OSError, RuntimeError):  # no such file, no permission, or no home folder
         return {}
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        return _unreadable(path, error)
     return content
-
-
-def _unreadable(path: Path, error: Exception) -> Mapping[str, Any]:
-    warnings.warn(
-        f"{path} does not hold times as fuselayers writes them ({type(error).__name__}: {error}); it is not used, and "
-        "the next measurement replaces it",
-        stacklevel=2,
-    )
-    return {}
