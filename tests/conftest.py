@@ -24,9 +24,9 @@ def _fixed_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
-    from fuselayers.partition import patience
+    from fuselayers.partition import warm_up
 
-    with pytest.MonkeyPatch.context() as patch, patience(math.inf):
+    with pytest.MonkeyPatch.context() as patch, warm_up(math.inf):
         patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -34,7 +34,6 @@ __all__ = [
     "is_intercepted",
     "is_of_a_transform",
     "is_traced",
-    "may_run_again",
     "pytree",
     "saved_tensors_hooks_are_active",
     "tangents_are_active",
@@ -65,16 +64,6 @@ def dispatch_mode_is_active() -> bool:
 def saved_tensors_hooks_are_active() -> bool:
     """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def may_run_again() -> bool:
-    """True where a forward may run twice, and both runs must do the same: under hooks for saved tensors, in the forward
-    of an autograd.Function (as of a reentrant checkpoint), and in a backward."""
-    return (
-        saved_tensors_hooks_are_active()
-        or torch._C._current_graph_task_id() != -1  # in a backward
-        or not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
-    )
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .._torch.dispatch import is_compiling
-from ..partition import fuse, is_unfused
+from ..partition import fuse, is_fusion_disabled
 
 __all__ = ["op_for"]
 
@@ -15,7 +15,7 @@ _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
 def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Callable[..., Any]:
-    """Return `op` itself when `backend` is None or within `partition.unfused`, else `op` fused for that backend.
+    """Return `op` itself when `backend` is None or within `partition.disable_fusion`, else `op` fused for that backend.
 
     Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. All layers
     share one fused function per op, backend and partition.
@@ -28,7 +28,7 @@ def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Ca
     True
     """
     # A compiler that traces the layer fuses the op with its neighbours.
-    if backend is None or is_compiling() or is_unfused():
+    if backend is None or is_compiling() or is_fusion_disabled():
         return op
     return _fused(op, backend, partition)
 

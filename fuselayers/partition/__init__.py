@@ -22,8 +22,8 @@ from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
 from .fuse import memory_efficient_fusion as memory_efficient_fusion
 from .fused_module import FusedModule as FusedModule
-from .fused_module import is_unfused as is_unfused
-from .fused_module import unfused as unfused
+from .fused_module import disable_fusion as disable_fusion
+from .fused_module import is_fusion_disabled as is_fusion_disabled
 from .graph_compilers import print_compile as print_compile
 from .graph_compilers import ts_compile as ts_compile
 from .joint_graph import PartitionError as PartitionError
@@ -46,4 +46,4 @@ from .report import FusionReport as FusionReport
 from .report import GraphReport as GraphReport
 from .saved_bytes import saved_bytes as saved_bytes
 from .timings import auto_file as auto_file
-from .timings import patience as patience
+from .timings import warm_up as warm_up

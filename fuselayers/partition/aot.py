@@ -168,8 +168,8 @@ class AotFunction(FusedFunction):
     """
 
     options: AotOptions
-    # A compiler's error comes out unchanged, with its traceback.
-    _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (Exception,)
+    # A compiler's error is its author's business, and so is its traceback.
+    _own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = self.options

@@ -1,26 +1,26 @@
-"""auto -- which backend serves a graph best: measured once, on the caller's own inputs, and remembered on disk.
+"""auto -- which backend is fastest for a graph: measured once on copies of the caller's inputs, remembered on disk.
 
-A graph begins with the first backend that works. When its calls have taken as long as `patience` says, every candidate
+A graph begins with the first backend that works. When its calls have taken as long as `warm_up` says, every candidate
 runs on copies of the inputs of that call, forward and backward, in turns and in random order:
 
     the backends     each that works for the graph's device
-    "unfused"        the graph as it was traced, op by op under plain autograd
+    "plain"          the graph as Dynamo traced it, op by op under plain autograd
 
-The winner serves from then on, in this process and, by what `timings` keeps, in later ones, where nothing else is
-compiled then. Ties of two percent go, with a backward, to a fused form, which keeps fewer bytes for it, and without one
-to the function as it is.
+The fastest serves from then on, behind Dynamo's guards. Later processes read the times from `auto_file` and compile
+nothing else. With a backward, a tie of two percent goes to a backend, which saves fewer bytes; without, to "plain".
 
-Where a candidate would not give what was asked for, nothing is measured and the first backend stays: fused forms alone
-keep a budget of bytes or a user's own partitioner, and each candidate draws torch's own random numbers in its own way.
-Nor is anything measured where `timings.may_measure` says so, or on tensor subclasses.
+Nothing is measured, and the first backend stays, where candidates would give different results: with a budget or a
+partitioner of the user's own, and in a graph that draws torch's own random numbers. The same holds for a graph with a
+checkpoint in it, for tensor subclasses, and where `may_measure` forbids it.
 """
 
+import contextlib
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -28,320 +28,325 @@ import torch.fx as fx
 from torch import Tensor, nn
 
 from .._torch.dispatch import FakeTensor, as_a_compiler, saved_tensors_hooks_are_active
+from .._torch.guards import torch_compile
 from .._torch.tracing import copy_of
 from .backends import (
     CANDIDATES,
-    UNFUSED,
+    PLAIN,
     BackendUnavailableError,
     compile_chain,
     device_types_of,
     main_device,
     why_unavailable,
 )
-from .measure import behind_guards, copies_of, seconds_of
 from .modes import Modes, holds_checkpoints, switches_modes
 from .partitioners import Partitioner, SavePolicy, partitioner
-from .report import ServedGraph, describe_graph, label_of
+from .report import GraphReport, ServedGraph, cache_key
 from .side_effects import side_effects
-from .timings import has_choice, may_measure, patience_in_seconds, remember, remembered
+from .timer import Step, median_seconds, time_in_turns
+from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
 
-__all__ = ["Runs", "best_of", "compile_auto", "compile_frozen"]
+__all__ = ["compile_auto", "compile_pinned", "copies_of", "fastest", "guard_seconds", "seconds_of"]
 
 _TIE: Final = 1.02
+# Of one measurement: a round is one call of each candidate.
+_ROUNDS: Final = 31
+_SECONDS: Final = 2.0
 
 _log = logging.getLogger("fuselayers")
 _Run = Callable[..., Any]
 
 
-class Runs:
-    """Counts a function's graphs, and how often they ran, so that one of which none is fused can be called directly.
+def fastest(seconds: Mapping[str, float | None]) -> str:
+    """Return the first candidate that is as fast as the fastest, to two percent; None marks one that does not work.
 
-    Attributes:
-        fused: runs through a backend.
-        unfused: runs of graphs as they were traced.
-        open: graphs that are fused, or that may come to be.
-    """
-
-    def __init__(self) -> None:
-        self.fused = 0
-        self.unfused = 0
-        self.open = 0
-
-
-def best_of(seconds: Mapping[str, float | None]) -> str:
-    """Return the candidate to take: the first that is as fast as the fastest, to two percent.
-
-    None are the seconds of one that does not work.
-
-    >>> best_of({"inductor": 1.01, "eager": 1.5, "unfused": 1.0})
+    >>> fastest({"inductor": 1.01, "eager": 1.5, "plain": 1.0})
     'inductor'
-    >>> best_of({"inductor": 1.3, "eager": 1.5, "unfused": 1.0})
-    'unfused'
+    >>> fastest({"inductor": 1.3, "eager": None, "plain": 1.0})
+    'plain'
     """
-    taken = {name: one for name, one in seconds.items() if one is not None}
-    return next(name for name, one in taken.items() if one <= _TIE * min(taken.values()))
+    known = {name: one for name, one in seconds.items() if one is not None}
+    return next(name for name, one in known.items() if one <= _TIE * min(known.values()))
 
 
 def compile_auto(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    name: str,
     chain: Sequence[str],
-    partition: str | Partitioner,
-    torch_random: bool,
-    runs: Runs,
+    report: GraphReport,
+    **options: Any,
 ) -> tuple[_Run, ServedGraph]:
-    """Compile a graph with what was measured to be best before, or so that it will be measured.
+    """Compile a graph with the candidate that was fastest before, or with one that will be measured.
 
     Args:
         graph_module: a graph of Dynamo's; it is used up.
-        example_inputs: what it will be called with first.
-        name: of the function, for people.
+        example_inputs: those of its first call.
         chain: the backends to begin with, in order.
-        partition: what to save.
-        torch_random: as in `fuse`.
-        runs: what counts the runs of all graphs of the function.
+        report: of the graph, to be completed.
+        options: `partition` and `torch_random`, as in `fuse`.
 
     Raises:
         BackendUnavailableError: no backend of the chain works.
     """
-    options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
-    report = describe_graph(graph_module, name=name, **options)
-    devices = device_types_of(example_inputs)
-    if not (has_choice() and _keeps_what_was_asked(partition, example_inputs)) or holds_checkpoints(graph_module):
-        run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
-        runs.open += 1
-        return _Fused(run, runs), served
-    known = not _size_places(graph_module) and remembered(label_of(report, ()), main_device(example_inputs))
-    if known and known.keys() == {*_candidates_on(devices), UNFUSED}:
-        best = best_of(known)
-        told = {name: one for name, one in known.items() if one is not None}
-        report = replace(report, served_by=best, reason="measured before", seconds=MappingProxyType(told))
-        if best == UNFUSED:
-            return _Unfused(graph_module, runs), ServedGraph(report)
-        rest = [other for other in chain if other != best]
-        run, served = compile_chain(graph_module, example_inputs, chain=(best, *rest), report=report, **options)
-        runs.open += 1
-        return _Fused(run, runs), served
-    # A chain with more than one backend leaves the graph as it is, but for the last, which means the same by it.
+    measurable = has_choice() and _any_candidate_will_do(options["partition"], example_inputs)
+    if not measurable or holds_checkpoints(graph_module):
+        return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
+    known = remembered(cache_key(report), main_device(example_inputs)) if not _size_places(graph_module) else None
+    if known and known.keys() == {*_candidates_on(device_types_of(example_inputs)), PLAIN}:
+        report = _measured_report(report, known, "measured before")
+        if report.served_by == PLAIN:
+            return _as_traced(graph_module), ServedGraph(report)
+        chain = tuple(dict.fromkeys((report.served_by, *chain)))
+        return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
+    # A chain with more than one backend compiles copies of the graph, but for the last, which does not change it.
     run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     served.report = replace(served.report, reason=f"{served.report.reason}; not measured yet")
-    runs.open += 1
-    return _Undecided(graph_module, run, served, options=options, runs=runs), served
+    return _Undecided(graph_module, run, served, options), served
 
 
-def compile_frozen(
+def compile_pinned(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    name: str,
     choices: Mapping[str, str],
     fallback: Sequence[str],
-    partition: str | Partitioner,
-    torch_random: bool,
-    runs: Runs,
+    report: GraphReport,
+    **options: Any,
 ) -> tuple[_Run, ServedGraph]:
-    """Compile a graph with what a frozen choice says for it; the others as `compile_auto` has them.
+    """Compile a graph with the backend that is pinned for it.
 
     Args:
-        choices: as `frozen_choices` gives them.
-        fallback: the backends to take, in order, where the one of the choice does not work.
+        choices: what `pinned_choices` returns.
+        fallback: the backends to take, in order, where the pinned one does not work.
 
-    Raises:
-        BackendUnavailableError: no backend of the chain works.
+    The other arguments and the error are those of `compile_auto`.
     """
-    options: dict[str, Any] = {"partition": partition, "torch_random": torch_random}
-    report = describe_graph(graph_module, name=name, **options)
-    chosen = choices.get(report.identity, choices[""])
-    report = replace(report, served_by=chosen, reason="frozen")
-    if chosen == UNFUSED and holds_checkpoints(graph_module):
-        report = replace(report, reason="frozen as unfused, but it holds a checkpoint")
-    elif chosen == UNFUSED:
-        return _Unfused(graph_module, runs), ServedGraph(report)
-    chain = [name for name in dict.fromkeys((chosen, *fallback)) if name != UNFUSED] or ["eager"]
-    run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
-    runs.open += 1
-    return _Fused(run, runs), served
+    pinned = choices.get(report.identity, choices[""])
+    report = replace(report, served_by=pinned, reason="pinned")
+    if pinned == PLAIN and not holds_checkpoints(graph_module):
+        return _as_traced(graph_module), ServedGraph(report)
+    if pinned == PLAIN:
+        report = replace(report, reason="pinned as plain, but it holds a checkpoint")
+    chain = [name for name in dict.fromkeys((pinned, *fallback)) if name != PLAIN] or ["eager"]
+    return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
 
 
-class _Unfused:
-    """Runs a graph as it was traced."""
+def seconds_of(
+    candidates: Mapping[str, _Run], inputs: Sequence[Any], *, overwritten: frozenset[int] = frozenset()
+) -> dict[str, float]:
+    """Return the median seconds of one call of each candidate, with its backward if its result needs gradients.
 
-    def __init__(self, graph_module: fx.GraphModule, runs: Runs) -> None:
-        self._run, self._runs = graph_module, runs
-        self._switches_modes = switches_modes(graph_module)
+    Args:
+        candidates: functions of the inputs, which return a tensor or a tuple.
+        inputs: tensors, which stay as they are, and other values.
+        overwritten: positions of the inputs that a candidate writes to.
+    """
+    gpu = next((one.device for one in inputs if isinstance(one, Tensor) and one.is_cuda), None)
+    kind = main_device(inputs)
 
-    def __call__(self, *inputs: Any) -> Any:
-        self._runs.unfused += 1
-        if not self._switches_modes:
-            return self._run(*inputs)
+    def call(run: _Run, prepared: tuple[list[Any], list[Tensor]]) -> None:
+        copies, leaves = prepared
+        outputs = run(*copies)
+        outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        reached = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+        reached = [one for one in reached if not any(one is other for other in copies)]
+        if reached:
+            torch.autograd.grad(reached, leaves, [torch.ones_like(one) for one in reached], allow_unused=True)
+
+    # Autocast would cache a cast of each call's copies until the user's own `with` ends.
+    dtype, enabled = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+    uncached = torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+    on_gpu = contextlib.nullcontext() if gpu is None else torch.cuda.device(gpu)
+    # The seeds that a graph draws are drawn again afterwards: dropout's masks do not depend on measuring.
+    with on_gpu, torch.random.fork_rng(devices=[] if gpu is None else [gpu]), uncached:
+        modes = Modes()
+
+        def prepare() -> tuple[list[Any], list[Tensor]]:
+            modes.restore()  # a graph may leave gradients off
+            return copies_of(inputs, overwritten)
+
+        steps = {name: Step(functools.partial(call, run), prepare) for name, run in candidates.items()}
+        times = time_in_turns(steps, device=gpu or torch.device(kind), rounds=_ROUNDS, seconds=_SECONDS)
+    return median_seconds(times)
+
+
+def copies_of(inputs: Sequence[Any], overwritten: frozenset[int] = frozenset()) -> tuple[list[Any], list[Tensor]]:
+    """Return inputs to call a candidate with, and the leaves among them. They share memory where nobody writes."""
+    copies, leaves = [], []
+    for place, one in enumerate(inputs):
+        if not isinstance(one, Tensor):
+            copies.append(one)
+            continue
+        copy = one.detach().clone() if place in overwritten else one.detach()
+        if one.requires_grad:
+            leaves.append(copy.requires_grad_())
+        # A leaf cannot be overwritten.
+        copies.append(copy.clone() if place in overwritten and one.requires_grad else copy)
+    return copies, leaves
+
+
+@functools.cache
+def guard_seconds() -> float | None:
+    """Return about how long Dynamo takes before a graph runs, or None where it may not compile."""
+    # 40 tensors take 2 us longer than one (15 us, Xeon).
+    tensor = torch.zeros(2, device="cpu")
+    try:
+        compiled = torch_compile(torch.neg, backend=lambda graph_module, _: graph_module.forward, recompile_limit=64)
+        steps = {"guarded": Step(lambda _: compiled(tensor)), "bare": Step(lambda _: torch.neg(tensor))}
+        seconds = median_seconds(time_in_turns(steps, device=torch.device("cpu"), rounds=101, seconds=0.5))
+    except Exception as error:
+        _log.info("the time of Dynamo's guards is not known: %s", error)
+        return None
+    return max(seconds["guarded"] - seconds["bare"], 0.0)
+
+
+def _as_traced(graph_module: fx.GraphModule) -> _Run:
+    """Return a function that runs a graph op by op, and restores the modes if an op raises."""
+    if not switches_modes(graph_module):
+        return graph_module.forward
+
+    def run(*inputs: Any) -> Any:
         modes = Modes()
         try:
-            return self._run(*inputs)
+            return graph_module(*inputs)
         except BaseException:
             modes.restore()
             raise
 
-
-class _Fused:
-    """Runs what a backend compiled."""
-
-    def __init__(self, run: _Run, runs: Runs) -> None:
-        self._run, self._runs = run, runs
-
-    def __call__(self, *inputs: Any) -> Any:
-        self._runs.fused += 1
-        return self._run(*inputs)
+    return run
 
 
 class _Undecided:
-    """Runs a graph with the backend it began with, until it is time to measure; from then on with the best.
+    """Runs a graph with the first backend until it is time to measure, and with the fastest candidate from then on.
 
-    A graph with symbolic sizes is measured once for each power of two that they reach, against "unfused" alone: what
-    is compiled later is compiled for the sizes of that moment.
+    A graph with symbolic sizes is measured once for each power of two that they reach, and only against "plain":
+    another backend would compile it for the sizes of that moment.
     """
 
     def __init__(
-        self, graph_module: fx.GraphModule, run: _Run, served: ServedGraph, *, options: dict[str, Any], runs: Runs
+        self, graph_module: fx.GraphModule, run: _Run, served: ServedGraph, options: Mapping[str, Any]
     ) -> None:
         self._graph_module = graph_module
-        self._first: _Run = _Fused(run, runs)
+        self._first_name, self._first = served.report.served_by, run
         self._served = served
         self._options = options
-        self._runs = runs
-        self._candidates: dict[str, _Run] = {}
-        self._begun_with = served.report.served_by
         self._size_places = _size_places(graph_module)
-        self._decided: dict[tuple[int, ...], _Run] = {}
+        self._chosen: dict[tuple[int, ...], _Run] = {}
         self._spent: dict[tuple[int, ...], float] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
-        sizes = tuple(int(inputs[place]).bit_length() for place in self._size_places)
-        run = self._decided.get(sizes)
-        if run is not None:
-            return run(*inputs)
-        self._consider(sizes, inputs)
+        sizes = tuple(int(inputs[place]).bit_length() for place in self._size_places) if self._size_places else ()
+        if sizes not in self._chosen:
+            self._try_to_choose(sizes, inputs)
+        if sizes in self._chosen:
+            return self._chosen[sizes](*inputs)
         started = time.perf_counter()
-        result = self._decided.get(sizes, self._first)(*inputs)
+        result = self._first(*inputs)
         self._spent[sizes] = self._spent.get(sizes, 0.0) + time.perf_counter() - started
         return result
 
-    def _consider(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> None:
-        """Decide, if it can be decided now."""
+    def _try_to_choose(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> None:
         if saved_tensors_hooks_are_active():
-            # A checkpoint compares what a forward saves with what it saves when it runs again: no change in between.
+            # A checkpoint compares what forward saves with what its second run saves: both need the same backend.
             self._stay(sizes, "since it runs under hooks for saved tensors, as in a checkpoint")
             return
-        if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is at it
+        if not has_choice() or not self._lock.acquire(blocking=False):  # another thread is measuring
             return
         try:
-            if sizes in self._decided:  # by another thread meanwhile, which let go of what there was to measure
+            if sizes in self._chosen:  # another thread was faster
                 return
-            label = label_of(self._served.report, sizes)
-            device_type = main_device(inputs)
-            seconds = remembered(label, device_type) if sizes else None
-            if seconds is None or seconds.keys() != {self._begun_with, UNFUSED}:
-                if self._spent.get(sizes, 0.0) < patience_in_seconds() or not may_measure():
-                    return
-                seconds = self._measured(sizes, inputs)
-                if seconds is None:
-                    return
-                remember(label, seconds, device_type)
-            self._take(sizes, seconds)
+            key, device_type = cache_key(self._served.report, sizes), main_device(inputs)
+            # Without symbolic sizes, `compile_auto` has looked already.
+            known = remembered(key, device_type) if sizes and sizes not in self._spent else None
+            if known and known.keys() == {self._first_name, PLAIN}:
+                self._choose(sizes, known, {}, "measured before")
+            elif self._spent.get(sizes, 0.0) >= warm_up_seconds() and may_measure():
+                self._measure(sizes, inputs, key, device_type)
         finally:
             self._lock.release()
 
-    def _measured(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> Mapping[str, float | None] | None:
-        """The seconds of every candidate, or None if nothing can be measured and the first backend stays."""
-        # What goes wrong here goes wrong on copies, most likely for want of memory: the call itself may be fine.
+    def _measure(self, sizes: tuple[int, ...], inputs: Sequence[Any], key: str, device_type: str) -> None:
+        # An error here is an error on copies, most likely for want of memory: the call itself may succeed.
         modes = Modes()
         try:
             effects = side_effects(self._graph_module, inputs)
             if effects.draws:
                 self._stay(sizes, "since the graph draws torch's own random numbers")
-                return None
-            self._candidates = self._compiled(sizes, inputs)
-            # What is unfused will be called without them.
-            timed = {name: run if name == UNFUSED else behind_guards(run) for name, run in self._candidates.items()}
-            seconds = seconds_of(timed, inputs, plain=UNFUSED, overwritten=effects.overwritten)
-            asked = [self._begun_with] if sizes else _candidates_on(device_types_of(inputs))
-            # Where nothing is kept for a backward, a fused form has to be faster to be worth it.
-            trains = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
-            return {name: seconds.get(name) for name in ((*asked, UNFUSED) if trains else (UNFUSED, *asked))}
+                return
+            names = [self._first_name] if sizes else _candidates_on(device_types_of(inputs))
+            candidates = self._candidates(names, inputs)
+            measured = seconds_of(candidates, inputs, overwritten=effects.overwritten)
         except Exception as error:
-            said = str(error).strip().splitlines()
-            self._stay(sizes, f"since measuring failed with {type(error).__name__}: {said[0] if said else ''}")
-            return None
+            text = str(error).strip().splitlines()
+            self._stay(sizes, f"since measuring failed with {type(error).__name__}: {text[0] if text else ''}")
+            return
         finally:
             modes.restore()
+        has_backward = torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in inputs)
+        order = (*names, PLAIN) if has_backward else (PLAIN, *names)  # in which ties are settled
+        seconds = {name: measured.get(name) for name in order}
+        remember(key, seconds, device_type)
+        self._choose(sizes, seconds, candidates, "measured")
 
-    def _compiled(self, sizes: tuple[int, ...], inputs: Sequence[Any]) -> dict[str, _Run]:
-        """Every candidate, in the order in which ties are broken."""
+    def _candidates(self, names: Sequence[str], inputs: Sequence[Any]) -> dict[str, _Run]:
         candidates: dict[str, _Run] = {}
-        for name in _candidates_on(device_types_of(inputs)):
-            if name == self._begun_with:
+        for name in names:
+            if name == self._first_name:
                 candidates[name] = self._first
-            elif not sizes:
-                try:
-                    with as_a_compiler():
-                        run, _ = compile_chain(
-                            copy_of(self._graph_module),
-                            copies_of(inputs)[0],
-                            chain=(name,),
-                            report=self._served.report,
-                            **self._options,
-                        )
-                except BackendUnavailableError as error:
-                    _log.info("%s is no candidate: %s", name, error)
-                else:
-                    candidates[name] = _Fused(run, self._runs)
-        candidates[UNFUSED] = _Unfused(self._graph_module, self._runs)
-        return candidates
+                continue
+            try:
+                with as_a_compiler():
+                    candidates[name], _ = compile_chain(
+                        copy_of(self._graph_module),
+                        copies_of(inputs)[0],
+                        chain=(name,),
+                        report=self._served.report,
+                        **self._options,
+                    )
+            except BackendUnavailableError as error:
+                _log.info("%s is no candidate: %s", name, error)
+        return {**candidates, PLAIN: _as_traced(self._graph_module)}
 
-    def _take(self, sizes: tuple[int, ...], seconds: Mapping[str, float | None]) -> None:
-        best = best_of(seconds)
-        made: dict[str, _Run] = {
-            self._begun_with: self._first,
-            UNFUSED: _Unfused(self._graph_module, self._runs),
-            **self._candidates,
-        }
-        self._candidates = {}
-        # Another thread may have met a checkpoint meanwhile, and settled it.
-        if self._decided.setdefault(sizes, made[best]) is not made[best]:
-            return
-        told = {name: one for name, one in seconds.items() if one is not None}
-        self._served.report = replace(
-            self._served.report, served_by=best, reason="measured", seconds=MappingProxyType(told)
-        )
-        if not sizes:  # nothing is left to decide: what lost is let go
-            self._first = made[best]
-            if best == UNFUSED:
-                self._runs.open -= 1
-            else:
-                self._graph_module = fx.GraphModule({}, fx.Graph())
+    def _choose(
+        self, sizes: tuple[int, ...], seconds: Mapping[str, float | None], candidates: Mapping[str, _Run], reason: str
+    ) -> None:
+        report = _measured_report(self._served.report, seconds, reason)
+        known = {self._first_name: self._first, PLAIN: _as_traced(self._graph_module), **candidates}
+        best = known[report.served_by]
+        if self._chosen.setdefault(sizes, best) is not best:
+            return  # another thread met a checkpoint meanwhile, and stays with the first backend
+        self._served.report = report
+        if not sizes:  # nothing is left to decide: free the other candidates
+            self._first, self._graph_module = best, fx.GraphModule({}, fx.Graph())
 
     def _stay(self, sizes: tuple[int, ...], why: str) -> None:
-        self._candidates = {}
-        self._decided.setdefault(sizes, self._first)
+        self._chosen.setdefault(sizes, self._first)
         self._served.report = replace(self._served.report, reason=f"the first that works; not measured, {why}")
 
 
+def _measured_report(report: GraphReport, seconds: Mapping[str, float | None], reason: str) -> GraphReport:
+    best = fastest(seconds)
+    known = {name: one for name, one in seconds.items() if one is not None}
+    reason = f"not worth fusing, {reason}" if best == PLAIN else reason
+    return replace(report, served_by=best, reason=reason, seconds=known)
+
+
 def _candidates_on(device_types: set[str]) -> list[str]:
-    """The backends to measure, in the order in which ties are broken."""
+    """The backends to measure, in the order in which ties are settled."""
     return [name for name in CANDIDATES if why_unavailable(name, device_types) is None]
 
 
-def _keeps_what_was_asked(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
-    """Whether any candidate would do: no limit on bytes, no partitioner of the user's own, no tensor subclasses."""
+def _any_candidate_will_do(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
+    """Whether there is no limit on bytes, no partitioner of the user's own, and no tensor subclass."""
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
     return isinstance(own, SavePolicy) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
 
 
 def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:
-    """Which inputs of a graph are sizes."""
+    """The positions of a graph's inputs that are sizes."""
     inputs = graph_module.graph.find_nodes(op="placeholder")
     return tuple(
         place for place, node in enumerate(inputs) if isinstance(node.meta.get("example_value"), torch.SymInt | int)

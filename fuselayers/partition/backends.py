@@ -1,4 +1,4 @@
-"""Backends by name: which there are, which work here, and what happens when the one asked for does not."""
+"""Backends by name: a table, which of them work here, and the chain of fallbacks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from .report import GraphReport, ServedGraph
 __all__ = [
     "AUTO_ORDER",
     "CANDIDATES",
-    "UNFUSED",
+    "PLAIN",
     "BackendStatus",
     "BackendUnavailableError",
     "FallbackWarning",
@@ -36,17 +36,17 @@ __all__ = [
     "check_backends",
     "compile_chain",
     "device_types_of",
-    "frozen_choices",
     "main_device",
+    "pinned_choices",
     "why_unavailable",
 ]
 
-# Inductor is what writes Triton; under that name it is asked for on a GPU or not at all.
+# "triton" is Inductor, but only on a GPU, where Inductor writes Triton.
 _COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_inductor, "nvfuser": compile_nvfuser}
 )
 _NAMES: Final = ("auto", *_COMPILERS)
-_FROZEN: Final = "frozen:"
+_PINNED: Final = "pinned:"
 
 AUTO_ORDER: Final = ("inductor", "eager")
 """The backends that "auto" begins with: the first that works."""
@@ -54,8 +54,8 @@ AUTO_ORDER: Final = ("inductor", "eager")
 CANDIDATES: Final = ("inductor", "nvfuser", "eager")
 """The backends that "auto" measures, in the order in which it settles ties; on a GPU "triton" is Inductor again."""
 
-UNFUSED: Final = "unfused"
-"""What "auto" and a frozen choice may take, and is no backend: the function as it is."""
+PLAIN: Final = "plain"
+"""The graph as it was traced, op by op: no backend, but "auto" and a pinned choice may take it."""
 
 
 class BackendUnavailableError(RuntimeError):
@@ -115,11 +115,11 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
 
 
 def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
-    """Return the compilers to try, in order; for "auto" those that it begins with, for a frozen choice its first and
+    """Return the compilers to try, in order; for "auto" those that it begins with, for a pinned choice its first and
     then the fallbacks.
 
     Raises:
-        ValueError: a name is unknown, or a frozen choice cannot be read; the message lists what there is.
+        ValueError: a name is unknown, or a pinned choice cannot be read; the message lists what there is.
         TypeError: `backend` is no string, or `fallback` is one string instead of a sequence of them, or None.
     """
     if not isinstance(backend, str):
@@ -128,50 +128,50 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
         raise TypeError("fallback must be a sequence of backends, got None; write () for none")
     if isinstance(fallback, str):
         raise TypeError(f"fallback must be a sequence of backends, got the string {fallback!r}; write ({fallback!r},)")
-    frozen = backend.startswith(_FROZEN)
+    pinned = backend.startswith(_PINNED)
     chain: list[str] = []
-    for name in fallback if frozen else (backend, *fallback):
+    for name in fallback if pinned else (backend, *fallback):
         if name not in _NAMES:
             raise ValueError(no_such("backend", name, _NAMES))
         chain += AUTO_ORDER if name == "auto" else (name,)
     others = tuple(dict.fromkeys(chain))
-    # What is frozen for most graphs is no fallback of the others, unless it is one by name.
-    return (frozen_choices(backend)[""], *others) if frozen else others
+    # The backend that is pinned for most graphs is no fallback of the others, unless it is named as one.
+    return (pinned_choices(backend)[""], *others) if pinned else others
 
 
-def frozen_choices(backend: str) -> dict[str, str]:
-    """Return graph -> backend as a frozen choice says it; under "" that of all other graphs.
+def pinned_choices(backend: str) -> dict[str, str]:
+    """Return graph -> backend of a pinned choice; "" stands for all other graphs.
 
     Raises:
-        ValueError: it is none: "frozen:inductor+3f2a91b0:unfused" takes Inductor, and leaves one graph as it is.
+        ValueError: it cannot be read. "pinned:inductor+3f2a91b0:plain" takes Inductor, but does not fuse one graph.
 
-    >>> frozen_choices("frozen:inductor+3f2a91b0:unfused")
-    {'': 'inductor', '3f2a91b0': 'unfused'}
+    >>> pinned_choices("pinned:inductor+3f2a91b0:plain")
+    {'': 'inductor', '3f2a91b0': 'plain'}
     """
-    others, *single = backend.removeprefix(_FROZEN).split("+")
+    others, *single = backend.removeprefix(_PINNED).split("+")
     known = tuple(_COMPILERS)
     if others not in known:
-        raise ValueError(f"a frozen choice begins with the backend of most graphs: {no_such('backend', others, known)}")
+        raise ValueError(f"a pinned choice begins with the backend of most graphs: {no_such('backend', others, known)}")
     choices = {"": others}
     for entry in single:
         identity, colon, name = entry.partition(":")
         if not (colon and re.fullmatch("[0-9a-f]{8}", identity)):
             raise ValueError(
-                f"a frozen choice names a graph as in 3f2a91b0:eager, got {entry!r}; `fuselayers tune` writes them"
+                f"a pinned choice names a graph as in 3f2a91b0:eager, got {entry!r}; `fuselayers tune` writes them"
             )
-        if name not in (*known, UNFUSED):
-            raise ValueError(no_such("backend", name, (*known, UNFUSED)))
+        if name not in (*known, PLAIN):
+            raise ValueError(no_such("backend", name, (*known, PLAIN)))
         choices[identity] = name
     return choices
 
 
 def device_types_of(values: Sequence[Any]) -> set[str]:
-    """The kinds of devices that tensors among some values are on: {"cpu"} where there is none."""
+    """Return the types of the devices of all tensors among the values; {"cpu"} if there is no tensor."""
     return {value.device.type for value in values if isinstance(value, torch.Tensor)} or {"cpu"}
 
 
 def main_device(values: Sequence[Any]) -> str:
-    """The kind of device that does the work: a GPU, if any of the tensors is on one."""
+    """Return the type of the device that does the work: a GPU, if any of the tensors is on one."""
     return next(iter(sorted(device_types_of(values) - {"cpu"})), "cpu")
 
 
@@ -186,7 +186,7 @@ def compile_chain(
 ) -> tuple[Callable[..., Any], ServedGraph]:
     """Compile a graph with the first backend of `chain` that can, and complete its report.
 
-    A backend serves the whole graph or nothing of it: each attempt starts from an untouched copy.
+    One backend compiles the whole graph: each attempt starts from an untouched copy.
 
     Raises:
         BackendUnavailableError: every backend of the chain failed; the message says why each did.

@@ -1,6 +1,6 @@
-"""cache -- the folder in which measurements outlive a process, a JSON file for each kind. Used by machine and timings.
+"""cache -- the folder of measurements, with one JSON file for each kind. Used by machine and timings.
 
-A cache must never hold a half-written file: what is read is either the old content or the new.
+A file is replaced as a whole: a reader finds either the old content or the new.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ __all__ = ["cache_file", "locked", "sources_hash", "write_json"]
 
 
 def cache_file(name: str) -> Path:
-    """Return where `name` is kept: in FUSELAYERS_CACHE, or in XDG_CACHE_HOME/fuselayers.
+    """Return the path of the file `name`: in FUSELAYERS_CACHE, or in XDG_CACHE_HOME/fuselayers.
 
     Raises:
         RuntimeError: neither is set, and the user has no home.
@@ -31,7 +31,7 @@ def cache_file(name: str) -> Path:
 
 @functools.cache
 def sources_hash() -> str:
-    """Return a hash of the fusion core and the ops: what was measured or compiled with other ones says nothing."""
+    """Return a hash of the fusion core and the ops: measurements of other sources do not apply."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted((*package.glob("partition/**/*.py"), *package.glob("ops/**/*.py"))):
@@ -41,7 +41,7 @@ def sources_hash() -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from what is done meanwhile with a file, if they ask in the same way.
+    """Hold a lock on a file, which other threads and processes wait for here.
 
     Raises:
         OSError: the folder cannot be written.
@@ -59,7 +59,7 @@ def write_json(path: Path, content: Any) -> None:
         OSError: it could not be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each writer: two threads may write at once.
+    # Each writer has a file of its own: two threads may write at once.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
         file.write(json.dumps(content, indent=2) + "\n")
     try:

@@ -1,8 +1,8 @@
 """fuse -- trace forward and backward together, choose what to save, compile both.
 
-The front is `torch.compile`: Dynamo's guards make sure that another shape, dtype, device, requires_grad, train/eval
-mode, grad mode or Python value never meets a graph that was traced for something else. What is ours begins behind it:
-the partitioner that cuts the joint graph, and the chain of backends.
+`torch.compile` comes first: Dynamo's guards make sure that another shape, dtype, device, requires_grad, train/eval
+mode, grad mode or Python value never meets a graph that was traced for something else. Behind the guards the library's
+own partitioner cuts the joint graph, and the first backend that works compiles both graphs.
 """
 
 import copy
@@ -12,24 +12,28 @@ import inspect
 import itertools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, overload
 
 import torch
 from torch import nn
 
+from .._torch.dispatch import is_compiling, tangents_are_active
 from .._torch.guards import inner_error, torch_compile
 from ..names import no_such
-from .auto import compile_auto, compile_frozen
-from .backends import BackendUnavailableError, check_backends, compile_chain, frozen_choices
+from .auto import compile_auto, compile_pinned, guard_seconds
+from .backends import BackendUnavailableError, check_backends, compile_chain, pinned_choices
 from .fused_method import FusedMethod
-from .fused_module import FusedModule
+from .fused_module import FusedModule, is_fusion_disabled
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 from .report import FusionReport, ServedGraph, describe_graph
-from .unguarded import UnguardedCalls
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
 
@@ -39,48 +43,25 @@ _RECOMPILE_LIMIT: Final = 64
 _numbers: Final = itertools.count()
 
 
+class _Options(TypedDict, total=False):
+    """The options of `fuse`, for type checkers."""
+
+    backend: str
+    partition: str | Partitioner
+    fallback: Sequence[str]
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Sequence[str] | None
+    dynamic: bool | None
+    fullgraph: bool
+    torch_random: bool
+
+
 @overload
-def fuse(  # type: ignore[overload-overlap]
-    fn: nn.Module,
-    /,
-    *,
-    backend: str = ...,
-    partition: str | Partitioner = ...,
-    fallback: Sequence[str] = ...,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    dynamic: bool | None = ...,
-    fullgraph: bool = ...,
-    torch_random: bool = ...,
-) -> FusedModule: ...
+def fuse(fn: nn.Module, /, **options: "Unpack[_Options]") -> FusedModule: ...  # type: ignore[overload-overlap]
 @overload
-def fuse(
-    fn: Callable[..., Any],
-    /,
-    *,
-    backend: str = ...,
-    partition: str | Partitioner = ...,
-    fallback: Sequence[str] = ...,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    dynamic: bool | None = ...,
-    fullgraph: bool = ...,
-    torch_random: bool = ...,
-) -> "FusedFunction": ...
+def fuse(fn: Callable[..., Any], /, **options: "Unpack[_Options]") -> "FusedFunction": ...
 @overload
-def fuse(
-    fn: None = None,
-    /,
-    *,
-    backend: str = ...,
-    partition: str | Partitioner = ...,
-    fallback: Sequence[str] = ...,
-    static_argnums: int | Sequence[int] = ...,
-    static_argnames: str | Sequence[str] = ...,
-    dynamic: bool | None = ...,
-    fullgraph: bool = ...,
-    torch_random: bool = ...,
-) -> "Callable[[Callable[..., Any]], FusedFunction]": ...
+def fuse(fn: None = None, /, **options: "Unpack[_Options]") -> "Callable[[Callable[..., Any]], FusedFunction]": ...
 def fuse(
     fn: nn.Module | Callable[..., Any] | None = None,
     /,
@@ -94,7 +75,7 @@ def fuse(
     fullgraph: bool = False,
     torch_random: bool = False,
 ) -> "FusedModule | FusedFunction | Callable[[Callable[..., Any]], FusedFunction]":
-    """Return `fn`, fused: the same values and gradients, fewer kernels, fewer bytes kept for backward.
+    """Return `fn`, fused: the same values and gradients, fewer kernels, fewer bytes saved for backward.
 
     Also a decorator, with options or without: `@fuse` and `@fuse(backend="eager")`.
 
@@ -105,9 +86,9 @@ def fuse(
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is.
         backend: "auto" (begins with Inductor where it can compile, else with eager; measures, and takes the fastest of
-            all that work and of the function as it is, see `partition.auto`), "eager", "inductor", "triton" (Inductor,
-            if it runs on a GPU, where it writes Triton), or "nvfuser" (NVIDIA's package, on a GPU).
-            "frozen:inductor+3f2a91b0:unfused" is a choice that `fuselayers tune` wrote down: a backend, and others for
+            all that work and of the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor, if it
+            runs on a GPU, where it writes Triton), or "nvfuser" (NVIDIA's package, on a GPU).
+            "pinned:inductor+3f2a91b0:plain" is a choice that `fuselayers tune` printed: a backend, and others for
             single graphs.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
@@ -151,19 +132,11 @@ def fuse(
         fullgraph=fullgraph,
         torch_random=torch_random,
     )
-    if fn is None:
-        decorate: Any = functools.partial(
-            fuse,
-            backend=backend,
-            partition=partition,
-            fallback=fallback,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            dynamic=dynamic,
-            fullgraph=fullgraph,
-            torch_random=torch_random,
-        )
-        return decorate  # type: ignore[no-any-return]
+    decorate: Any = functools.partial(_fuse, options)
+    return decorate if fn is None else decorate(fn)  # type: ignore[no-any-return]
+
+
+def _fuse(options: "FuseOptions", fn: Any) -> "FusedModule | FusedFunction":
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
     if inspect.iscoroutinefunction(fn):
@@ -206,7 +179,7 @@ class FuseOptions:
             raise TypeError(f"dynamic must be None, True or False, got {self.dynamic!r}")
 
 
-class FusedFunction(UnguardedCalls):
+class FusedFunction:
     """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
 
     Attributes:
@@ -216,37 +189,38 @@ class FusedFunction(UnguardedCalls):
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
-    # Dynamo wraps what a backend raises in advice about its own settings; these say themselves what to do.
-    _errors_that_speak: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
+    # Dynamo wraps a backend's error in advice about its own settings. These errors come out as they were raised.
+    _own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
-        while isinstance(fn, FusedFunction):  # it would be transparent
+        while isinstance(fn, FusedFunction):
             fn = fn.fn
-        # First: what wraps a fused function has a copy of that one's attributes.
+        # First: functools.wraps copies the attributes of a fused function to the function around it.
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
-        super().__init__(fn)
+        self.fn: Callable[..., Any] = fn
         self.options = options
         self._graphs: list[ServedGraph] = []
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
-        # Without static arguments there is one entry, and a call looks nothing up. It is made at the first call:
-        # `torch.compile` reads some of torch's settings when it is called.
         self._has_static = bool(options.static_argnums or options.static_argnames)
+        # Without static arguments. Compiled at the first call, where `torch.compile` reads some of torch's settings.
         self._only: Callable[..., Any] | None = None
 
-    def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
+        if is_compiling() or is_fusion_disabled() or tangents_are_active():
+            return self.fn(*args, **kwargs)
+        compiled = self._only
+        if compiled is None and self._has_static:
+            compiled, args, kwargs = self._specialised(args, kwargs)
+        elif compiled is None:
+            compiled = self._only = self._compile_for((), {})
         try:
-            if self._only is not None:
-                return self._only(*args, **kwargs)
-            if self._has_static:
-                compiled, args, kwargs = self._specialised(args, kwargs)
-                return compiled(*args, **kwargs)
-            self._only = self._compile_for((), {})
-            return self._only(*args, **kwargs)
+            return compiled(*args, **kwargs)
         except Exception as error:
             inner = inner_error(error)
-            if inner is not error and isinstance(inner, self._errors_that_speak):
+            if inner is not error and isinstance(inner, self._own_errors):
                 raise inner from inner.__cause__
             raise
 
@@ -256,7 +230,7 @@ class FusedFunction(UnguardedCalls):
     def _specialised(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """What is compiled for the static arguments, and the arguments that are left for it."""
+        """Return the function that is compiled for the static arguments, and the other arguments."""
         positions = {place % len(args) for place in self._static_argnums if -len(args) <= place < len(args)}
         static = tuple((place, args[place]) for place in sorted(positions))
         named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
@@ -276,9 +250,11 @@ class FusedFunction(UnguardedCalls):
         if compiled is None:
             if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
                 raise TypeError("a static argument is a constant of the graph, got a tensor; leave it dynamic")
+            # Dynamo keeps each backend until `torch.compiler.reset()`; it must not keep this function and its weights.
+            method: Any = weakref.WeakMethod(self._backend)
             compiled = torch_compile(
                 _with_static_arguments(self.fn, dict(static), named),
-                backend=self._backend,
+                backend=lambda graph_module, example_inputs: method()(graph_module, example_inputs),
                 recompile_limit=_RECOMPILE_LIMIT,
                 dynamic=self.options.dynamic,
                 fullgraph=self.options.fullgraph,
@@ -287,23 +263,17 @@ class FusedFunction(UnguardedCalls):
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        self._look_again()
-        kept: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
-        choice: dict[str, Any] = {"name": self.name, "runs": self._runs, **kept}
-        if self.options.backend == "auto":
-            compiled, served = compile_auto(graph_module, example_inputs, chain=self.options.chain, **choice)
-        elif self.options.backend in self.options.chain:
-            report = describe_graph(graph_module, name=self.name, **kept)
+        backend, chain = self.options.backend, self.options.chain
+        cut: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
+        report = describe_graph(graph_module, name=self.name, **cut)
+        if backend == "auto":
+            compiled, served = compile_auto(graph_module, example_inputs, chain=chain, report=report, **cut)
+        elif backend in chain:
             report = replace(report, reason="as asked")
-            compiled, served = compile_chain(
-                graph_module, example_inputs, chain=self.options.chain, report=report, **kept
-            )
+            compiled, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **cut)
         else:
-            choices = frozen_choices(self.options.backend)
-            fallback = self.options.chain[1:]
-            compiled, served = compile_frozen(
-                graph_module, example_inputs, choices=choices, fallback=fallback, **choice
-            )
+            pinned: dict[str, Any] = {"choices": pinned_choices(backend), "fallback": chain[1:]}
+            compiled, served = compile_pinned(graph_module, example_inputs, report=report, **pinned, **cut)
         self._graphs.append(served)
         return compiled
 
@@ -317,7 +287,8 @@ class FusedFunction(UnguardedCalls):
         >>> print(double.report())
         double(float32[3]) forward [...]: eager, as asked
         """
-        return FusionReport(tuple(one.report for one in self._graphs))
+        graphs = tuple(one.report for one in self._graphs)
+        return FusionReport(graphs, guard_seconds() if any(one.seconds for one in graphs) else None)
 
     @property
     def name(self) -> str:
@@ -335,7 +306,7 @@ class FusedFunction(UnguardedCalls):
         return self.over(copy.deepcopy(self.fn, memo))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # What a decorator made stands under the function's name, where pickle would find this instead of the function.
+        # A decorated function's name stands for the fused function, which pickle can then find by it.
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(getattr(self, "__module__", ""))
         for part in name.split("."):
@@ -356,8 +327,8 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
         return numbers, names
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
-    # Of what a decorator returns two signatures count: whether an argument can be static is for its own to say, and
-    # which place a name has for the one that it wraps, since its own is often `*args, **kwargs`.
+    # A decorated function has two signatures. Validate static arguments against the wrapper's own; take the positions
+    # from the wrapped function's, since the wrapper's is often `*args, **kwargs`.
     own = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn, follow_wrapped=False).parameters.values()
     kinds = {one.kind for one in own}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -378,8 +349,8 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
 
 
 def _key_of(value: Any) -> Hashable:
-    """A key that tells values apart which are equal and hash alike, but make different graphs: 1, 1.0 and True, or 0.0
-    and -0.0, in tuples and dataclasses too. What else is equal shares a graph."""
+    """Return a key that differs for equal values that make different graphs: 1, 1.0 and True, or 0.0 and -0.0, also in
+    tuples and dataclasses. Other equal values share a graph."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         compared = (getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)
         # Its hash as well: a dataclass may compare in its own way, or not be hashable.
@@ -410,12 +381,15 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
     """
 
     def entry(*args: Any, **kwargs: Any) -> Any:
-        if not static:
-            return fn(*args, **kwargs, **named)
+        return fn(*args, **kwargs)
+
+    def entry_with_values(*args: Any, **kwargs: Any) -> Any:
         rest = iter(args)
         merged = [static[place] if place in static else next(rest) for place in range(len(static) + len(args))]
         return fn(*merged, **kwargs, **named)
 
+    if static or named:
+        entry = entry_with_values
     name = getattr(fn, "__name__", type(fn).__name__)
     own_code = getattr(inspect.unwrap(fn), "__code__", None)
     place = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""

@@ -9,13 +9,13 @@ __all__ = ["FusedMethod"]
 
 
 class FusedMethod:
-    """What `types.MethodType` is of a function.
+    """A bound method of a fused function, as `types.MethodType` is of a plain one.
 
-    Dynamo can neither make nor look into a MethodType of anything else: `torch.compile` would refuse a call of the
-    method, and a module whose forward it is. Objects of a plain class it can make. What a method can do, this can.
+    Dynamo can neither make nor inspect a MethodType of an object: `torch.compile` would refuse a call of the method,
+    and a module whose forward it is. Dynamo can make objects of a plain class. This one does all that a method does.
 
     Attributes:
-        __func__: the function, whose attributes are this one's too.
+        __func__: the function; its attributes can be read here too.
         __self__: its first argument.
     """
 
@@ -27,7 +27,7 @@ class FusedMethod:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__func__":  # while it is empty still, as Dynamo makes it
+        if name == "__func__":  # Dynamo makes it empty first
             raise AttributeError(name)
         return getattr(self.__func__, name)
 

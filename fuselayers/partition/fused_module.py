@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from .._torch.dispatch import is_compiling, may_run_again
+from .._torch.dispatch import is_compiling
 from .report import FusionReport
 
-__all__ = ["FusedModule", "call_unfused", "is_unfused", "unfused"]
+__all__ = ["FusedModule", "disable_fusion", "is_fusion_disabled"]
 
 _SHARED: Final = (
     "_parameters",
@@ -21,27 +21,14 @@ _SHARED: Final = (
     "_non_persistent_buffers_set",
     "_modules",
     "_load_state_dict_post_hooks",
-    # The module is what saves and loads.
+    # The module saves and loads, not the view.
     "_load_state_dict_pre_hooks",
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
 )
 
 
-class _Unfused:
-    """That fused functions run eagerly for a while.
-
-    Attributes:
-        asked: whether one was met.
-        in_checkpoints: whether they do where backward may run forward once more, too.
-    """
-
-    def __init__(self, *, in_checkpoints: bool) -> None:
-        self.asked = False
-        self.in_checkpoints = in_checkpoints
-
-
-_UNFUSED: ContextVar[_Unfused | None] = ContextVar("_UNFUSED", default=None)
+_DISABLED: ContextVar[bool] = ContextVar("_DISABLED", default=False)
 
 
 class FusedModule(nn.Module):
@@ -82,8 +69,8 @@ class FusedModule(nn.Module):
 
     @property
     def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        # Transparent to Dynamo, which cannot make a method here, nor, in 2.11, look the fused function up, since it
-        # takes an attribute that could be a descriptor for one.
+        # Dynamo cannot make a method here, and Dynamo 2.11 cannot look the fused function up: it takes any attribute
+        # that could be a descriptor for one.
         if torch.compiler.is_dynamo_compiling():
             return self.module
         return MethodType(self.__dict__["_forward_of_view"], self)
@@ -93,8 +80,8 @@ class FusedModule(nn.Module):
         report: FusionReport = self.__dict__["fused"].report()
         return report
 
-    # Note: [what a module may override] These are inherited from nn.Module, so that `__getattr__` is never asked for
-    # them; a module that freezes its batch norm in `train`, or saves more than its parameters, has its own.
+    # Note: [methods that a module may override] nn.Module has these, so that `__getattr__` never sees them; but a
+    # module that freezes its batch norm in `train`, or saves more than its parameters, has its own.
     def train(self, mode: bool = True) -> "FusedModule":
         self.module.train(mode)
         return self
@@ -118,7 +105,7 @@ class FusedModule(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.module._load_from_state_dict(*args, **kwargs)
 
-    # As `init_` functions go through a model's parts, asking which kind each is.
+    # Functions that initialise weights look at the type of each submodule, which must not be the view's.
     def apply(self, fn: Any) -> "FusedModule":
         self.module.apply(fn)
         return self
@@ -134,15 +121,15 @@ class FusedModule(nn.Module):
             return getattr(self.__dict__["module"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # What nn.Module's constructor gave this object is its own (hooks, for one); the rest belongs to the module,
-        # which is what runs: an option set on the view must not be lost on it.
+        # The view owns what nn.Module's constructor gave it, as hooks. The rest belongs to the module, which is what
+        # runs: an option that is set on the view must reach it.
         if name == "parametrizations":
             raise ValueError(
                 f"a parametrization must be on the module that runs, got the fused view of it; make "
                 f"{type(self.__dict__['module']).__name__} anew and parametrize it before it is fused"
             )
         if name == "__class__":
-            # What wraps a module by a class of its own (FSDP2) wraps the calls of this one, not the module's.
+            # FSDP2 gives a module a class of its own; it must wrap the calls of the view, not those of the module.
             object.__setattr__(self, name, value)
         elif name in self.__dict__ or name == "training":
             super().__setattr__(name, value)
@@ -156,7 +143,7 @@ class FusedModule(nn.Module):
         return f"fused {type(self.__dict__['module']).__name__}"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Hooks, above all. What `compile` of nn.Module made is made anew, as nn.Module has it.
+        # Hooks, above all. nn.Module does not pickle what its `compile` made either.
         not_own = {*_SHARED, "module", "fused", "_forward_of_view", "_compiled_call_impl"}
         own = {name: value for name, value in self.__dict__.items() if name not in not_own}
         return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
@@ -174,7 +161,7 @@ def _forward_like(module: nn.Module) -> Callable[..., Any]:
         signature = inspect.signature(module.forward)
         view = inspect.Parameter("_view", inspect.Parameter.POSITIONAL_ONLY)
         named.__signature__ = signature.replace(parameters=[view, *signature.parameters.values()])
-    except (TypeError, ValueError):  # compiled code has none, and what is no function is refused when it is called
+    except (TypeError, ValueError):  # compiled code has no signature
         pass
     return forward
 
@@ -184,51 +171,33 @@ def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
 
 
 @contextlib.contextmanager
-def unfused() -> Iterator[None]:
-    """Let what is fused run eagerly for a while, in this thread, hooks of fused modules included.
+def disable_fusion() -> Iterator[None]:
+    """Let every fused function and module run eagerly for a while, in this thread; hooks of fused modules run.
 
-    For calls that would compile again and again, as each token of a text with one more key than the last. What is fused
-    without a view, as an op in a layer with a backend, asks `is_unfused`. Where something is checkpointed, its backward
-    belongs within too, since it runs forward again.
+    For calls that would compile again and again, as in generation, where each token has one more key than the last. If
+    something is checkpointed within, its backward belongs within too, since it runs forward again.
 
     >>> import torch
     >>> from fuselayers import fuse
     >>> layers = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
-    >>> with unfused():
+    >>> with disable_fusion():
     ...     layers(torch.ones(1, 2)).shape
     torch.Size([1, 2])
     """
-    outside = _UNFUSED.set(_Unfused(in_checkpoints=True))
+    before = _DISABLED.set(True)
     try:
         yield
     finally:
-        _UNFUSED.reset(outside)
+        _DISABLED.reset(before)
 
 
-def call_unfused(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
-    """Call a function in which every fused function is the plain one, and say whether there was one.
+def is_fusion_disabled() -> bool:
+    """Return whether this thread is within `disable_fusion`.
 
-    Not in a checkpoint within it: that runs again in backward, when this is over, and both must go the same way.
-    """
-    within = _Unfused(in_checkpoints=False)
-    outside = _UNFUSED.set(within)
-    try:
-        return fn(*args, **kwargs), within.asked
-    finally:
-        _UNFUSED.reset(outside)
-
-
-def is_unfused() -> bool:
-    """Return whether this thread is within `unfused`.
-
-    >>> with unfused():
-    ...     is_unfused()
+    >>> with disable_fusion():
+    ...     is_fusion_disabled()
     True
-    >>> is_unfused()
+    >>> is_fusion_disabled()
     False
     """
-    within = _UNFUSED.get()
-    if within is None:
-        return False
-    within.asked = True
-    return within.in_checkpoints or not may_run_again()
+    return _DISABLED.get()

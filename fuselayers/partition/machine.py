@@ -1,6 +1,6 @@
-"""Machine -- how fast memory, arithmetic and launches are: what turns time into bytes moved.
+"""Machine -- how fast memory, arithmetic and launches are, so that costs can be compared in bytes moved.
 
-A machine that `fuselayers tune` has measured is read from one JSON file; without one, the figures below hold.
+A machine that `fuselayers tune` has measured is read from one JSON file; the default is the figures below.
 """
 
 import functools
@@ -22,15 +22,15 @@ __all__ = ["Machine", "machine_of", "processor_name", "tuned_file", "write_tuned
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step's time is made of.
+    """The speeds of a machine.
 
     Args:
-        name: where the figures come from.
+        name: the source of the figures.
         bandwidth: bytes per second to and from memory, streaming.
         flop_rate: floating point operations per second of a float32 matmul.
         low_precision_flop_rate: the same in bfloat16 or float16.
         vector_flop_rate: the same for elementwise ops, which never see a matrix unit.
-        kernel_seconds: the time that one more kernel takes however little it does.
+        kernel_seconds: the least time of one more kernel.
     """
 
     name: str
@@ -78,13 +78,13 @@ def machine_of(device_type: str) -> Machine:
     try:
         path = tuned_file()
         tuned = _read_tuned(path, path.stat().st_mtime_ns)
-    except (OSError, RuntimeError):  # no such file, none that may be read, or nobody's home
+    except (OSError, RuntimeError):  # no such file, no permission, or no home folder
         tuned = {}
     return tuned.get(_key(device_type)) or _STATED.get(device_type) or _STATED["cuda"]
 
 
 def tuned_file() -> Path:
-    """Where measured machines are kept: `machines.json`, see `cache_file`."""
+    """Return the file of measured machines: `machines.json`, see `cache_file`."""
     return cache_file("machines.json")
 
 
@@ -101,9 +101,9 @@ def processor_name() -> str:
 
 
 def write_tuned(device_type: str, machine: Machine) -> Path:
-    """Keep a measured machine for `machine_of`, next to those of other devices; returns the file.
+    """Store a measured machine for `machine_of`, next to those of other devices; return the file.
 
-    A file that holds something else is replaced.
+    A file that cannot be read is replaced.
     """
     path = tuned_file()
     try:
@@ -116,7 +116,7 @@ def write_tuned(device_type: str, machine: Machine) -> Path:
 
 
 def _key(device_type: str) -> str:
-    """Which device a measurement belongs to; a CPU by its number of threads, which decide its speed."""
+    """Return the key of a device; a CPU's has its number of threads, which decides its speed."""
     if device_type == "cuda" and torch.cuda.is_available():
         return f"cuda: {torch.cuda.get_device_name()}"
     if device_type == "cpu":

@@ -1,4 +1,4 @@
-"""modes -- what a graph of Dynamo's does beside computing: switch modes, and ask for checkpoints. Used by auto."""
+"""modes -- what a graph of Dynamo's does besides computing: it switches modes, and holds checkpoints. Used by auto."""
 
 from typing import Final
 
@@ -13,8 +13,10 @@ _AUTOCAST: Final = ("cpu", "cuda")
 
 
 class Modes:
-    """Gradient mode and autocast as they are now, to be put back. A graph of Dynamo's switches them by calls, and what
-    stops between two of these leaves them switched."""
+    """The present gradient mode and autocast, to be restored.
+
+    A graph of Dynamo's switches them by calls. An error between two of these calls leaves them switched.
+    """
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -23,7 +25,7 @@ class Modes:
         self._depth = _autocast_depth()
 
     def restore(self) -> None:
-        """Put them back. Autocast forgets the weights that it cast where its outermost `with` ends."""
+        """Restore them. Autocast drops the weights that it cast where its outermost `with` ends."""
         torch.set_grad_enabled(self._grad)
         for kind, enabled, dtype in self._autocast:
             torch.set_autocast_enabled(kind, enabled)
@@ -40,11 +42,11 @@ def _autocast_depth() -> int:
 
 
 def switches_modes(graph_module: fx.GraphModule) -> bool:
-    """Whether a graph of Dynamo's switches what `Modes` holds."""
+    """Return whether a graph of Dynamo's switches what `Modes` restores."""
     return any(node.target in SWITCHES_OF_MODES for node in all_nodes(graph_module))
 
 
 def holds_checkpoints(graph_module: fx.GraphModule) -> bool:
-    """Whether a graph of Dynamo's holds `torch.utils.checkpoint`, which running it does not do."""
+    """Return whether a graph of Dynamo's holds `torch.utils.checkpoint`, which running the graph ignores."""
     op = torch.ops.higher_order.tag_activation_checkpoint
     return any(node.target is op for node in all_nodes(graph_module))

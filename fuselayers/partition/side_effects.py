@@ -1,7 +1,7 @@
-"""side_effects -- what a run of a traced graph does besides computing: which inputs it overwrites, whether it draws.
+"""side_effects -- which inputs a traced graph overwrites, and whether it draws random numbers. Used by auto.
 
-Found by a run on fake tensors, which takes no memory, from what each op's schema says that it writes to. A write
-through a view, or through `.data`, is one to the same storage.
+A run on fake tensors, which takes no memory, shows it: each op's schema names the arguments that the op writes to. A
+write through a view, or through `.data`, counts by its storage.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ __all__ = ["SideEffects", "side_effects"]
 
 @dataclass(frozen=True)
 class SideEffects:
-    """What a graph does besides computing.
+    """The side effects of a graph.
 
     Attributes:
         overwritten: the positions of the inputs that it writes to.
@@ -31,11 +31,11 @@ class SideEffects:
 
 
 def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffects:
-    """Run a traced graph on fake twins of its inputs, and return what it did to them.
+    """Run a traced graph on fake tensors like its inputs, and return its side effects.
 
     Raises:
-        RuntimeError: or what else a graph raises that needs values, which fake tensors do not have, or that holds an op
-            of higher order.
+        RuntimeError: or another error, if the graph needs values, which fake tensors do not have, or holds a
+            higher-order op.
 
     >>> def fill(x, y):
     ...     return x.add_(torch.rand_like(y))
@@ -55,7 +55,7 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
 
 
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gathers the storages that ops write to, and looks for random ops. An op of higher order raises."""
+    """Collects the storages that ops write to, and looks for random ops. A higher-order op raises."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -69,13 +69,13 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given |= dict(zip((argument.name for argument in arguments), args, strict=False)) | (kwargs or {})
         for argument in arguments:
             writes = argument.alias_info is not None and argument.alias_info.is_write
-            # Of the running statistics that batch norm writes to, its schema is silent.
+            # Batch norm's schema does not say that it writes to the running statistics.
             if writes or argument.name in ("running_mean", "running_var"):
                 tensors = (one for one in pytree.tree_leaves(given.get(argument.name)) if isinstance(one, Tensor))
                 self.written.update(map(_storage, tensors))
         # Attention counts as random, whether it drops something or not.
         if torch.Tag.nondeterministic_seeded in func.tags and given.get("dropout_p") != 0:
-            # What draws a seed draws the same one for every candidate; the empty tensor is part of that.
+            # Every candidate draws the library's seeds in the same way; the empty tensor is part of that.
             numbers = isinstance(result, Tensor) and result.numel() == 0
             self.draws |= not numbers and func not in seed_ops()
         return result

@@ -6,20 +6,42 @@ import torch
 from fuselayers import ops
 from fuselayers.components import Choice, Decoder, EncoderDecoder, FusedMLP
 from fuselayers.components.fused_op import op_for
-from fuselayers.partition import FusedFunction, unfused
+from fuselayers.partition import FusedFunction, disable_fusion
 
 
-def test_within_unfused_the_op_is_called_directly() -> None:
+def test_one_fused_function_per_op_backend_and_partition() -> None:
+    first = op_for(ops.bias_dropout_residual, backend="eager", partition="min_cut")
+    assert isinstance(first, FusedFunction)
+    assert op_for(ops.bias_dropout_residual, backend="eager", partition="min_cut") is first
+    assert op_for(ops.bias_dropout_residual, backend="eager", partition="default") is not first
+    assert op_for(ops.bias_activation_dropout, backend="eager", partition="min_cut") is not first
+
+
+def test_no_forward_builds_a_fused_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = FusedMLP(4, backend="eager")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("fuse was called in forward")
+
+    monkeypatch.setattr("fuselayers.components.fused_op.fuse", refuse)
+    layer(torch.ones(2, 4)).sum().backward()
+
+
+def test_without_a_backend_the_op_is_called_directly() -> None:
+    assert op_for(ops.dropout, backend=None, partition="min_cut") is ops.dropout
+
+
+def test_within_disable_fusion_the_op_is_called_directly() -> None:
     seen = []
 
     def look() -> object:
         return op_for(ops.dropout, backend="eager", partition="min_cut")
 
     def fail() -> None:
-        with unfused(), unfused():
+        with disable_fusion(), disable_fusion():
             raise KeyError
 
-    with unfused():
+    with disable_fusion():
         assert look() is ops.dropout
         with pytest.raises(KeyError):
             fail()

@@ -1,4 +1,4 @@
-"""What is remembered and what is measured, as a test of "auto" wants it."""
+"""An own file of times, no warm-up, and a clock that a test sets, for the tests of "auto"."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,24 +6,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers.partition import auto, patience
+from fuselayers.partition import auto, warm_up
 from tests.partition.measured import Measured, eager_for_inductor
 
-__all__ = ["inductor_or_its_place", "measured", "own_memory"]
+__all__ = ["eager_as_inductor", "measured", "own_memory"]
 
 
-@pytest.fixture(params=["as_eager", pytest.param("compiled", marks=pytest.mark.slow)])
-def inductor_or_its_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of who serves, and when: what Inductor makes of a graph is looked at in `make test-all`."""
-    if request.param == "as_eager":
-        eager_for_inductor(monkeypatch)
+@pytest.fixture
+def eager_as_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of which backend serves and when: Inductor takes seconds to compile."""
+    eager_for_inductor(monkeypatch)
 
 
 @pytest.fixture
 def own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    monkeypatch.setattr(auto, "_ROUNDS", 5)
     torch.compiler.reset()  # Dynamo remembers by file and line which sizes changed in another test
-    with patience(0):
+    with warm_up(0):
         yield
 
 

@@ -1,4 +1,4 @@
-"""A clock that says what a test wants, and functions to fuse, for the tests of what "auto" chooses."""
+"""A clock that gives the times a test needs, and functions to fuse, for the tests of "auto"."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from fuselayers.partition import FusedFunction, GraphReport
+from fuselayers.partition.auto import copies_of
 from fuselayers.partition.compilers import compile_eager
-from fuselayers.partition.measure import copies_of
 
 __all__ = ["Measured", "check", "eager_for_inductor", "inputs", "only", "wave"]
 
 
 def eager_for_inductor(patch: pytest.MonkeyPatch) -> None:
-    """Let the eager backend do what Inductor is asked for, which takes it seconds: it is the name that is chosen."""
+    """Let the eager backend stand in for Inductor, which takes seconds to compile, under Inductor's name."""
     module: Any = sys.modules["fuselayers.partition.backends"]  # by attributes it is the function
     patch.setattr(module, "_COMPILERS", {**module._COMPILERS, "inductor": compile_eager})
 
 
 class Measured:
-    """In the place of the clock: says that one candidate is the fastest, and runs each of them once."""
+    """Stands in for `seconds_of`: runs each candidate once and returns that one of them is the fastest."""
 
     def __init__(self, fastest: str) -> None:
         self.fastest = fastest
@@ -33,7 +33,6 @@ class Measured:
         candidates: Mapping[str, Callable[..., Any]],
         inputs: Sequence[Any],
         *,
-        plain: str,
         overwritten: frozenset[int],
     ) -> dict[str, float]:
         self.asked.append(list(candidates))

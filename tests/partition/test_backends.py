@@ -118,23 +118,23 @@ def test_chain() -> None:
     assert check_backends("eager", ("inductor", "eager")) == ("eager", "inductor")
     assert check_backends("inductor", ()) == ("inductor",)
     assert check_backends("eager", ("auto",)) == ("eager", "inductor")
-    assert check_backends("frozen:eager+3f2a91b0:unfused", ("inductor",)) == ("eager", "inductor")
+    assert check_backends("pinned:eager+3f2a91b0:plain", ("inductor",)) == ("eager", "inductor")
 
 
 @pytest.mark.parametrize(
     ("backend", "text"),
     [
-        ("frozen:", "a frozen choice begins with the backend of most graphs: no backend ''; there are: eager, "),
-        ("frozen:unfused", "a frozen choice begins with the backend of most graphs: no backend 'unfused'; "),
-        ("frozen:auto", "a frozen choice begins with the backend of most graphs: no backend 'auto'; "),
+        ("pinned:", "a pinned choice begins with the backend of most graphs: no backend ''; there are: eager, "),
+        ("pinned:plain", "a pinned choice begins with the backend of most graphs: no backend 'plain'; "),
+        ("pinned:auto", "a pinned choice begins with the backend of most graphs: no backend 'auto'; "),
         (
-            "frozen:eager+3f2a:eager",
-            "a frozen choice names a graph as in 3f2a91b0:eager, got '3f2a:eager'; `fuselayers tune` writes them",
+            "pinned:eager+3f2a:eager",
+            "a pinned choice names a graph as in 3f2a91b0:eager, got '3f2a:eager'; `fuselayers tune` writes them",
         ),
-        ("frozen:eager+3f2a91b0:egger", "no backend 'egger'; did you mean 'eager'? there are: "),
+        ("pinned:eager+3f2a91b0:egger", "no backend 'egger'; did you mean 'eager'? there are: "),
     ],
 )
-def test_frozen_choices_that_cannot_be_read(backend: str, text: str) -> None:
+def test_pinned_choices_that_cannot_be_read(backend: str, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         fuse(wave, backend=backend)
 

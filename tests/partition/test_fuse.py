@@ -1,9 +1,11 @@
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import re
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -703,3 +705,16 @@ def test_a_static_name_of_a_decorators_own() -> None:
 
 def test_no_static_names() -> None:
     assert fuse(tutorial, static_argnames=None).options.static_argnames == ()
+
+
+@either_backend
+def test_a_fused_function_is_freed(backend: str) -> None:
+    """Dynamo keeps every backend that it met, but not the weights behind it."""
+    module = nn.Linear(4, 4)
+    fused = fuse(module, backend=backend)
+    for _ in range(2):
+        fused(torch.ones(2, 4)).sum().backward()
+    weight, view, function = weakref.ref(module.weight), weakref.ref(fused), weakref.ref(fused.fused)
+    del module, fused
+    gc.collect()
+    assert (weight(), view(), function()) == (None, None, None)

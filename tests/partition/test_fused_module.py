@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fuselayers.partition import FusedModule, fuse, unfused
+from fuselayers.partition import FusedModule, disable_fusion, fuse
 
 
 class Doubling(nn.Linear):
@@ -175,17 +175,17 @@ def test_state_dict_hooks_on_the_view_run() -> None:
     assert seen == ["before saving", "after saving", "before loading", "after loading"]
 
 
-def test_unfused_in_two_threads_leaves_views_as_they_were() -> None:
+def test_disable_fusion_in_two_threads_leaves_views_as_they_were() -> None:
     model = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
     fused, entered, left = model[0].fused, threading.Event(), threading.Event()
 
     def until_the_other_has_left() -> None:
-        with unfused():
+        with disable_fusion():
             entered.set()
             assert left.wait(60)
 
     other = threading.Thread(target=until_the_other_has_left)
-    with unfused():
+    with disable_fusion():
         other.start()
         assert entered.wait(60)
         model(torch.ones(1, 2))

@@ -35,7 +35,7 @@ def test_a_line_for_each_graph() -> None:
     assert re.fullmatch(r"wave\(float64\[2, 4\], float64\[4\]\) forward \[[0-9a-f]{8}\]: eager, as asked", second)
 
 
-def test_what_was_measured_is_told() -> None:
+def test_measured_times_are_shown() -> None:
     report = GraphReport(
         "wave(float32[3]) training", "0a1b2c3d", "eager", "measured", {"inductor": 2e-3, "eager": 1.5e-3}
     )

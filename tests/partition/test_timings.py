@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from fuselayers.partition import auto_file, patience, timings
+from fuselayers.partition import auto_file, timings, warm_up
 from fuselayers.partition.timings import has_choice, may_measure, measured_anew, remember, remembered
 from tests.processes import Program
 
@@ -44,8 +44,8 @@ def test_times_of_other_sources_say_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert remembered("one") is None
 
 
-def test_patience_decides_whether_there_is_a_choice() -> None:
-    with patience(0):
+def test_warm_up_decides_whether_there_is_a_choice() -> None:
+    with warm_up(0):
         assert has_choice()
         assert may_measure()
         torch.use_deterministic_algorithms(True)
@@ -53,7 +53,7 @@ def test_patience_decides_whether_there_is_a_choice() -> None:
             assert not has_choice()
         finally:
             torch.use_deterministic_algorithms(False)
-    with patience(math.inf):
+    with warm_up(math.inf):
         assert not has_choice()
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_measured_while_somebody_watches() -> None:
         return x
 
     x = torch.ones(2, requires_grad=True)
-    with patience(0):
+    with warm_up(0):
         with FlopCounterMode(display=False):
             look(x)
         checkpoint(look, x, use_reentrant=False)
@@ -75,19 +75,38 @@ def test_nothing_is_measured_while_somebody_watches() -> None:
 
 
 def test_there_is_no_choice_between_the_ranks_of_a_distributed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    with patience(0):
+    with warm_up(0):
         assert has_choice()
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         assert not has_choice()
         assert not may_measure()
 
 
-def test_what_cannot_be_read_is_put_aside_before_it_is_written_over() -> None:
-    auto_file().write_text('{"my machine": {"one": {"eager": 1.0,}}}')
-    with pytest.warns(UserWarning, match=r"before something else is written there it is put aside$"):
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('{"my machine": {"one": {"eager": 1.0,}}}', "JSONDecodeError"),
+        ("", "JSONDecodeError"),
+        ("[1]", "AttributeError"),
+        ('{"my machine": {"one": {"eager": "fast"}}}', "TypeError"),
+        ("[" * 100_000, "RecursionError"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_not_used_and_replaced(text: str, error: str) -> None:
+    auto_file().write_text(text)
+    told = rf"does not hold times as fuselayers writes them \({error}: .*\); it is not used, and the next measurement"
+    with pytest.warns(UserWarning, match=told):
+        assert remembered("one") is None
+    with pytest.warns(UserWarning, match=told):
         remember("one", {"eager": 2.0})
     assert remembered("one") == {"eager": 2.0}
-    assert "my machine" in auto_file().with_suffix(".unreadable.json").read_text()
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.nan])
+def test_warm_up_is_checked(seconds: float) -> None:
+    text = rf"^warm_up must be a number of seconds from 0 on, got {seconds}$"
+    with pytest.raises(ValueError, match=text), warm_up(seconds):
+        pass
 
 
 def test_a_candidate_that_does_not_work_is_remembered_as_such() -> None:

@@ -5,7 +5,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -35,7 +35,7 @@ class CallCost:
     """
 
     title: str
-    seconds: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    seconds: dict[str, dict[str, list[float]]]
 
     def median(self, candidate: str, span: str) -> float:
         """Seconds of a call."""

@@ -1,15 +1,16 @@
 """Whether candidates agree, and how long each takes."""
 
-import math
-import random
+import operator
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
+
+from ...partition.timer import Step, median_seconds, time_in_turns
 
 __all__ = [
     "EAGER",
@@ -28,11 +29,7 @@ __all__ = [
 EAGER: Final = "eager"
 OURS: Final = "fuselayers"
 
-_WARMUP = 3
-# More than any GPU's second-level cache holds.
-_LARGER_THAN_CACHES = 1 << 28
-# In which a CPU has made the launches of a forward, or of a backward with autograd's own work.
-_SECONDS_OF_LAUNCHES = 5e-4
+_WARM_UP = 3
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
 _SLACK = 16
 # There the last place is 0.8 % in bfloat16, and eager rounds after each op.
@@ -75,8 +72,7 @@ class Timing:
 def results(candidate: Candidate, *, seed: int = 0) -> Results:
     """Run forward and backward once, with the dropout masks that `seed` gives."""
     torch.manual_seed(seed)
-    if candidate.restore is not None:
-        candidate.restore()
+    _restore(candidate)
     outputs = candidate.call()
     return Results(outputs, torch.autograd.grad(outputs, candidate.leaves, _weights(outputs), allow_unused=False))
 
@@ -110,89 +106,49 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
 
 
 def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
-    """Time all candidates in turns, so that whatever else the machine does falls on each of them alike.
+    """Time the forward and the backward of all candidates in turns.
 
-    Each round has an order of its own: what one leaves in the caches, its neighbour pays for.
     On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
 
     Args:
-        candidates: what is timed; each is called a few times before.
-        repeats: how often each is timed, forward alone and with backward.
+        candidates: what is timed; each runs a few times before.
+        repeats: how often each is timed, forward alone and backward alone.
         device: where the tensors are.
     """
-    timings = [Timing() for _ in candidates]
-    pairs = list(zip(candidates, timings, strict=True))
-    orders = random.Random(0)
-    clock = _GPUClock(device) if device.type == "cuda" else _Clock()
-    weights: list[Tensor] = []
-    for repeat in range(_WARMUP + repeats):
-        for candidate, timing in orders.sample(pairs, len(pairs)):
-            if candidate.restore is not None:
-                candidate.restore()
-            clock.start()
-            outputs = candidate.call()
-            forward = clock.stop()
-            if [(one.shape, one.dtype) for one in weights] != [(one.shape, one.dtype) for one in outputs]:
-                weights = [torch.randn_like(output) for output in outputs]
-            clock.start()
-            gradients = torch.autograd.grad(outputs, candidate.leaves, weights)
-            backward = clock.stop()
-            # Freed outside of the clock, and before the next candidate asks for memory.
-            del outputs, gradients
-            if repeat >= _WARMUP:
-                timing.forward.append(forward)
-                timing.both.append(forward + backward)
-    return timings
+    steps: dict[str, Step] = {}
+    for number, candidate in enumerate(candidates):
+        steps[f"{number} forward"] = Step(partial(_forward, candidate), partial(_restore, candidate))
+        steps[f"{number} backward"] = Step(partial(_backward, candidate), partial(_forward_with_weights, candidate))
+    times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
+    pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
+    return [Timing(forward, list(map(operator.add, forward, backward))) for forward, backward in pairs]
 
 
-class _Clock:
-    def start(self) -> None:
-        self._started = time.perf_counter()
-
-    def stop(self) -> float:
-        """Seconds since start."""
-        return time.perf_counter() - self._started
+def _restore(candidate: Candidate) -> None:
+    if candidate.restore is not None:
+        candidate.restore()
 
 
-class _GPUClock:
-    """A clock on the GPU's own time line, whose caches hold nothing of what is timed.
+def _forward(candidate: Candidate, _: object) -> tuple[Tensor, ...]:
+    return candidate.call()
 
-    While the GPU overwrites its caches, as often as it needs to be busy for half a millisecond, the CPU prepares the
-    launches, as it has time to in a step of a training. What they cost the CPU is measured in `calls`.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.current_stream(device)
-        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        self._flood = torch.empty(_LARGER_THAN_CACHES, dtype=torch.uint8, device=device)
-        self._floods = 1
-        for _ in range(_WARMUP):
-            torch.cuda.synchronize(device)
-            self._begin.record(self._stream)
-            self._flood.zero_()
-            seconds = self.stop()
-        self._floods = max(1, math.ceil(_SECONDS_OF_LAUNCHES / seconds))
+def _forward_with_weights(candidate: Candidate) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    _restore(candidate)
+    outputs = candidate.call()
+    return outputs, [torch.ones_like(output) for output in outputs]
 
-    def start(self) -> None:
-        torch.cuda.synchronize(self._device)
-        for _ in range(self._floods):
-            self._flood.zero_()
-        self._begin.record(self._stream)
 
-    def stop(self) -> float:
-        """Seconds since start."""
-        self._end.record(self._stream)
-        torch.cuda.synchronize(self._device)
-        return float(self._begin.elapsed_time(self._end)) / 1e3
+def _backward(candidate: Candidate, forward: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
+    outputs, weights = forward
+    return torch.autograd.grad(outputs, candidate.leaves, weights)
 
 
 def peak_bytes(candidate: Candidate, *, device: torch.device) -> int | None:
     """Bytes that a forward with its backward takes at most, beside its inputs; None where torch does not count them."""
     if device.type != "cuda":
         return None
-    if candidate.restore is not None:
-        candidate.restore()
+    _restore(candidate)
     weights = [torch.ones_like(output) for output in candidate.call()]
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -207,13 +163,9 @@ def copy_bandwidth(device: torch.device) -> float:
     """Bytes per second, read and written, of copying a large tensor: what no kernel of an op can exceed."""
     source = torch.ones((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    clock = _GPUClock(device) if device.type == "cuda" else _Clock()
-    seconds = []
-    for _ in range(_WARMUP + 10):
-        clock.start()
-        target.copy_(source)
-        seconds.append(clock.stop())
-    return 2 * source.nbytes / statistics.median(seconds[_WARMUP:])
+    copy = Step(lambda _: target.copy_(source))
+    times = time_in_turns({"copy": copy}, device=device, rounds=10, warm_up=_WARM_UP, cold=True)
+    return 2 * source.nbytes / median_seconds(times)["copy"]
 
 
 def spread(seconds: Sequence[float]) -> float:
@@ -229,7 +181,7 @@ def spread(seconds: Sequence[float]) -> float:
 
 
 def _weights(outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """What the outputs are weighted with in backward: not all one, or a mistake that sums to zero would hide."""
+    """Return the outputs' gradients in backward: not all one, or an error that sums to zero would not show."""
     weights = []
     for number, output in enumerate(outputs):
         # In float32 for every dtype, so that the truth in float64 has the same; on the device, where it takes no time.

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from ...ops.implementations.launch import why_no_kernels
-from ...partition import patience, saved_bytes
+from ...partition import saved_bytes
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, dtype_name, op_case
 from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
@@ -171,39 +171,37 @@ def measure_suite(
     """
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
-    # On a CPU an op chooses its implementation by measuring; this makes it choose before it is timed.
-    with patience(0):
-        if why_no_kernels(device) is None:
-            say("what calls cost")
-            suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
-        say("the ops' numbers")
-        right: dict[tuple[str, torch.dtype], set[str]] = {}
-        for dtype in dict.fromkeys(one.dtype for one in rounds):
-            shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
-            for variant in chosen:
-                ours: dict[str, Form] = {OURS: lambda case: case.op}
-                right[variant.title, dtype] = {EAGER, *_check(variant, ours, shapes, dtype, device, suite)}
-        for one in rounds:
-            for variant in chosen:
-                shapes = _affordable(variant, one.shapes, device)
-                name, known = f"{variant.title}, {dtype_name(one.dtype)}", right[variant.title, one.dtype]
-                if shapes and time.monotonic() <= deadline:
-                    say(name)
+    if why_no_kernels(device) is None:
+        say("what calls cost")
+        suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
+    say("the ops' numbers")
+    right: dict[tuple[str, torch.dtype], set[str]] = {}
+    for dtype in dict.fromkeys(one.dtype for one in rounds):
+        shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
+        for variant in chosen:
+            ours: dict[str, Form] = {OURS: lambda case: case.op}
+            right[variant.title, dtype] = {EAGER, *_check(variant, ours, shapes, dtype, device, suite)}
+    for one in rounds:
+        for variant in chosen:
+            shapes = _affordable(variant, one.shapes, device)
+            name, known = f"{variant.title}, {dtype_name(one.dtype)}", right[variant.title, one.dtype]
+            if shapes and time.monotonic() <= deadline:
+                say(name)
+                forms = _forms(variant, one, device)
+                if COMPILE not in known:
+                    others = {key: form for key, form in forms.items() if key not in (EAGER, OURS)}
+                    known |= _check(variant, others, shapes, one.dtype, device, suite)
+                    # The code that was compiled for the checks is not what a user with these shapes would get.
                     forms = _forms(variant, one, device)
-                    if COMPILE not in known:
-                        others = {key: form for key, form in forms.items() if key not in (EAGER, OURS)}
-                        known |= _check(variant, others, shapes, one.dtype, device, suite)
-                        # The code that was compiled for the checks is not what a user with these shapes would get.
-                        forms = _forms(variant, one, device)
-                    forms = {key: form for key, form in forms.items() if key in known}
-                    for shape in shapes:
-                        if time.monotonic() > deadline:
-                            suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
-                        else:
-                            _measure(variant, _settings(variant, shape, one.dtype, device), forms, suite, repeats)
-                    keep(suite)
-                else:
-                    suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
+                forms = {key: form for key, form in forms.items() if key in known}
+                for shape in shapes:
+                    if time.monotonic() > deadline:
+                        suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
+                    else:
+                        _measure(variant, _settings(variant, shape, one.dtype, device), forms, suite, repeats)
+                keep(suite)
+            else:
+                suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
     return suite
 
 

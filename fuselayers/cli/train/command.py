@@ -16,7 +16,7 @@ from rich.console import Console
 from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, build, compose, to_yaml
 from ...configs.schemas import section_options
 from ...configs.sources import parse_overrides
-from ...partition import patience
+from ...partition import warm_up
 from ..files import write_whole
 from ..machine import choose_device, describe_machine
 from ..plain import plain_config
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says; see `train`."""
-    # A run that is resumed gives the bits of one that was not: no op changes its form because a clock said so.
-    with patience(math.inf):
+    # A resumed run gives the bits of an uninterrupted one: no measured time changes the backend.
+    with warm_up(math.inf):
         return train(arguments.overrides, console=console, imports=arguments.imports)
 
 

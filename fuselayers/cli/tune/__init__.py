@@ -1,4 +1,4 @@
-"""`fuselayers tune`: measures the machine, and which backend serves what best."""
+"""`fuselayers tune`: measures the machine, or which backend serves a model best."""
 
 from .command import DESCRIPTION as DESCRIPTION
 from .command import SUMMARY as SUMMARY

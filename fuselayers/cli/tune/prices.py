@@ -1,7 +1,5 @@
-"""The machine's own figures, so that the fusion core's prices are this machine's."""
+"""The figures of this machine, by which the fusion core weighs memory against arithmetic."""
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -11,7 +9,8 @@ from rich.table import Table
 
 from ...partition import Machine, machine_of
 from ...partition.machine import write_tuned
-from ..machine import describe_machine, synchronize
+from ...partition.timer import Step, median_seconds, time_in_turns
+from ..machine import describe_machine
 
 __all__ = ["measure", "tune_prices"]
 
@@ -23,10 +22,10 @@ _EXP_FLOPS: Final = 16
 
 
 def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
-    """Measure, print beside what held before, and keep."""
+    """Measure, print beside the figures until now, and store."""
     try:
         before: Machine | None = machine_of(device.type)
-    except ValueError as error:  # a broken file, which measuring mends
+    except ValueError as error:  # a broken file, which is replaced
         before = None
         console.print(str(error), highlight=False, markup=False, soft_wrap=True)
     machine = measure(device)
@@ -46,7 +45,7 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
         table.add_row(label, *cells)
     console.print(table, highlight=False)
     if keep:
-        console.print(f"kept in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
+        console.print(f"stored in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
 
 
 def measure(device: torch.device, *, size: int = 1 << 25, width: int = 1536) -> Machine:
@@ -61,7 +60,7 @@ def measure(device: torch.device, *, size: int = 1 << 25, width: int = 1536) -> 
     out = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)
     rates = {dtype: _matmul_rate(width, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
-    # In the cache, so that arithmetic is what takes the time.
+    # Small enough for the cache, so that arithmetic takes the time.
     small = torch.rand(min(size, 1 << 14), device=device)
     result = torch.empty_like(small)
     launch = _launch(device)
@@ -97,13 +96,6 @@ def _repeat(run: Callable[[], object]) -> None:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """The median time of a run, after two that warm up."""
-    times = []
-    for repeat in range(_REPEATS + 2):
-        synchronize(device)
-        started = time.perf_counter()
-        run()
-        synchronize(device)
-        if repeat >= 2:
-            times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    """Return the median time of a run."""
+    times = time_in_turns({"run": Step(lambda _: run())}, device=device, rounds=_REPEATS, warm_up=2)
+    return median_seconds(times)["run"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...partition import unfused
+from ...partition import disable_fusion
 from ..attention import KeyValueCache
 
 __all__ = ["check_sampling", "continued", "generating", "next_token"]
@@ -26,7 +26,7 @@ def generating(model: nn.Module) -> Iterator[None]:
     in_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with unfused():
+        with disable_fusion():
             yield
     finally:
         for module in in_training:

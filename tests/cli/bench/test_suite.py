@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,6 @@ from fuselayers.cli.bench import suite as module
 from fuselayers.cli.bench.cases import OPS, OpCase, Settings, dtype_name
 from fuselayers.cli.bench.measure import EAGER, OURS
 from fuselayers.cli.bench.suite import Round, Suite, Variant, measure_suite
-from fuselayers.partition import patience
 
 CPU = torch.device("cpu")
 
@@ -21,7 +19,6 @@ CPU = torch.device("cpu")
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every candidate runs op by op; that compiled ones can be measured is tested with the command."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(module, "patience", lambda seconds: patience(math.inf))
 
 
 def measure(variant: Variant, *, minutes: float = 5.0, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Suite:
@@ -79,7 +76,6 @@ def test_torch_compile_is_compiled_for_the_tenth_variant_too() -> None:
     rounds = [Round(torch.float32, ((2, 3, 8),), any_size=False)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", partial(torch.compile, backend=count))
-        patch.setattr(module, "patience", lambda seconds: patience(math.inf))
         suite = measure_suite(
             chosen, rounds=rounds, device=CPU, repeats=1, minutes=5.0, say=lambda name: graphs.append(0)
         )

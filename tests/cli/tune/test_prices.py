@@ -15,7 +15,7 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(prices, "measure", lambda device: whole(device, size=1 << 18, width=128))
 
 
-def test_what_is_measured_is_kept_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = machine_of("cpu")
     assert before.name.startswith("stated: ")
     assert main(["tune", "--device", "cpu"]) == 0
@@ -25,9 +25,9 @@ def test_what_is_measured_is_kept_and_used(tmp_path: Path, capsys: pytest.Captur
     assert str(tmp_path / "machines.json") in capsys.readouterr().out.replace("\n", "")
 
 
-def test_a_dry_run_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_stores_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--device", "cpu", "--dry-run"]) == 0
-    assert "nothing kept" in capsys.readouterr().out
+    assert "nothing stored" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fuselayers import fuse
 from fuselayers.components import Choice, Decoder, KeyValueCache, MultiHeadAttention, RotaryPosition, TransformerBlock
-from fuselayers.partition import unfused
+from fuselayers.partition import disable_fusion
 from tests.components.compare import randomise
 
 HIDDEN_DIM = 12
@@ -256,7 +256,7 @@ def test_fused_models_generate_eagerly_and_stay_fused(seen: list[int]) -> None:
 def test_a_view_of_a_view_runs_its_module() -> None:
     inner = fuse(nn.Linear(2, 2), backend="eager")
     layers = nn.Sequential(fuse(inner, backend="eager"))
-    with unfused():
+    with disable_fusion():
         torch.testing.assert_close(layers(torch.ones(1, 2)), inner.module(torch.ones(1, 2)))
     assert inner.report().graphs == layers[0].report().graphs == ()
     layers(torch.ones(1, 2))

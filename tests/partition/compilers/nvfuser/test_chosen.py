@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, patience
-from tests.partition.compilers.nvfuser.interpreter import StandIn
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, warm_up
+from tests.partition.compilers.nvfuser.fusion_definition import StandIn
 from tests.partition.measured import eager_for_inductor
 
 CHAIN = ("triton", "inductor", "eager")
@@ -68,19 +68,19 @@ def test_auto_measures_it_and_uses_it_if_it_is_fastest(
 
     monkeypatch.setattr(auto, "seconds_of", measured)
     a, b = inputs()
-    with patience(0):
+    with warm_up(0):
         for _ in range(2):  # measured, then remembered
             torch.compiler.reset()
             fused = fuse(wave)
             torch.testing.assert_close(fused(a, b), wave(a, b))
             assert fused.served_by == ("nvfuser",)
-    assert asked == [["inductor", "nvfuser", "eager", "unfused"]]
+    assert asked == [["inductor", "nvfuser", "eager", "plain"]]
     assert sum(one.executions for one in on_the_cpu.defined) == 2
 
 
-def test_it_can_be_pinned(on_the_cpu: StandIn) -> None:
+def test_a_pinned_choice_of_it(on_the_cpu: StandIn) -> None:
     a, b = inputs()
-    fused = fuse(wave, backend="frozen:nvfuser", fallback=())
+    fused = fuse(wave, backend="pinned:nvfuser", fallback=())
     torch.testing.assert_close(torch.autograd.grad(fused(a, b).sum(), a), torch.autograd.grad(wave(a, b).sum(), a))
     assert fused.served_by == ("nvfuser",)
     assert on_the_cpu.defined
