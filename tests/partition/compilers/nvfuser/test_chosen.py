@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, warm_up
-from tests.partition.compilers.nvfuser.fusion_definition import StandIn
+from tests.partition.compilers.nvfuser.interpreter import StandIn
 from tests.partition.measured import eager_for_inductor
 
 CHAIN = ("triton", "inductor", "eager")
