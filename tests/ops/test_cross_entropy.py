@@ -33,7 +33,7 @@ forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", mark
 compiled = pytest.param(
     "inductor",
     marks=[
-        # Each shape is compiled, forward and backward; test_compiled has what is tested every day.
+        # Each shape is compiled, forward and backward; test_compiled has the daily tests.
         pytest.mark.slow,
         pytest.mark.skipif(
             INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
@@ -69,7 +69,7 @@ def gradient(loss: Tensor, logits: Tensor) -> Tensor:
     return torch.autograd.grad(loss, logits, torch.arange(loss.numel(), device=DEVICE).reshape(loss.shape).to(loss))[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"z_loss": 0.01}, FULL], ids=str)
+@pytest.mark.parametrize("options", [{}, FULL], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
@@ -108,7 +108,7 @@ def test_contract(check: Any, backend: str) -> None:
 
 @every_form
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_second_derivatives_transforms_and_what_is_not_finite(reduction: str, backend: str) -> None:
+def test_second_derivatives_transforms_nan_and_inf(reduction: str, backend: str) -> None:
     call = (partial(op, backend=backend), reference, tensors((6, 9)))
     options = {"reduction": reduction, **FULL}
     assert check_double_backward(*call, **options) is None
@@ -173,7 +173,7 @@ def test_no_rows(backend: str) -> None:
 
 
 @every_form
-def test_classes_that_are_ruled_out(backend: str) -> None:
+def test_classes_with_logit_minus_infinity(backend: str) -> None:
     # More of them than are gone through at a time: the first piece has no largest logit.
     logits = torch.randn(3, 4200, device=DEVICE)
     logits[0, :4100] = logits[1, 5:9] = -torch.inf
@@ -184,20 +184,8 @@ def test_classes_that_are_ruled_out(backend: str) -> None:
     torch.testing.assert_close(gradient(got, logits), gradient(expected, logits))
 
 
-@forms
-@reductions
-def test_what_is_not_finite_is_not_hidden(reduction: str, backend: str) -> None:
-    for value in (torch.nan, torch.inf):
-        logits = torch.zeros(2, 5, device=DEVICE)
-        logits[0, 3] = value
-        got = cross_entropy(logits, torch.tensor([1, 1], device=DEVICE), reduction=reduction, backend=backend)
-        assert got.isnan().any(), value
-        if reduction == "none":
-            torch.testing.assert_close(got[1], torch.tensor(math.log(5), device=DEVICE))
-
-
 @on_kernels
-def test_kernels_do_not_look_at_rows_that_are_ignored() -> None:
+def test_kernels_do_not_read_ignored_rows() -> None:
     logits = torch.zeros(2, 5, device=DEVICE)
     logits[0] = torch.nan
     logits.requires_grad_()
@@ -264,20 +252,20 @@ def test_autocast_leaves_float64() -> None:
 @pytest.mark.parametrize("backend", [compiled, pytest.param("triton", marks=on_kernels)])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @reductions
-def test_kernels_keep_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype, backend: str) -> None:
+def test_kernels_save_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype, backend: str) -> None:
     logits = torch.randn(64, 40, device=DEVICE, dtype=dtype, requires_grad=True)
     kept = saved_bytes(partial(op, reduction=reduction, backend=backend), logits)
     assert kept == logits.nbytes + 64 * (8 + 8) + (8 if reduction == "mean" else 0)
 
 
-def test_formula_keeps_one_tensor_of_the_logits_size() -> None:
+def test_formula_saves_one_tensor_of_the_logits_size() -> None:
     logits = torch.randn(64, 400, requires_grad=True)
     target = target_of(logits)
     assert logits.nbytes <= saved_bytes(cross_entropy, logits, target) <= logits.nbytes + 64 * 20
 
 
 @pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), FULL], ids=str)
-def test_fused_backward_keeps_the_logits_and_numbers_per_row(options: dict[str, float]) -> None:
+def test_fused_backward_saves_the_logits_and_numbers_per_row(options: dict[str, float]) -> None:
     logits = torch.randn(64, 400, requires_grad=True)
     fused = fuse(partial(cross_entropy, **options), backend="inductor", fallback=(), fullgraph=True)
     kept = saved_bytes(fused, logits, target_of(logits), parameters=[logits])
@@ -292,17 +280,6 @@ def test_backward_leaves_what_forward_saved(backend: str) -> None:
     first = torch.autograd.grad(loss, logits, retain_graph=True)[0]
     assert torch.equal(logits, before)
     assert torch.equal(torch.autograd.grad(loss, logits)[0], first)
-
-
-@forms
-def test_a_second_derivative(backend: str) -> None:
-    def second(form: Any) -> Tensor:
-        (logits,) = tensors((3, 5), dtype=torch.float32)
-        logits.requires_grad_()
-        first = torch.autograd.grad(form(logits, **FULL).square(), logits, create_graph=True)[0]
-        return torch.autograd.grad(first.square().sum(), logits)[0]
-
-    torch.testing.assert_close(second(partial(op, backend=backend)), second(reference), rtol=1e-4, atol=1e-5)
 
 
 def test_transforms() -> None:
