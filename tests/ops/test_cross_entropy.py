@@ -29,7 +29,7 @@ from tests.ops.contract import (
 )
 
 on_kernels = pytest.mark.kernels
-forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
 compiled = pytest.param(
     "inductor",
     marks=[
@@ -40,7 +40,7 @@ compiled = pytest.param(
         ),
     ],
 )
-every_form = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
+every_backend = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
 
@@ -87,26 +87,26 @@ def test_kernels_match_reference(shape: tuple[int, ...], dtype: torch.dtype, opt
         assert_as_good_as(partial(op, backend="triton"), reference, inputs, reduction=reduction, **options)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_mean(dtype: torch.dtype, backend: str) -> None:
     assert_as_good_as(partial(op, backend=backend), reference, tensors((2, 7, 33), dtype=dtype), **FULL)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("width", [1, 4096, 4097, 9001])
 def test_rows_of_any_length(width: int, backend: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert_as_good_as(partial(op, backend=backend), reference, tensors((3, width), dtype=dtype), **FULL)
 
 
-@every_form
+@every_backend
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_mixed_dtypes, check_poisoned])
 def test_contract(check: Any, backend: str) -> None:
     check(partial(op, backend=backend), reference, tensors((2, 6, 9)), reduction="none", **FULL)
 
 
-@every_form
+@every_backend
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_second_derivatives_transforms_nan_and_inf(reduction: str, backend: str) -> None:
     call = (partial(op, backend=backend), reference, tensors((6, 9)))
@@ -117,18 +117,18 @@ def test_second_derivatives_transforms_nan_and_inf(reduction: str, backend: str)
     assert said is None if backend == "eager" else f"backend '{backend}' cannot take this call" in str(said)
 
 
-@forms
+@both_backends
 def test_dynamic_shapes(backend: str) -> None:
     check_dynamic(partial(op, backend=backend), reference, lambda shape: tensors(shape), **FULL)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(compiler: str, backend: str) -> None:
     check_fused(partial(op, backend=backend), reference, tensors((6, 20)), backend=compiler, **FULL)
 
 
-@every_form
+@every_backend
 @reductions
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2, 1.0])
 def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) -> None:
@@ -142,7 +142,7 @@ def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) 
     torch.testing.assert_close(gradient(got, logits), gradient(expected, logits))
 
 
-@forms
+@both_backends
 def test_the_z_loss_is_the_square_of_logsumexp(backend: str) -> None:
     logits = torch.randn(6, 33, device=DEVICE)
     target = target_of(logits)
@@ -152,7 +152,7 @@ def test_the_z_loss_is_the_square_of_logsumexp(backend: str) -> None:
     torch.testing.assert_close(extra, expected, rtol=1e-5, atol=1e-5)
 
 
-@every_form
+@every_backend
 def test_rows_that_are_all_ignored(backend: str) -> None:
     logits = torch.randn(3, 5, device=DEVICE, requires_grad=True)
     target = torch.full((3,), -100, device=DEVICE)
@@ -165,14 +165,14 @@ def test_rows_that_are_all_ignored(backend: str) -> None:
             assert torch.equal(gradient(loss, logits), torch.zeros_like(logits))
 
 
-@every_form
+@every_backend
 def test_no_rows(backend: str) -> None:
     logits, target = torch.empty(0, 5, device=DEVICE), torch.empty(0, dtype=torch.int64, device=DEVICE)
     assert cross_entropy(logits, target, backend=backend).isnan()
     assert cross_entropy(logits, target, reduction="sum", backend=backend) == 0
 
 
-@every_form
+@every_backend
 def test_classes_with_logit_minus_infinity(backend: str) -> None:
     # More of them than are gone through at a time: the first piece has no largest logit.
     logits = torch.randn(3, 4200, device=DEVICE)
@@ -194,7 +194,7 @@ def test_kernels_do_not_read_ignored_rows() -> None:
     assert torch.equal(gradient(loss, logits)[0], torch.zeros(5, device=DEVICE))
 
 
-@every_form
+@every_backend
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("width", [33, 4200])
 def test_logits_far_from_zero(width: int, label_smoothing: float, backend: str) -> None:
@@ -207,7 +207,7 @@ def test_logits_far_from_zero(width: int, label_smoothing: float, backend: str) 
         assert_as_good_as(partial(op, backend=backend), of_torchs_own, inputs, **options)
 
 
-@every_form
+@every_backend
 def test_one_class_far_above_the_others(backend: str) -> None:
     logits = torch.tensor([[1e4, 1e4 - 12, 0.0]], device=DEVICE)
     got = cross_entropy(logits, torch.tensor([0], device=DEVICE), backend=backend)
@@ -232,7 +232,7 @@ def test_a_target_out_of_range_for_kernels(wrong: int) -> None:
     assert not dlogits[0].isnan().any()
 
 
-@forms
+@both_backends
 def test_autocast_gives_losses_in_float32(backend: str) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         (logits,) = tensors((6, 9), dtype=dtype)
@@ -272,7 +272,7 @@ def test_fused_backward_saves_the_logits_and_numbers_per_row(options: dict[str, 
     assert kept <= 64 * 32
 
 
-@forms
+@both_backends
 def test_backward_leaves_what_forward_saved(backend: str) -> None:
     logits = torch.randn(6, 33, device=DEVICE, requires_grad=True)
     before = logits.detach().clone()

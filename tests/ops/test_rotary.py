@@ -30,7 +30,7 @@ from tests.ops.contract import (
 )
 
 on_kernels = pytest.mark.kernels
-both_forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
 compiled = pytest.param(
     "inductor",
     marks=[
@@ -41,7 +41,7 @@ compiled = pytest.param(
         ),
     ],
 )
-every_form = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
+every_backend = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 # Of what takes seconds for each pairing.
 halves_every_day = pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -140,7 +140,7 @@ def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], i
     assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
-@both_forms
+@both_backends
 @pytest.mark.parametrize(
     ("check", "interleaved"),
     [
@@ -153,7 +153,7 @@ def test_contract(check: Callable[..., None], interleaved: bool, backend: str) -
     check(form(backend), rotary_reference, inputs_of(6, 16, pairs=6), interleaved=interleaved)
 
 
-@every_form
+@every_backend
 @both_pairings
 def test_second_derivatives_transforms_nan_and_inf(interleaved: bool, backend: str) -> None:
     call = (form(backend), rotary_reference, inputs_of(5, 12, pairs=4))
@@ -163,14 +163,14 @@ def test_second_derivatives_transforms_nan_and_inf(interleaved: bool, backend: s
     assert said is None if backend == "eager" else f"backend '{backend}' cannot take this call" in str(said)
 
 
-@both_forms
+@both_backends
 @halves_every_day
 def test_mixed_dtypes(interleaved: bool, backend: str) -> None:
     inputs = inputs_of(6, 10)[:3]  # cos and sin must have one dtype
     check_mixed_dtypes(partial(one_table, backend=backend), one_table_reference, inputs, interleaved=interleaved)
 
 
-@both_forms
+@both_backends
 @neighbours_every_day
 def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
     def of_shape(shape: tuple[int, int]) -> list[Tensor]:
@@ -179,7 +179,7 @@ def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
     check_dynamic(form(backend), rotary_reference, of_shape, interleaved=interleaved)
 
 
-@both_forms
+@both_backends
 @both_pairings
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(compiler: str, interleaved: bool, backend: str) -> None:
@@ -187,7 +187,7 @@ def test_fused(compiler: str, interleaved: bool, backend: str) -> None:
     check_fused(form(backend), rotary_reference, inputs, backend=compiler, interleaved=interleaved)
 
 
-@both_forms
+@both_backends
 def test_the_same_tensor_twice(backend: str) -> None:
     inputs = inputs_of(5, 8)[::2]
     assert_as_good_as(partial(one_tensor, backend=backend), one_tensor_reference, inputs)
@@ -208,7 +208,7 @@ def test_gradcheck(interleaved: bool) -> None:
     assert torch.autograd.gradgradcheck(partial(rotary, interleaved=interleaved), inputs)
 
 
-@both_forms
+@both_backends
 @both_pairings
 @pytest.mark.parametrize("channels", [8, 20])
 def test_is_a_complex_rotation(channels: int, interleaved: bool, backend: str) -> None:
@@ -222,7 +222,7 @@ def test_is_a_complex_rotation(channels: int, interleaved: bool, backend: str) -
         assert torch.equal(one[..., 8:].cpu(), x[..., 8:])
 
 
-@both_forms
+@both_backends
 @pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16])
 def test_keeps_the_dtype_and_rotates_in_float32(table_dtype: torch.dtype, backend: str) -> None:
     q = torch.randn(1, 2, 5, 8, device=DEVICE).bfloat16()
@@ -235,7 +235,7 @@ def test_keeps_the_dtype_and_rotates_in_float32(table_dtype: torch.dtype, backen
     assert bool(((got.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all())
 
 
-@both_forms
+@both_backends
 def test_a_narrow_table_does_not_make_the_rotation_narrow(backend: str) -> None:
     q, k, cos, sin = inputs_of(5, 8)
     got = rotary(q, k, cos.bfloat16(), sin.bfloat16(), backend=backend)
@@ -243,7 +243,7 @@ def test_a_narrow_table_does_not_make_the_rotation_narrow(backend: str) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-@both_forms
+@both_backends
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8)], ids=str)
 def test_any_leading_shape(shape: tuple[int, ...], backend: str) -> None:
     q, k, cos, sin = tensors(shape, shape, (5, 4), (5, 4))
@@ -253,7 +253,7 @@ def test_any_leading_shape(shape: tuple[int, ...], backend: str) -> None:
         assert_as_good_as(form(backend), rotary_reference, [q, k, *tensors((2, 2, 5, 4), (2, 2, 5, 4))])
 
 
-@both_forms
+@both_backends
 def test_more_tokens_and_heads_than_a_program_takes(backend: str) -> None:
     # Eight tiles of eight tokens, and two tensors: few enough programs at eight heads each for the interpreter.
     q, k, cos, sin = inputs_of(31, 256, torch.bfloat16, heads=11)
@@ -327,7 +327,7 @@ def test_strides_beyond_32_bits(distance: str, monkeypatch: pytest.MonkeyPatch) 
     rotary(q, k, cos, sin, backend="triton")
 
 
-@both_forms
+@both_backends
 def test_either_result_alone_has_a_gradient(backend: str) -> None:
     for place in (0, 1):
         inputs = [value.requires_grad_() for value in inputs_of(5, 8)]
@@ -340,7 +340,7 @@ def test_either_result_alone_has_a_gradient(backend: str) -> None:
                 torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
 
 
-@both_forms
+@both_backends
 @halves_every_day
 @pytest.mark.parametrize("places", [(0, 1), (0, 1, 2, 3), (1, 2), (3,)], ids=str)
 def test_derivatives_of_any_order(places: tuple[int, ...], interleaved: bool, backend: str) -> None:

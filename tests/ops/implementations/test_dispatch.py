@@ -296,11 +296,11 @@ def test_differentiable_gradients_of_unwanted_inputs() -> None:
 
 
 class TestSwitching:
-    """One training run in several forms: the masks are the same, so the losses are those of a run in one form."""
+    """A training run that changes its implementation has the same masks, so the same losses."""
 
     @staticmethod
     def losses(forms: Sequence[Any]) -> list[float]:
-        """The losses of a small post-norm feedforward with dropout, each step in the form at its place."""
+        """The losses of a small post-norm feedforward with dropout, each step with its implementation."""
         torch.manual_seed(3)
         width, inner = 24, 64
         shapes = [(inner, width), (inner,), (width, inner), (width,), (width,), (width,)]

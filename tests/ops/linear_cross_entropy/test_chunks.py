@@ -26,7 +26,7 @@ from tests.ops.linear_cross_entropy.inputs import (
     D,
     R,
     V,
-    forms,
+    both_backends,
     gradients,
     inputs_of,
     leaves_of,
@@ -73,7 +73,7 @@ def test_chunk_rows() -> None:
     assert chunk_rows(R, 1, V) == 4
 
 
-@forms
+@both_backends
 @reductions
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_no_tensor_is_larger_than_the_logits_of_a_chunk(dtype: torch.dtype, reduction: str, backend: str) -> None:
@@ -124,7 +124,7 @@ def test_takes_no_more_memory_than_the_plain_way(
     assert ours <= share * plain
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("classes", [33, 9000])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_sums_of_many_chunks_in_slices_of_the_classes(dtype: torch.dtype, classes: int, backend: str) -> None:
