@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
 from ..checks import check_sequence
-from ..plain_linear import is_plain_linear
+from ..hooks import is_plain_linear
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, options, register
 from .cache import KeyValueCache
@@ -96,12 +96,7 @@ class MultiHeadAttention(PackedHeads):
     ) -> None:
         _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
         super().__init__(
-            hidden_dim,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=out_bias,
+            hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, out_bias=out_bias
         )
         self.dropout = dropout
         self.window = window

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...ops import bias_activation_dropout
 from ..checks import check_last_dim
 from ..fused_op import op_for
-from ..plain_linear import is_plain_linear
+from ..hooks import is_plain_linear
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .mlp import MLP

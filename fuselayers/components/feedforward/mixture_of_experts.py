@@ -31,7 +31,7 @@ from ...names import no_such
 from ..attention.padding import check_input
 from ..autocast import without_autocast
 from ..checks import check_last_dim
-from ..plain_linear import is_plain_linear
+from ..hooks import is_plain_linear
 from ..ranges import Count, NotNegative, Positive, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
 

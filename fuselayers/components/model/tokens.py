@@ -4,6 +4,8 @@ tokens, targets   [B, T]      B batch, T tokens
 logits            [B, T, V]   V vocabulary
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -77,17 +79,14 @@ def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Te
     Raises:
         ValueError: a token is outside the table. In a fused model and on a GPU the check is torch's own.
     """
-    embedded: Tensor
     if torch.compiler.is_compiling():
-        embedded = embedding(tokens)
-        return embedded
+        return cast(Tensor, embedding(tokens))
     try:
-        embedded = embedding(tokens)
+        return cast(Tensor, embedding(tokens))
     except IndexError as error:
         raise ValueError(
             f"{name} must be in 0..{embedding.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}"
         ) from error
-    return embedded
 
 
 def to_logits(x: Tensor, head: nn.Module | Tensor, *, bias_V: Tensor | None = None, scale: float = 1.0) -> Tensor:

@@ -2,7 +2,7 @@
 
 from .alibi import ALiBiPosition as ALiBiPosition
 from .learned import LearnedPosition as LearnedPosition
-from .none import NoPosition as NoPosition
+from .position import NoPosition as NoPosition
 from .position import Position as Position
 from .relative import RelativePosition as RelativePosition
 from .rotary import RotaryPosition as RotaryPosition

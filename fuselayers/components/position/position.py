@@ -7,7 +7,9 @@ bias   [H, T, S]      S keys
 
 from torch import Tensor, nn
 
-__all__ = ["Position", "check_has_heads"]
+from ..registry import register
+
+__all__ = ["NoPosition", "Position", "check_has_heads"]
 
 
 class Position(nn.Module):
@@ -48,6 +50,11 @@ class Position(nn.Module):
         """The inputs of an attention that it needs: "rotate", "bias", both or none."""
         hooks = ("rotate", "bias")
         return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))
+
+
+@register("position", "none")
+class NoPosition(Position):
+    """Leaves embeddings, queries and keys as they are: a causal model can count them by itself (Haviv et al. 2022)."""
 
 
 def check_has_heads(name: str, num_heads: int | None) -> int:
