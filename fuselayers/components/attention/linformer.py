@@ -16,14 +16,13 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_length
+from ..checks import check_length, zero_padding
 from ..hooks import is_plain_linear
 from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
-from .padding import zero_padding
 
 __all__ = ["LinformerAttention"]
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
-from ..checks import check_sequence
+from ..checks import check_padding, check_sequence
 from ..hooks import is_plain_linear
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, options, register
@@ -33,7 +33,6 @@ from .inputs import Rotate
 from .kernels import KERNELS, Kernel, attend
 from .masks import Rules, check_bias, check_mask
 from .packed_heads import PackedHeads
-from .padding import check_padding
 
 __all__ = ["MultiHeadAttention"]
 

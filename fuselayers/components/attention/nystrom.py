@@ -17,13 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from ..autocast import without_autocast
-from ..checks import check_odd
+from ..checks import check_odd, zero_padding
 from ..ranges import Size, in_range
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
-from .padding import zero_padding
 
 __all__ = ["NystromAttention"]
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ..checks import check_input
 from .inputs import Rotate
-from .padding import check_input
 
 __all__ = ["PackedHeads"]
 

@@ -28,9 +28,8 @@ from torch import Tensor, nn
 from ..._torch.dispatch import transforms_are_active
 from ..._torch.guards import disable_dynamo
 from ...names import no_such
-from ..attention.padding import check_input
 from ..autocast import without_autocast
-from ..checks import check_last_dim
+from ..checks import check_input, check_last_dim
 from ..hooks import is_plain_linear
 from ..ranges import Count, NotNegative, Positive, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
