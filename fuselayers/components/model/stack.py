@@ -78,23 +78,19 @@ class Stack(Model):
         sizes = {"context_length": context_length, "hidden_dim": hidden_dim, "num_heads": num_heads, "causal": causal}
         self.position: Position = create("position", position, **accepted("position", position, **sizes))
         wanted_by = f"position {as_choice(position).name!r}"
-        for built, of_layer in zip(self.blocks, of_layers, strict=True):
+        for layer, (built, of_layer) in enumerate(zip(self.blocks, of_layers, strict=True)):
             for ability in sorted(self.position.needs):
                 check_able(of_layer["attention"], ability, wanted_by=wanted_by)
             head_dim = getattr(built.attention, "head_dim", None)
             if head_dim is not None:
                 self.position.check_head_dim(head_dim)
-        if "bias" in self.position.needs:
-            for layer, built in enumerate(self.blocks):
-                heads = getattr(built.attention, "num_heads", None)
-                if heads != num_heads:
-                    raise ValueError(
-                        f"{wanted_by} has one bias for the heads of every layer, which must be as "
-                        f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
-                    )
-        self.norm: Norm | None = None
-        if self.blocks[-1].final_norm:
-            self.norm = create("norm", norm, hidden_dim)
+            heads = getattr(built.attention, "num_heads", None)
+            if "bias" in self.position.needs and heads != num_heads:
+                raise ValueError(
+                    f"{wanted_by} has one bias for the heads of every layer, which must be as "
+                    f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
+                )
+        self.norm: Norm | None = create("norm", norm, hidden_dim) if self.blocks[-1].final_norm else None
 
     def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[KeyValueCache] | None = None, **inputs: Any) -> Tensor:
         """Return the stream after all blocks and the norm: [B, T, D] -> [B, T, D].

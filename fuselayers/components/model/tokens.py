@@ -44,9 +44,11 @@ def check_like_tokens(
     name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype, like: str = "tokens"
 ) -> None:
     """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype."""
-    if other is not None and not isinstance(other, Tensor):
+    if other is None:
+        return
+    if not isinstance(other, Tensor):
         raise TypeError(f"{name} must be a tensor like {like}, got {type(other).__name__}; use torch.tensor({name})")
-    if other is not None and (other.shape != tokens.shape or other.dtype != dtype):
+    if other.shape != tokens.shape or other.dtype != dtype:
         raise ValueError(
             f"{name} must be {dtype} {list(tokens.shape)} like {like}, got {other.dtype} {list(other.shape)}"
         )
