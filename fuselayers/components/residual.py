@@ -14,8 +14,11 @@ Each sublayer f, attention and then feedforward, joins the stream in turn:
     parallel   x = x + dropout(attention(norm(x))) + dropout(feedforward(norm(x))), with one norm
                Wang, Komatsuzaki, "GPT-J-6B", 2021; Chowdhery et al., "PaLM", 2022, section 2
 
-A branch is the output of a sublayer; before dropout it becomes  branch * scale * kept[b] / (1 - rate), by LayerScale
-and stochastic depth. In sandwich that applies to the output of the second norm, which would undo it before.
+A branch is the output of a sublayer. Before dropout, LayerScale and stochastic depth make it
+
+    branch * scale * keep[b] / (1 - rate),   keep[b] 1 or 0, drawn for each sequence
+
+In sandwich that applies to the output of the second norm, which would otherwise undo it.
 """
 
 from collections.abc import Callable, Sequence
@@ -121,8 +124,8 @@ class Residual(nn.Module):
             # One draw per sequence, by the op with the same mask on every backend; in float32, since bfloat16 would
             # round 1 / (1 - rate).
             wide = torch.promote_types(y_BTD.dtype, torch.float32)
-            kept_B1 = dropout(y_BTD.new_ones(y_BTD.shape[0], 1, dtype=wide), self.skipped)
-            y_BTD = (y_BTD * kept_B1[..., None]).to(y_BTD.dtype)
+            keep_B1 = dropout(y_BTD.new_ones(y_BTD.shape[0], 1, dtype=wide), self.skipped)
+            y_BTD = (y_BTD * keep_B1[..., None]).to(y_BTD.dtype)
         return y_BTD
 
     def norm(self, number: int) -> Norm:
