@@ -188,10 +188,10 @@ def _cell(name: str, dtype: torch.dtype, run: Callable[[], str | None]) -> Cell:
     except NotApplicable as reason:
         return Cell(name, column, "n/a", str(reason))
     except Exception as error:
-        reason = one_line(error)
+        said = one_line(error)
         if isinstance(error, AssertionError):
-            reason = reason.removeprefix(f"raises {type(error).__name__}: ")
-        return Cell(name, column, "fail", reason)
+            said = said.removeprefix(f"raises {type(error).__name__}: ")
+        return Cell(name, column, "fail", said)
 
 
 def _or_not_applicable(reference: Op) -> Op:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import cast
 
 import torch
 import yaml
@@ -30,7 +29,7 @@ from .data import check_length, read_text
 from .loop import Trainer, reproducible, train_steps
 from .metrics import MetricsFile
 from .progress import TrainingProgress
-from .sample import TextModel, sample_text
+from .sample import sample_text
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run", "train"]
 
@@ -139,9 +138,7 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
     plain = plain_model(config, trainer.model, device=device)
     if config.train.sample_bytes:
-        # Every trained model is a decoder, and every decoder can write.
-        writer = cast(TextModel, plain)
-        text = sample_text(writer, config.train.sample_bytes, seed=config.train.seed, device=device)
+        text = sample_text(plain, config.train.sample_bytes, seed=config.train.seed, device=device)
         write_text(folder / "sample.txt", text)
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
