@@ -24,8 +24,6 @@ from .sections import changed, checked_choice, completed, fitting, with_layer_ch
 from .sources import Request, Source, parse_overrides, read_source
 from .values import resolved
 
-__all__ = ["build", "compose"]
-
 _MISSING = "???"
 _log = logging.getLogger("fuselayers")
 

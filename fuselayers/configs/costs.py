@@ -19,8 +19,6 @@ from .build import build, compose
 from .schemas import Config
 from .sources import Source
 
-__all__ = ["ModelCosts", "model_costs", "parameter_counts"]
-
 
 @dataclass(frozen=True)
 class ModelCosts:

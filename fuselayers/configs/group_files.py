@@ -31,19 +31,6 @@ from ..names import no_such
 from .schemas import SECTIONS, section_options
 from .values import plain_copy, read_yaml
 
-__all__ = [
-    "COMPONENT_GROUPS",
-    "COMPONENT_SECTIONS",
-    "GROUPS",
-    "SHIPPED",
-    "check_group",
-    "choices",
-    "component_file",
-    "composed_files",
-    "names_in",
-    "open_folders",
-]
-
 # A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
 # The sections that name a component.

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from ..names import no_such
 
-__all__ = ["FAMILIES", "Family", "Key", "load_hugging_face"]
-
 
 @dataclass(frozen=True)
 class Key:

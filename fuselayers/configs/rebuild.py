@@ -11,8 +11,6 @@ from ..partition import FusedModule
 from .build import build, compose
 from .sources import Source
 
-__all__ = ["RebuildError", "RebuildWarning", "rebuild"]
-
 
 class RebuildWarning(UserWarning):
     """Some weights did not carry over. Its text is the report.

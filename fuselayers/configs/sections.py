@@ -14,8 +14,6 @@ from ..names import no_such
 from .schemas import Config
 from .values import alternatives, checked_option, plain_copy
 
-__all__ = ["changed", "checked_choice", "completed", "fitting", "with_layer_changes", "written"]
-
 # The options of models that hold lists of {at: which layers, component: its name or options}.
 _LAYER_OPTIONS: Final = ("layers", "decoder_layers")
 # A saved config must stay within the limits of `read_yaml` and `plain_copy`.

@@ -19,8 +19,6 @@ from .group_files import COMPONENT_SECTIONS, GROUPS, check_group
 from .schemas import Config
 from .values import plain_copy, read_yaml
 
-__all__ = ["Request", "Source", "parse_overrides", "plain_sections", "read_source", "to_yaml"]
-
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 
 _LEFT_AT_DEFAULT: Final = "left_at_default"

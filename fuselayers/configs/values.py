@@ -17,8 +17,6 @@ from omegaconf import Container, OmegaConf
 from ..components import Choice, Option, get
 from ..names import no_such
 
-__all__ = ["alternatives", "checked", "checked_option", "plain_copy", "read_yaml", "resolved"]
-
 # One whole value that names another option: no text around it, no resolver, no nesting.
 _REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
 _MOST_BYTES: Final = 100_000

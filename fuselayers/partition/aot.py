@@ -17,8 +17,6 @@ from .fused_module import FusedModule
 from .partitioners import Partitioner, default_partition, partitioner
 from .report import ServedGraph, describe_graph
 
-__all__ = ["AotFunction", "AotOptions", "GraphCompiler", "aot_function", "aot_module"]
-
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
 the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""

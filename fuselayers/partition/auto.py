@@ -46,8 +46,6 @@ from .side_effects import side_effects
 from .timer import Step, median_seconds, time_in_turns
 from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
 
-__all__ = ["compile_auto", "compile_pinned", "copies_of", "fastest", "guard_seconds", "seconds_of"]
-
 _TIE: Final = 1.02
 # Of one measurement: a round is one call of each candidate.
 _ROUNDS: Final = 31

@@ -20,26 +20,10 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
-from .fallback_warning import FallbackWarning, say_once
+from .fallback_warning import say_once
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
-
-__all__ = [
-    "AUTO_ORDER",
-    "CANDIDATES",
-    "PLAIN",
-    "BackendStatus",
-    "BackendUnavailableError",
-    "FallbackWarning",
-    "backends",
-    "check_backends",
-    "compile_chain",
-    "device_types_of",
-    "main_device",
-    "pinned_choices",
-    "why_unavailable",
-]
 
 # "triton" is Inductor, but only on a GPU, where Inductor writes Triton.
 _COMPILERS: Final = MappingProxyType(

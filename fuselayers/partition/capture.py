@@ -26,8 +26,6 @@ from .fake_copies import fake_copies
 from .partitioners import default
 from .passes import dropout_in_place_pass, seeded_dropout_calls_pass
 
-__all__ = ["ROOT", "CapturedGraph", "Trace", "capture", "compile_functional", "trace"]
-
 
 @dataclass(frozen=True)
 class CapturedGraph:

@@ -12,8 +12,6 @@ import torch.fx as fx
 from .._torch.dispatch import FakeTensorMode, as_a_compiler, disable_current_modes, pytree
 from .._torch.tracing import functorch_config, inductor_compilers, make_fx, named_source, symbolic_shapes
 
-__all__ = ["CompiledCall", "compile_call"]
-
 
 class CompiledCall(NamedTuple):
     """A compiled function: `run` takes the tensors as a list and empties it, `takes` is its guard."""

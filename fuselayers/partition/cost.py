@@ -28,8 +28,6 @@ from .joint_graph import JointGraph
 from .machine import Machine
 from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
 
-__all__ = ["CostModel", "NodePrice", "flops_of"]
-
 _SYMBOL_BYTES: Final = 8.0
 # An elementwise op's arithmetic that memory traffic does not hide, in FLOPs per element read or written, whichever is
 # more.

@@ -22,8 +22,6 @@ from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_on
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .saved_bytes import saved_bytes
 
-__all__ = ["explain"]
-
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
 )

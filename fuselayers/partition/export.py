@@ -20,8 +20,6 @@ from .._torch.tracing import descriptors
 from .capture import ROOT, Trace, compile_functional, trace
 from .node_kinds import source_line
 
-__all__ = ["InputSpec", "JointGraphExport", "OperatorRecord", "OutputSpec", "joint_graph", "operator_map"]
-
 _Origin: TypeAlias = tuple[Any, str, str]  # autograd's number, the line, the module
 _DTYPE_LETTERS: Final = (("float", "f"), ("bfloat", "bf"), ("complex", "c"), ("uint", "u"), ("int", "i"))
 

@@ -2,8 +2,6 @@
 
 import warnings
 
-__all__ = ["FallbackWarning", "say_once"]
-
 
 class FallbackWarning(UserWarning):
     """The backend that was asked for does not work here, and another one serves; said once per reason."""

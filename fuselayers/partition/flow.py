@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import networkx as nx  # 0.2 s, so it is imported where it is used
 
-__all__ = ["SINK", "SOURCE", "UnboundedCutError", "minimum_cut", "sink_side_of_minimum_cut"]
-
 SOURCE: Final = "source"
 SINK: Final = "sink"
 

@@ -35,8 +35,6 @@ from .report import FusionReport, ServedGraph, describe_graph
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
-
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
 

@@ -13,8 +13,6 @@ from torch import nn
 from .._torch.dispatch import is_compiling
 from .report import FusionReport
 
-__all__ = ["FusedModule", "disable_fusion", "is_fusion_disabled"]
-
 _SHARED: Final = (
     "_parameters",
     "_buffers",

@@ -13,8 +13,6 @@ from .._torch.tracing import boxed, compile_one_graph
 from .compilers import why_inductor_is_unavailable
 from .fallback_warning import say_once
 
-__all__ = ["print_compile", "ts_compile"]
-
 
 def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
     """Print the graph's code, and return the graph to run as it is.

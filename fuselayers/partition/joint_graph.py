@@ -38,8 +38,6 @@ from .passes import (
     tables_once_pass,
 )
 
-__all__ = ["CutGraph", "JointGraph", "PartitionError"]
-
 _SCALAR_BYTES: Final = 16
 
 

@@ -6,8 +6,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["knapsack"]
-
 _MOST_CELLS: Final = 1 << 16
 
 

@@ -18,8 +18,6 @@ from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
 
-__all__ = ["MemoryReport", "ParetoPoint", "RecomputedValue", "SavedValue", "Totals"]
-
 
 @dataclass(frozen=True)
 class SavedValue:

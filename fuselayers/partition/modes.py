@@ -7,8 +7,6 @@ from torch import fx
 
 from .._torch.tracing import SWITCHES_OF_MODES, all_nodes
 
-__all__ = ["Modes", "holds_checkpoints", "switches_modes"]
-
 _AUTOCAST: Final = ("cpu", "cuda")
 
 

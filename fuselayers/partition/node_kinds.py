@@ -11,20 +11,6 @@ import torch.fx as fx
 
 from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
 
-__all__ = [
-    "draws",
-    "is_fusible",
-    "is_saveable",
-    "is_view",
-    "looks_at_its_input",
-    "num_bytes",
-    "num_elements",
-    "prefers_save",
-    "source_line",
-    "why_not_saveable",
-    "why_runs_once",
-]
-
 # Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. Known by
 # name, since they exist only once Inductor is imported.
 _SEEDED_RANDOM: Final = frozenset({"prims::inductor_lookup_seed", "prims::inductor_random", "prims::inductor_randint"})

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .partitioners import Partitioner
 
-__all__ = ["FusionReport", "GraphReport", "ServedGraph", "cache_key", "describe_graph", "identity_of"]
-
 _SHOWN_INPUTS: Final = 3
 
 

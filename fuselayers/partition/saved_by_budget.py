@@ -22,8 +22,6 @@ from .knapsack import knapsack
 from .node_kinds import num_bytes
 from .saved_by_min_cut import flow_graph, saved_by_min_cut
 
-__all__ = ["saved_by_budget", "smallest_saved_bytes"]
-
 _HIGHEST_PRICE: Final = 1e9
 _PRICE_STEPS: Final = 10
 # The weight of a byte moved when a matmul's FLOPs come first.

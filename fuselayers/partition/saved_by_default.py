@@ -6,8 +6,6 @@ from .._torch.tracing import CheckpointPolicy, must_recompute
 from .joint_graph import JointGraph, PartitionError
 from .node_kinds import is_view
 
-__all__ = ["saved_by_default"]
-
 
 def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     """Return every value of the forward that backward reads, with views replaced by their base.

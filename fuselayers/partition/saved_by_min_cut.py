@@ -23,8 +23,6 @@ from .node_kinds import source_line, why_runs_once
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["flow_graph", "saved_by_min_cut"]
-
 
 def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
     """Return the values that the forward hands to the backward, in the order of the graph.

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["saved_by_call", "saved_bytes"]
-
 
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
     """Run `fn` and return the bytes that autograd saves for its backward, of eager and fused functions alike.

@@ -14,8 +14,6 @@ from torch import Tensor
 from .._torch.dispatch import FakeTensorMode, TorchDispatchMode, pytree
 from .passes import seed_ops
 
-__all__ = ["SideEffects", "side_effects"]
-
 
 @dataclass(frozen=True)
 class SideEffects:

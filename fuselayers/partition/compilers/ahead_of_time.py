@@ -13,8 +13,6 @@ from ..._torch.tracing import aot_autograd, forget_donated_buffers
 from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import replayed_dropout_pass, seeded_dropout_pass
 
-__all__ = ["compile_ahead_of_time"]
-
 
 def compile_ahead_of_time(
     graph_module: fx.GraphModule,

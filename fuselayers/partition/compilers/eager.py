@@ -10,8 +10,6 @@ from ..partitioners import Partitioner
 from ..passes import dropout_in_place_pass
 from .ahead_of_time import compile_ahead_of_time
 
-__all__ = ["compile_eager"]
-
 
 def compile_eager(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool

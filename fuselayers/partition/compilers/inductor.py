@@ -13,8 +13,6 @@ from ..machine import machine_of
 from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
-__all__ = ["compile_inductor", "why_inductor_is_unavailable"]
-
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
     """Return None if Inductor can compile for `device_type` ("cpu", "cuda"), else what is missing."""

@@ -10,8 +10,6 @@ import torch.fx as fx
 from ..._torch.tracing import is_gradient_input
 from ..node_kinds import draws
 
-__all__ = ["late_recompute_pass"]
-
 
 def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Move each node that depends on no gradient right before its first reader; gradients keep their order.

@@ -8,8 +8,6 @@ import torch.fx as fx
 
 from ..._torch.tracing import is_tagged_backward
 
-__all__ = ["merge_equal_nodes_pass"]
-
 _FRESH_MEMORY: Final = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty)
 
 

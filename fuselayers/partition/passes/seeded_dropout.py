@@ -15,17 +15,6 @@ import torch.fx as fx
 from ..._torch.dispatch import FakeTensor, FakeTensorMode
 from ..._torch.tracing import CheckpointPolicy
 
-__all__ = [
-    "SeededMask",
-    "dropout_in_place_pass",
-    "mask_ops",
-    "provide_seeded_mask",
-    "replayed_dropout_pass",
-    "seed_ops",
-    "seeded_dropout_calls_pass",
-    "seeded_dropout_pass",
-]
-
 
 @dataclass(frozen=True)
 class SeededMask:

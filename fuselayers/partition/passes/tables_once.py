@@ -13,8 +13,6 @@ import torch.fx as fx
 from ..._torch.tracing import REALIZED
 from ..node_kinds import num_elements
 
-__all__ = ["tables_once_pass"]
-
 
 def tables_once_pass(
     graph_module: fx.GraphModule, tables: Collection[fx.Node], *, readers_of: Callable[[fx.Node], Sequence[fx.Node]]

@@ -13,20 +13,6 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.fx as fx
 
-__all__ = [
-    "NAMES_OF_DTYPES",
-    "Builder",
-    "Kind",
-    "Rule",
-    "Value",
-    "argument_of",
-    "computed_in",
-    "is_number",
-    "is_size",
-    "source_of",
-    "tensor_of",
-]
-
 NAMES_OF_DTYPES: Final = {
     torch.float64: "Double",
     torch.float32: "Float",

@@ -16,8 +16,6 @@ from .decompositions import nvfuser_decompositions
 from .definitions import Region
 from .regions import extract, groups_of
 
-__all__ = ["compile_nvfuser", "with_masks_for_nvfuser", "with_regions"]
-
 
 def compile_nvfuser(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool

@@ -13,8 +13,6 @@ import torch
 
 from ...._torch.tracing import decompositions_of
 
-__all__ = ["nvfuser_decompositions"]
-
 _NAMES: Final = (
     "_fused_rms_norm",
     "_fused_rms_norm_backward",

@@ -16,8 +16,6 @@ from ...fallback_warning import say_once
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
 
-__all__ = ["CACHE_SIZE", "Definition", "Region", "definition_for"]
-
 CACHE_SIZE: Final = 1024
 """The number of cached definitions. A step of a transformer needs about twenty for each layout of its inputs, whatever
 its depth."""

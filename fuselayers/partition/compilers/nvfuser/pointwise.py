@@ -20,8 +20,6 @@ from .builder import (
     tensor_of,
 )
 
-__all__ = ["POINTWISE"]
-
 _aten: Final = torch.ops.aten
 
 _FLOATS: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -28,8 +28,6 @@ from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
 from .shapes import SHAPES
 
-__all__ = ["RULES", "Group", "extract", "groups_of", "rule_of"]
-
 RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**POINTWISE, **REDUCTIONS, **SHAPES})
 """The rule of each op that nvFuser can run."""
 

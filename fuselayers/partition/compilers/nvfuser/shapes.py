@@ -23,8 +23,6 @@ from .builder import (
     tensor_of,
 )
 
-__all__ = ["SHAPES"]
-
 _aten: Final = torch.ops.aten
 
 

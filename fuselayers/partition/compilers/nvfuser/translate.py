@@ -17,8 +17,6 @@ from ...._torch.tracing import size_hint
 from .builder import Builder, Kind, Value, computed_in
 from .regions import RULES
 
-__all__ = ["Layout", "TensorLayout", "layout_of", "order_of", "text_of", "translate"]
-
 
 @dataclass(frozen=True)
 class TensorLayout:
