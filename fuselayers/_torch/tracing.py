@@ -222,11 +222,7 @@ def is_gradient_input(node: fx.Node) -> bool:
 
 
 def extract_forward_and_backward(
-    joint_module: fx.GraphModule,
-    saved_values: list[fx.Node],
-    *,
-    num_fwd_outputs: int,
-    static_inputs: Any,
+    joint_module: fx.GraphModule, saved_values: list[fx.Node], *, num_fwd_outputs: int, static_inputs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut the joint graph into a forward that also returns `saved_values` and a backward that takes them."""
     partitioners = _partitioners()
@@ -252,11 +248,7 @@ def extract_forward_and_backward(
 
 
 def compile_with_inductor(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partitioner: Any,
-    *,
-    fallback_random: bool,
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, fallback_random: bool
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now."""
     compile_fx, _ = inductor_compilers()

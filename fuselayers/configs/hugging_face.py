@@ -269,7 +269,7 @@ _VIT: Final = Family(
         *_both("vit.layers.{}.mlp.fc2", "blocks.{}.feedforward.down"),
         *_both("vit.layernorm", "norm"),
         *_both("classifier", "head"),
-    ),
+    )
 )
 
 
@@ -285,10 +285,7 @@ def _t5_stack(name: str, *, feedforward: int) -> tuple[Key, ...]:
         Key(f"{theirs}.{feedforward}.DenseReluDense.wi_0.weight", f"{ours}.feedforward.gate.weight"),
         Key(f"{theirs}.{feedforward}.DenseReluDense.wi_1.weight", f"{ours}.feedforward.up.weight"),
         Key(f"{theirs}.{feedforward}.DenseReluDense.wo.weight", f"{ours}.feedforward.down.weight"),
-        Key(
-            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            f"{name}.position.table.weight",
-        ),
+        Key(f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{name}.position.table.weight"),
         Key(f"{name}.final_layer_norm.weight", f"{name}.norm.weight"),
     )
 

@@ -245,12 +245,7 @@ def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *
 
 
 _BACKENDS: Final = types.MappingProxyType(
-    {
-        "eager": _compile_eager,
-        "inductor": _compile_inductor,
-        "triton": _compile_inductor,
-        "nvfuser": _compile_nvfuser,
-    }
+    {"eager": _compile_eager, "inductor": _compile_inductor, "triton": _compile_inductor, "nvfuser": _compile_nvfuser}
 )
 
 

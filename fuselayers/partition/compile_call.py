@@ -21,9 +21,7 @@ class CompiledCall(NamedTuple):
 
 
 def compile_call(
-    fn: Callable[..., tuple[torch.Tensor, ...]],
-    tensors: Sequence[torch.Tensor],
-    any_size: Sequence[Collection[int]],
+    fn: Callable[..., tuple[torch.Tensor, ...]], tensors: Sequence[torch.Tensor], any_size: Sequence[Collection[int]]
 ) -> CompiledCall:
     """Compile a function for calls like this one, without Dynamo in front and without autograd behind.
 
