@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -295,7 +295,7 @@ def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
         output = lowered.graph.output_node()
         # The outputs keep their strides, on which AOTAutograd and the other graph rely.
         returned = enumerate(cast(Sequence[Any], output.args[0]))
-        output.meta["user_visible_output_idxs"] = [place for place, node in returned if isinstance(node, fx.Node)]
+        output.meta["user_visible_output_idxs"] = [index for index, node in returned if isinstance(node, fx.Node)]
         return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 

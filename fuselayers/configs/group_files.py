@@ -76,9 +76,7 @@ def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
 def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """Return every section as the files make it, with its references unresolved and without defaults of components.
 
-    Args:
-        presets: group -> choice; the other groups are as the model's file chooses.
-        folders: as `open_folders` returns them.
+    `presets` is group -> choice; the model's file chooses in the other groups.
 
     Raises:
         ValueError: a group has no such choice, or Hydra cannot compose a user's file.

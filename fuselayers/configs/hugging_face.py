@@ -115,7 +115,7 @@ def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> 
         placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
         repeated = family.repeated.get(name)
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
-            # Where the other one is missing, it is told as missing.
+            # If the other one is missing, the error says that.
             if not torch.equal(tensor, theirs.get(repeated, tensor)):
                 misfits.append(f"{name} has no place of its own in it, and does not equal {repeated}")
             continue
@@ -158,6 +158,11 @@ def _both(theirs: str, ours: str, *, transposed: bool = False) -> tuple[Key, Key
     return Key(f"{theirs}.weight", f"{ours}.weight", transposed), Key(f"{theirs}.bias", f"{ours}.bias")
 
 
+def _qkv(attention: str, *names: str) -> tuple[Key, ...]:
+    """Weights and biases of queries, keys and values."""
+    return tuple(key for name in names for key in _both(f"{attention}{name}", "blocks.{}.attention.qkv"))
+
+
 _GPT2: Final = Family(
     keys=(
         Key("transformer.wte.weight", "token.weight"),
@@ -180,9 +185,7 @@ _BERT: Final = Family(
         Key("bert.embeddings.position_embeddings.weight", "position.table.weight"),
         Key("bert.embeddings.token_type_embeddings.weight", "segment.weight"),
         *_both("bert.embeddings.LayerNorm", "embedding_norm"),
-        *_both("bert.encoder.layer.{}.attention.self.query", "blocks.{}.attention.qkv"),
-        *_both("bert.encoder.layer.{}.attention.self.key", "blocks.{}.attention.qkv"),
-        *_both("bert.encoder.layer.{}.attention.self.value", "blocks.{}.attention.qkv"),
+        *_qkv("bert.encoder.layer.{}.attention.self.", "query", "key", "value"),
         *_both("bert.encoder.layer.{}.attention.output.dense", "blocks.{}.attention.out"),
         *_both("bert.encoder.layer.{}.attention.output.LayerNorm", "blocks.{}.residual.norms.0"),
         *_both("bert.encoder.layer.{}.intermediate.dense", "blocks.{}.feedforward.up"),
@@ -203,18 +206,15 @@ _BERT: Final = Family(
 
 _LLAMA_LAYER: Final = (
     Key("model.embed_tokens.weight", "token.weight"),
-    Key("model.layers.{}.self_attn.q_proj.weight", "blocks.{}.attention.qkv.weight"),
-    Key("model.layers.{}.self_attn.k_proj.weight", "blocks.{}.attention.qkv.weight"),
-    Key("model.layers.{}.self_attn.v_proj.weight", "blocks.{}.attention.qkv.weight"),
+    *(Key(f"model.layers.{{}}.self_attn.{part}_proj.weight", "blocks.{}.attention.qkv.weight") for part in "qkv"),
     Key("model.layers.{}.self_attn.o_proj.weight", "blocks.{}.attention.out.weight"),
     Key("model.layers.{}.input_layernorm.weight", "blocks.{}.residual.norms.0.weight"),
     Key("model.norm.weight", "norm.weight"),
     Key("lm_head.weight", "head.weight"),
 )
-_GATED: Final = (
-    Key("model.layers.{}.mlp.gate_proj.weight", "blocks.{}.feedforward.gate.weight"),
-    Key("model.layers.{}.mlp.up_proj.weight", "blocks.{}.feedforward.up.weight"),
-    Key("model.layers.{}.mlp.down_proj.weight", "blocks.{}.feedforward.down.weight"),
+_GATED: Final = tuple(
+    Key(f"model.layers.{{}}.mlp.{name}_proj.weight", f"blocks.{{}}.feedforward.{name}.weight")
+    for name in ("gate", "up", "down")
 )
 _SECOND_NORM: Final = (Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),)
 _LLAMA_REPEATED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -259,9 +259,7 @@ _VIT: Final = Family(
         Key("vit.embeddings.cls_token", "class_token"),
         Key("vit.embeddings.position_embeddings", "position.table.weight"),
         *_both("vit.embeddings.patch_embeddings.projection", "patch.projection"),
-        *_both("vit.layers.{}.attention.q_proj", "blocks.{}.attention.qkv"),
-        *_both("vit.layers.{}.attention.k_proj", "blocks.{}.attention.qkv"),
-        *_both("vit.layers.{}.attention.v_proj", "blocks.{}.attention.qkv"),
+        *_qkv("vit.layers.{}.attention.", "q_proj", "k_proj", "v_proj"),
         *_both("vit.layers.{}.attention.o_proj", "blocks.{}.attention.out"),
         *_both("vit.layers.{}.layernorm_before", "blocks.{}.residual.norms.0"),
         *_both("vit.layers.{}.layernorm_after", "blocks.{}.residual.norms.1"),

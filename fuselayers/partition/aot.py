@@ -96,12 +96,11 @@ def aot_function(
         raise ValueError(
             f"enable_log must be True, got {enable_log!r}: TORCH_LOGS in the environment selects what is logged"
         )
-    static = () if static_argnums is None else static_argnums
     options = AotOptions(
         backend="aot_function",
         chain=(),
         partition=partition_fn,
-        static_argnums=(static,) if isinstance(static, int) else tuple(static),
+        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
         static_argnames=(),
         dynamic=dynamic,
         fullgraph=False,

@@ -172,15 +172,15 @@ def seconds_of(
 def copies_of(inputs: Sequence[Any], overwritten: frozenset[int] = frozenset()) -> tuple[list[Any], list[Tensor]]:
     """Return inputs to call a candidate with, and the leaves among them. They share memory where nobody writes."""
     copies, leaves = [], []
-    for place, one in enumerate(inputs):
+    for index, one in enumerate(inputs):
         if not isinstance(one, Tensor):
             copies.append(one)
             continue
-        copy = one.detach().clone() if place in overwritten else one.detach()
+        copy = one.detach().clone() if index in overwritten else one.detach()
         if one.requires_grad:
             leaves.append(copy.requires_grad_())
         # A leaf cannot be overwritten.
-        copies.append(copy.clone() if place in overwritten and one.requires_grad else copy)
+        copies.append(copy.clone() if index in overwritten and one.requires_grad else copy)
     return copies, leaves
 
 
@@ -235,7 +235,7 @@ class _Undecided:
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
-        sizes = tuple(int(inputs[place]).bit_length() for place in self._size_places) if self._size_places else ()
+        sizes = tuple(int(inputs[index]).bit_length() for index in self._size_places) if self._size_places else ()
         if sizes not in self._chosen:
             self._try_to_choose(sizes, inputs)
         if sizes in self._chosen:
@@ -337,7 +337,7 @@ def _candidates_on(device_types: set[str]) -> list[str]:
 
 
 def _any_candidate_will_do(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
-    """Whether there is no limit on bytes, no partitioner of the user's own, and no tensor subclass."""
+    """True without a limit on bytes, a partitioner of the user's own, and tensor subclasses."""
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
     return isinstance(own, SavePolicy) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
@@ -347,5 +347,5 @@ def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:
     """The positions of a graph's inputs that are sizes."""
     inputs = graph_module.graph.find_nodes(op="placeholder")
     return tuple(
-        place for place, node in enumerate(inputs) if isinstance(node.meta.get("example_value"), torch.SymInt | int)
+        index for index, node in enumerate(inputs) if isinstance(node.meta.get("example_value"), torch.SymInt | int)
     )

@@ -55,11 +55,11 @@ def compile_call(
     ):
         examples, fixed = [], []
         for number, (tensor, dimensions) in enumerate(zip(tensors, any_size, strict=True)):
-            free = {place for place in dimensions if tensor.shape[place] > 1}
-            fixed += [(number, place, size) for place, size in enumerate(tensor.shape) if place not in free]
+            free = {index for index in dimensions if tensor.shape[index] > 1}
+            fixed += [(number, index, size) for index, size in enumerate(tensor.shape) if index not in free]
             kinds = symbolic_shapes().DimDynamic
             context: Any = symbolic_shapes().StatelessSymbolicContext(
-                dynamic_sizes=[kinds.DYNAMIC if place in free else kinds.STATIC for place in range(tensor.dim())],
+                dynamic_sizes=[kinds.DYNAMIC if index in free else kinds.STATIC for index in range(tensor.dim())],
                 constraint_sizes=[None] * tensor.dim(),
             )
             blank = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -76,7 +76,7 @@ def compile_call(
     guards = shapes.produce_guards_expression(examples)
 
     def takes(given: Sequence[torch.Tensor]) -> bool:
-        return all(given[number].shape[place] == size for number, place, size in fixed) and (
+        return all(given[number].shape[index] == size for number, index, size in fixed) and (
             not guards or shapes.evaluate_guards_expression(guards, given)
         )
 

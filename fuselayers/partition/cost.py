@@ -37,18 +37,14 @@ _TIE: Final = 1e-3
 # Values that the user prefers to save, and ops of unknown cost (a custom op may be a whole solver), are recomputed only
 # if nothing else fits.
 _RELUCTANCE: Final = 100.0
-_ATTENTION: Final = tuple(
-    packet
-    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
-    if (packet := getattr(torch.ops.aten, name, None)) is not None
+# torch has no formula for the FLOPs of these; that of another kernel fits.
+_ATTENTION: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
 )
-_ATTENTION_BACKWARD: Final = tuple(
-    packet
-    for name in (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "_scaled_dot_product_fused_attention_overrideable_backward",
-    )
-    if (packet := getattr(torch.ops.aten, name, None)) is not None
+_ATTENTION_BACKWARD: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
 )
 # They read only the rows that they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})

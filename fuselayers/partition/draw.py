@@ -185,8 +185,8 @@ def _dot(panels: Sequence[_Panel], title: str, shape: str) -> str:
 
 def _svg(panels: Sequence[_Panel], title: str, legend: Mapping[str, str]) -> str:
     lines = [f'<text x="20" y="20">{escape(title)}</text>']
-    for place, (meaning, colour) in enumerate(legend.items()):
-        lines.append(f'<text x="{20 + 170 * place}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
+    for index, (meaning, colour) in enumerate(legend.items()):
+        lines.append(f'<text x="{20 + 170 * index}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
     top = 60.0
     for panel in panels:
         height = _ROW * max(len(panel.left), len(panel.right))

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -88,8 +89,6 @@ def explain(
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
         totals[rule] = _sum(one.totals[rule] for one in explained)
     cost = explained[0].cost
-    forward_flops, backward_flops = (sum(one.flops[side] for one in explained) for side in (0, 1))
-    forward_bytes, backward_bytes = (sum(one.ideal_bytes[side] for one in explained) for side in (0, 1))
     return MemoryReport(
         subject=_name(fn),
         backend=backend,
@@ -98,10 +97,10 @@ def explain(
         saved=tuple(value for one in explained for value in one.saved),
         recomputed=tuple(value for one in explained for value in one.recomputed),
         totals=totals,
-        forward_flops=forward_flops,
-        backward_flops=backward_flops,
-        forward_ideal_bytes=forward_bytes,
-        backward_ideal_bytes=backward_bytes,
+        forward_flops=sum(one.flops[0] for one in explained),
+        backward_flops=sum(one.flops[1] for one in explained),
+        forward_ideal_bytes=sum(one.ideal_bytes[0] for one in explained),
+        backward_ideal_bytes=sum(one.ideal_bytes[1] for one in explained),
         forward_seconds=sum(one.seconds[0] for one in explained),
         backward_seconds=sum(one.seconds[1] for one in explained),
         graphs=tuple(one.graph for one in explained),
@@ -234,7 +233,7 @@ def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Nod
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
     """Count the values that a forward and backward save and recompute, on the graphs of any partitioner."""
     inputs = forward.graph.find_nodes(op="placeholder")
-    free = {inputs[place] for place in static if place < len(inputs)}
+    free = {inputs[index] for index in static if index < len(inputs)}
     storages = dict.fromkeys(storage_of(node) for node in _saved_nodes(forward, num_outputs))
     again = [node for node in _run_twice(forward, backward) if not is_view(node)]
     return Totals(
@@ -258,12 +257,7 @@ def _itemsize(node: fx.Node) -> int:
 
 
 def _sum(totals: Iterable[Totals]) -> Totals:
-    every = list(totals)
-    return Totals(
-        sum(one.saved_bytes for one in every),
-        sum(one.recomputed_ops for one in every),
-        sum(one.recomputed_flops for one in every),
-    )
+    return Totals(*map(sum, zip(*map(astuple, totals), strict=True)))
 
 
 def _options_of(fn: Any) -> Any:

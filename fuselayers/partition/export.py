@@ -264,10 +264,10 @@ def _argument_names(fn: Any, count: int) -> list[str]:
     try:
         parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
-        return [f"args[{place}]" for place in range(count)]
+        return [f"args[{index}]" for index in range(count)]
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
-    return [*names[:count], *(f"{rest}[{place}]" for place in range(count - len(names)))]
+    return [*names[:count], *(f"{rest}[{index}]" for index in range(count - len(names)))]
 
 
 def _leaves(result: Any) -> list[tuple[str, Any]]:

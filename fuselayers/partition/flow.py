@@ -43,7 +43,7 @@ def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashabl
     (2.0, frozenset({'sink'}))
     """
     names = list(dict.fromkeys([SOURCE, SINK, *graph]))
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     edges = [
         (number[start], number[end], data.get("capacity", math.inf)) for start, end, data in graph.edges(data=True)
     ]
@@ -129,24 +129,24 @@ def _blocking_flow(adjacent: list[list[int]], target: list[int], residual: list[
                 return math.inf
             flow += amount
             full = -1
-            for place in range(len(path) - 1, -1, -1):
-                edge = path[place]
+            for index in range(len(path) - 1, -1, -1):
+                edge = path[index]
                 residual[edge] -= amount
                 residual[edge ^ 1] += amount
                 if residual[edge] <= 0:
-                    full = place
+                    full = index
             del path[full:]
             del nodes[full + 1 :]
             continue
         edges = adjacent[node]
         wanted = distance[node] - 1
-        place = following[node]
-        while place < len(edges) and not (residual[edges[place]] > 0 and distance[target[edges[place]]] == wanted):
-            place += 1
-        following[node] = place
-        if place < len(edges):
-            path.append(edges[place])
-            nodes.append(target[edges[place]])
+        index = following[node]
+        while index < len(edges) and not (residual[edges[index]] > 0 and distance[target[edges[index]]] == wanted):
+            index += 1
+        following[node] = index
+        if index < len(edges):
+            path.append(edges[index])
+            nodes.append(target[edges[index]])
         else:
             distance[node] = -1
             nodes.pop()

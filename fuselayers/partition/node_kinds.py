@@ -17,17 +17,8 @@ _SEEDED_RANDOM: Final = frozenset({"prims::inductor_lookup_seed", "prims::induct
 _MOVERS: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in (
-        "cat",
-        "constant_pad_nd",
-        "embedding",
-        "flip",
-        "index_select",
-        "repeat",
-        "roll",
-        "select_scatter",
-        "slice_scatter",
-        "stack",
-        "tril",
+        *("cat", "constant_pad_nd", "embedding", "flip", "index_select", "repeat"),
+        *("roll", "select_scatter", "slice_scatter", "stack", "tril"),
     )
 )
 _COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
@@ -43,21 +34,12 @@ def num_bytes(node: fx.Node) -> int:
 def num_elements(node: fx.Node) -> int:
     """Elements of a node's value, of all its tensors if it has several."""
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return num_bytes(node) // max(value.dtype.itemsize, 1)
-    if isinstance(value, list | tuple):
-        itemsize = max((item.dtype.itemsize for item in value if isinstance(item, torch.Tensor)), default=1)
-        return num_bytes(node) // max(itemsize, 1)
-    return 0
-
-
-def is_saveable(node: fx.Node) -> bool:
-    """True if the value can be handed from forward to backward: a tensor, an integer size, an opaque object."""
-    return why_not_saveable(node) is None
+    values = value if isinstance(value, list | tuple) else [value]
+    return num_bytes(node) // max((one.dtype.itemsize for one in values if isinstance(one, torch.Tensor)), default=1)
 
 
 def why_not_saveable(node: fx.Node) -> str | None:
-    """Return None if the value can be handed from forward to backward, else what it is."""
+    """Return None if the value can be saved (a tensor, an integer size, an opaque object), else what it is."""
     value = node.meta.get("val")
     if is_sym_node(node):
         return "it is a symbolic float" if isinstance(value, torch.SymFloat) else None
@@ -68,10 +50,7 @@ def why_not_saveable(node: fx.Node) -> str | None:
 
 def is_view(node: fx.Node) -> bool:
     """True if the op returns a view of its input, which costs nothing."""
-    if node.op != "call_function":
-        return False
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and _is_view_op(target)
+    return isinstance(node.target, torch._ops.OpOverload) and _is_view_op(node.target)
 
 
 def looks_at_its_input(node: fx.Node) -> bool:
@@ -86,7 +65,7 @@ def storage_of(node: fx.Node) -> fx.Node:
     source = node
     while looks_at_its_input(source):
         source = source.all_input_nodes[0]
-    return source if is_saveable(source) else node
+    return source if why_not_saveable(source) is None else node
 
 
 def prefers_save(node: fx.Node) -> bool:

@@ -77,13 +77,13 @@ def describe_graph(
     training = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     kinds = [f"{str(one.dtype).removeprefix('torch.')}{_sizes(one.shape)}" for one in tensors]
     shown = kinds[:_SHOWN_INPUTS] + ([f"{len(kinds) - _SHOWN_INPUTS} more"] if len(kinds) > _SHOWN_INPUTS else [])
-    place = [f"{one.device.type} {one.requires_grad} {_sizes(one.stride())}" for one in tensors]
+    layouts = [f"{one.device.type} {one.requires_grad} {_sizes(one.stride())}" for one in tensors]
     # Higher-order ops hold graphs of their own.
     code = [one.code for one in graph_module.modules() if isinstance(one, fx.GraphModule)]
     identifying = (
         code,
         kinds,
-        place,
+        layouts,
         training,
         torch_random,
         str(partition),

@@ -47,7 +47,7 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
         watcher.written.clear()  # making them wrote to them
         graph(*twins)
     changed = (
-        place for place, twin in enumerate(twins) if isinstance(twin, Tensor) and _storage(twin) in watcher.written
+        index for index, twin in enumerate(twins) if isinstance(twin, Tensor) and _storage(twin) in watcher.written
     )
     return SideEffects(frozenset(changed), watcher.draws)
 

@@ -25,7 +25,7 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in nodes:
         if not gradients.isdisjoint(node.all_input_nodes):
             gradients.add(node)
-    place = {node: number for number, node in enumerate(nodes)}
+    position = {node: number for number, node in enumerate(nodes)}
     output = graph.output_node()
     placed: set[fx.Node] = set()
     anchors = [node for node in nodes if node in gradients or _has_effect(node) or (draws(node) and node.users)]
@@ -33,14 +33,14 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         stack = list(anchor.all_input_nodes)
         if _writes(anchor):
             # Earlier nodes stay before a write: they may read the old value.
-            stack += [node for node in nodes if place[node] < place[anchor]]
+            stack += [node for node in nodes if position[node] < position[anchor]]
         wanted: set[fx.Node] = set()
         while stack:
             node = stack.pop()
-            if node in place and node not in placed and node not in wanted and node not in gradients:
+            if node in position and node not in placed and node not in wanted and node not in gradients:
                 wanted.add(node)
                 stack += node.all_input_nodes
-        for node in sorted(wanted, key=place.__getitem__):
+        for node in sorted(wanted, key=position.__getitem__):
             anchor.prepend(node)
         placed |= wanted
         placed.add(anchor)

@@ -164,11 +164,11 @@ class _Adder:
             return node
         return self(torch.ops.prims.convert_element_type.default, node, dtype)
 
-    def size(self, x: fx.Node, place: int) -> Any:
-        size = x.meta["val"].shape[place]
+    def size(self, x: fx.Node, index: int) -> Any:
+        size = x.meta["val"].shape[index]
         if isinstance(size, int):
             return size
-        node = self._graph.call_function(torch.ops.aten.sym_size.int, (x, place))
+        node = self._graph.call_function(torch.ops.aten.sym_size.int, (x, index))
         node.meta["val"] = size
         return node
 
@@ -188,7 +188,7 @@ def _replace_dropout(
         if training is False or not 0 < p < 1:
             continue
         with graph.inserting_before(node):
-            made = make_mask(add, [add.size(x, place) for place in range(value.dim())], p, value.device)
+            made = make_mask(add, [add.size(x, index) for index in range(value.dim())], p, value.device)
             if made is None:
                 continue
             mask, scale = made

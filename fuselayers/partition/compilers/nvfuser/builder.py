@@ -44,9 +44,9 @@ def source_of(node: fx.Node) -> fx.Node:
     return source
 
 
-def argument_of(node: fx.Node, place: int, name: str, default: Any) -> Any:
+def argument_of(node: fx.Node, index: int, name: str, default: Any) -> Any:
     """An argument that is positional, or a keyword, or left out."""
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 def is_number(argument: Any) -> bool:

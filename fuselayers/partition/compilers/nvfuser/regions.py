@@ -103,10 +103,10 @@ class _Growing:
         last: the place of its last node.
     """
 
-    def __init__(self, node: fx.Node, place: int) -> None:
+    def __init__(self, node: fx.Node, index: int) -> None:
         self.nodes = {node}
         self.sources = {*node.all_input_nodes}
-        self.first = self.last = place
+        self.first = self.last = index
 
     def add(self, other: "_Growing") -> None:
         """Add another group, in a time that depends on that one's size alone."""
@@ -117,7 +117,7 @@ class _Growing:
 
 
 def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]]:
-    place = {node: number for number, node in enumerate(graph.nodes)}
+    position = {node: number for number, node in enumerate(graph.nodes)}
     group_of: dict[fx.Node, _Growing] = {}
 
     def reaches(target: _Growing, source: _Growing) -> bool:
@@ -135,7 +135,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
                 return True
             between = group_of.get(node)
             seen |= {node} if between is None else between.nodes
-            if (place[node] if between is None else between.last) > source.first:
+            if (position[node] if between is None else between.last) > source.first:
                 stack += node.all_input_nodes if between is None else between.sources
         return False
 
@@ -149,7 +149,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
     for node in graph.nodes:
         if node not in kinds:
             continue
-        group_of[node] = _Growing(node, place[node])
+        group_of[node] = _Growing(node, position[node])
         for source in node.all_input_nodes:
             join(group_of[node], group_of.get(source))
     # Then join groups that read the same tensor, if it is the largest that both read: it is then read once.
@@ -160,7 +160,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
             if all(num_bytes(source) >= num_bytes(other) for group in pair for other in group.sources):
                 join(*pair)
     grown = dict.fromkeys(group_of.values())
-    return [sorted(group.nodes, key=place.__getitem__) for group in grown]
+    return [sorted(group.nodes, key=position.__getitem__) for group in grown]
 
 
 def _without_views_at_front(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
@@ -240,13 +240,13 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
     """
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     unit_of: dict[fx.Node, int] = {}
-    place = {node: number for number, node in enumerate(nodes)}
+    position = {node: number for number, node in enumerate(nodes)}
     units: dict[int, Sequence[fx.Node]] = {}
     for group in groups:
-        last = max(place[node] for node in group)
+        last = max(position[node] for node in group)
         units[last] = group
         unit_of.update(dict.fromkeys(group, last))
-    for node, number in place.items():
+    for node, number in position.items():
         if node not in unit_of:
             unit_of[node] = number
             units[number] = [node]
@@ -256,7 +256,7 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
         unit = unit_of[node]
         waits[unit].update(unit_of[source] for source in node.all_input_nodes if source in unit_of)
         if _writes(node):
-            waits[unit].update(unit_of[earlier] for earlier in nodes[: place[node]])
+            waits[unit].update(unit_of[earlier] for earlier in nodes[: position[node]])
         if _writes(node) or draws(node) or node.is_impure():
             if effect is not None:
                 waits[unit].add(effect)
