@@ -123,12 +123,9 @@ def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> 
             misfits.append(f"{name} has no place in it")
         for order, key, ours in placed:
             parts.setdefault(ours, {})[order] = tensor.T if key.transposed else tensor
-    return {ours: _stacked([part[order] for order in sorted(part)]) for ours, part in parts.items()}, misfits
-
-
-def _stacked(tensors: list[Tensor]) -> Tensor:
-    # A single one as it is: `cat` would copy it, and with it all but a few of the weights once more.
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    stacked = {ours: [tensors[order] for order in sorted(tensors)] for ours, tensors in parts.items()}
+    # `cat` copies a single tensor too, and most are single.
+    return {ours: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for ours, tensors in stacked.items()}, misfits
 
 
 def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:

@@ -139,11 +139,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> FusedModule:
 
 @dataclass(frozen=True)
 class AotOptions(FuseOptions):
-    """The arguments of `aot_function`, checked.
-
-    Attributes:
-        decompositions: as in `aot_function`, as the others are; None is none.
-    """
+    """The arguments of `aot_function`, checked."""
 
     fw_compiler: GraphCompiler
     bw_compiler: GraphCompiler

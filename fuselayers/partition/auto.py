@@ -39,10 +39,9 @@ from .backends import (
     main_device,
     why_unavailable,
 )
-from .modes import Modes, holds_checkpoints, switches_modes
 from .partitioners import Partitioner, SavePolicy, partitioner
 from .report import GraphReport, ServedGraph, cache_key
-from .side_effects import side_effects
+from .side_effects import Modes, holds_checkpoints, side_effects, switches_modes
 from .timer import Step, median_seconds, time_in_turns
 from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
 

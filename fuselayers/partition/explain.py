@@ -127,8 +127,8 @@ class _Explained:
         # A user's partitioner may add nodes of its own, which are described by themselves.
         saved_nodes = [node_of.get(node.name, node) for node in outgoing]
         self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
-        again = [node_of.get(node.name, node) for node in _run_twice(forward, backward)]
-        self.recomputed = tuple(self._recomputed_value(node) for node in again if not is_view(node))
+        recomputed = [node_of.get(node.name, node) for node in _recomputed_nodes(forward, backward)]
+        self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
         for rule, rival in _RIVALS.items():
@@ -176,10 +176,10 @@ class _Explained:
             return f"{reads}{once}"
         if self._rule == default.name:
             return f"{reads}the default rule saves what backward reads, and recomputes only views"
-        saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
+        saving, recomputing = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
-        if self.cost.total(again) > self.cost.total(saving):
-            return f"{reads}{priced}, recomputing it {self.cost.total(again):,.0f} bytes moved"
+        if self.cost.total(recomputing) > self.cost.total(saving):
+            return f"{reads}{priced}, recomputing it {self.cost.total(recomputing):,.0f} bytes moved"
         sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
         names = ", ".join(source.name for source in sources[:2]) or "its source"
         return f"{reads}{priced} bytes moved; recomputing it would need {names}, which costs more"
@@ -224,7 +224,7 @@ def _calls(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
 
 
-def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
+def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
     """The ops of a backward that are ops of its forward; both keep the names of the joint graph."""
     names = {node.name for node in _calls(forward)}
     return [node for node in _calls(backward) if node.name in names]
@@ -235,11 +235,11 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[index] for index in static if index < len(inputs)}
     storages = dict.fromkeys(storage_of(node) for node in _saved_nodes(forward, num_outputs))
-    again = [node for node in _run_twice(forward, backward) if not is_view(node)]
+    recomputed = [node for node in _recomputed_nodes(forward, backward) if not is_view(node)]
     return Totals(
         saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
-        recomputed_ops=len(again),
-        recomputed_flops=sum(flops_of(node) for node in again),
+        recomputed_ops=len(recomputed),
+        recomputed_flops=sum(flops_of(node) for node in recomputed),
     )
 
 

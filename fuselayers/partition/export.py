@@ -317,9 +317,6 @@ def _typed(node: fx.Node) -> str:
 
 def _call(node: fx.Node) -> str:
     arguments = [repr(one) for one in node.args] + [f"{name}={one!r}" for name, one in node.kwargs.items()]
-    name = str(node.target) if node.op != "call_function" or not callable(node.target) else _op_name(node.target)
+    is_named = isinstance(node.target, torch._ops.OpOverload)
+    name = str(node.target) if is_named else getattr(node.target, "__name__", str(node.target))
     return textwrap.shorten(f"{name}({', '.join(arguments)})", width=100, placeholder=" ...)")
-
-
-def _op_name(target: Any) -> str:
-    return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))

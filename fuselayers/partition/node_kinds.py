@@ -90,6 +90,11 @@ def _is_seeded_random(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _SEEDED_RANDOM
 
 
+def writes(node: fx.Node) -> bool:
+    """True if the op writes to one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def only_moves(node: fx.Node) -> bool:
     """True if the op copies values and computes nothing: its price is its memory traffic."""
     return node.op == "call_function" and overload_packet(node) in _MOVERS

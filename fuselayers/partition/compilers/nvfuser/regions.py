@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ...node_kinds import draws, num_bytes
+from ...node_kinds import draws, num_bytes, writes
 from ...passes import merge_equal_nodes_pass
 from .availability import fused_device_types
 from .builder import NAMES_OF_DTYPES, Kind, Rule, source_of
@@ -94,14 +94,7 @@ def _kind_of(node: fx.Node, rule: Rule) -> Kind:
 
 
 class _Growing:
-    """A group that grows.
-
-    Attributes:
-        nodes: its nodes.
-        sources: the nodes outside that they read.
-        first: the place of its first node in the graph.
-        last: the place of its last node.
-    """
+    """A group that grows: its nodes, the outside nodes that they read, the positions of its first and last node."""
 
     def __init__(self, node: fx.Node, index: int) -> None:
         self.nodes = {node}
@@ -255,9 +248,9 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
     for node in nodes:
         unit = unit_of[node]
         waits[unit].update(unit_of[source] for source in node.all_input_nodes if source in unit_of)
-        if _writes(node):
+        if writes(node):
             waits[unit].update(unit_of[earlier] for earlier in nodes[: position[node]])
-        if _writes(node) or draws(node) or node.is_impure():
+        if writes(node) or draws(node) or node.is_impure():
             if effect is not None:
                 waits[unit].add(effect)
             effect = unit
@@ -279,7 +272,3 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
             if open_waits[follower] == 0:
                 heapq.heappush(ready, follower)
     assert not any(open_waits.values()), "a region waits for itself"
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

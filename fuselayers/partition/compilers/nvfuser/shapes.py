@@ -238,25 +238,24 @@ def _accepts_slice_backward(node: fx.Node) -> bool:
     return step == 1 and all(isinstance(one, int) for one in (start, end, size))
 
 
-def _full(builder: Builder, node: fx.Node) -> Value:
+def _filled_with(builder: Builder, node: fx.Node, shape: list[Any], number: Any) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
+    return Value(builder.ops.full(shape, builder.number(number, dtype), builder.data_type(dtype)), dtype)
+
+
+def _full(builder: Builder, node: fx.Node) -> Value:
     sizes: Any = node.args[0]
-    shape = [builder.size(size) for size in sizes]
-    fill = builder.number(node.args[1], dtype)
-    return Value(builder.ops.full(shape, fill, builder.data_type(dtype)), dtype)
+    return _filled_with(builder, node, [builder.size(size) for size in sizes], node.args[1])
 
 
 def _full_like(builder: Builder, node: fx.Node) -> Value:
     # Only the sizes of the other tensor are read.
-    dtype = computed_in(node.meta["val"].dtype)
     like = builder.value(source_of(node)).handle
-    shape = [builder.size_of(like, index) for index in range(_rank(node))]
-    return Value(builder.ops.full(shape, builder.number(node.args[1], dtype), builder.data_type(dtype)), dtype)
+    return _filled_with(builder, node, [builder.size_of(like, dim) for dim in range(_rank(node))], node.args[1])
 
 
 def _scalar_tensor(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(node.meta["val"].dtype)
-    return Value(builder.ops.full([], builder.number(node.args[0], dtype), builder.data_type(dtype)), dtype)
+    return _filled_with(builder, node, [], node.args[0])
 
 
 def _accepts_number(index: int) -> Callable[[fx.Node], bool]:
