@@ -34,7 +34,7 @@ REALIZED: Final = "inductor_realize_to_strides"
 """A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
 
 
-def aot_autograd(**options: Any) -> Callable[..., Any]:
+def aot_autograd(**options: Any) -> Callable[..., Callable[..., Any]]:
     """Return a backend for `torch.compile` that traces forward and backward, and hands each to a compiler."""
     from torch._dynamo.backends.common import aot_autograd
 
@@ -338,12 +338,8 @@ def trace_with_inductor(
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
     ):
-        compiled: Any = compile_fx(
-            graph_module,
-            list(example_inputs),
-            inner_compile=cast(Any, run),
-            config_patches={"custom_partitioner_fn": _for_inductor(partitioner)},
-        )
+        settings = {"custom_partitioner_fn": _for_inductor(partitioner)}
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 

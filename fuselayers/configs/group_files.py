@@ -1,6 +1,6 @@
 """The groups and their files: which choices there are, and how Hydra composes them.
 
-The shipped folder is `groups`. `hydra.searchpath` names others, laid out alike:
+The shipped folder is `groups`. `hydra.searchpath` names others, with the same layout:
 
     /my/configs/model/mine.yaml         with # @package _global_: chooses and sets its components too
     /my/configs/feedforward/wide.yaml   sets options of its own group

@@ -154,11 +154,7 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
 
 
 def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
-    """Return the entries of `model.layers` as they were written, each `at` as text.
-
-    Raises:
-        ValueError: they have another form.
-    """
+    """Return the entries of `model.layers` as they were written, each `at` as text."""
     if not isinstance(entries, (list, tuple)):
         raise ValueError(f"model.{option} must be a list of mappings {{at: ..., component: ...}}, got {entries!r}")
     if len(entries) > _MOST_LAYERS:

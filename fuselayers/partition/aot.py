@@ -176,7 +176,7 @@ class AotFunction(FusedFunction):
             decompositions=None if options.decompositions is None else dict(options.decompositions),
             keep_inference_input_mutations=options.keep_inference_input_mutations,
         )
-        compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+        compiled = backend(graph_module, example_inputs)
         self._graphs.append(served)
         return compiled
 

@@ -74,14 +74,9 @@ def compile_auto(
     report: GraphReport,
     **options: Any,
 ) -> tuple[_Run, ServedGraph]:
-    """Compile a graph with the candidate that was fastest before, or with one that will be measured.
+    """Compile a graph with the candidate that was fastest before, or with the first backend of `chain` to be measured.
 
-    Args:
-        graph_module: a graph of Dynamo's; it is used up.
-        example_inputs: those of its first call.
-        chain: the backends to begin with, in order.
-        report: of the graph, to be completed.
-        options: `partition` and `torch_random`, as in `fuse`.
+    The graph is used up, and its report completed. `options` are `partition` and `torch_random`, as in `fuse`.
 
     Raises:
         BackendUnavailableError: no backend of the chain works.
@@ -111,11 +106,7 @@ def compile_pinned(
     report: GraphReport,
     **options: Any,
 ) -> tuple[_Run, ServedGraph]:
-    """Compile a graph with the backend that is pinned for it.
-
-    Args:
-        choices: what `pinned_choices` returns.
-        fallback: the backends to take, in order, where the pinned one does not work.
+    """Compile a graph with the backend that `choices`, of `pinned_choices`, pins for it, or else with the fallbacks.
 
     The other arguments and the error are those of `compile_auto`.
     """

@@ -206,9 +206,7 @@ def compile_functional(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
     """As the eager backend, but a write to an input is an output of the graph, not an op in it."""
-    backend = aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
-    return compiled
+    return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
 def _compile_eager(

@@ -127,7 +127,7 @@ class CostModel:
         return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
     def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:
-        """Return the price of running the op again in backward, if its inputs are there."""
+        """Return the price of recomputing the op in backward, if its inputs are there."""
         free = looks_at_its_input(node) or node.target is operator.getitem or node.op != "call_function"
         if free or num_bytes(node) == 0:
             return NodePrice()

@@ -67,14 +67,8 @@ def sink_side_of_minimum_cut(
 ) -> tuple[float, list[bool]]:
     """Return the value of the cheapest cut between node 0 and node 1, and for each node whether it is on 1's side.
 
-    Args:
-        num_nodes: nodes are numbered from 0; 0 is the source, 1 is the sink.
-        starts: for each edge the node it leaves.
-        ends: for each edge the node it enters.
-        capacities: for each edge the cost of cutting it; infinity if it cannot be cut.
-
-    Returns:
-        The value, infinite if there is no finite cut (the sides mean nothing then); and one bool for each node.
+    Each edge has a start, an end and a capacity, the cost of cutting it; infinity if it cannot be cut. If there is no
+    finite cut, the value is infinite and the sides mean nothing.
     """
     # An edge and its reverse are neighbours: 2i and 2i + 1, so that `edge ^ 1` is the other one.
     adjacent: list[list[int]] = [[] for _ in range(num_nodes)]

@@ -107,11 +107,7 @@ def _settings(device_types: set[str]) -> list[Any]:
 
 
 def cache_key(report: GraphReport, sizes: Sequence[int] = ()) -> str:
-    """Return the key under which a graph's times are stored.
-
-    Args:
-        report: of the graph.
-        sizes: the bit lengths of its symbolic sizes.
+    """Return the key under which a graph's times are stored; `sizes` are the bit lengths of its symbolic sizes.
 
     >>> cache_key(GraphReport("wave(float32[*]) training", "0a1b2c3d", "", ""), [4])
     'wave(float32[*]) training [0a1b2c3d], 8+'

@@ -81,12 +81,9 @@ class _PricedCut:
         run_once: frozenset[fx.Node] = frozenset(),
         flops_first: bool = False,
     ) -> list[fx.Node]:
-        """The cheapest cut at a price of memory, the same for all values or one for each.
+        """Return the cheapest cut at a price in bytes moved per saved byte, the same for all values or one for each.
 
-        Args:
-            price: bytes moved per saved byte.
-            run_once: ops that must not run again.
-            flops_first: let memory traffic count for next to nothing beside a matmul's FLOPs.
+        Ops in `run_once` are not recomputed. With `flops_first`, memory traffic counts little beside a matmul's FLOPs.
         """
         weight = _MOVED_BESIDE_FLOPS if flops_first else 1.0
         capacities: list[float] = []
@@ -153,7 +150,7 @@ def _with_matmuls(cut: _PricedCut, limit: float) -> list[fx.Node]:
 
 
 def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node]:
-    """Spend the rest of the budget on matmuls that then need not run again."""
+    """Spend the rest of the budget on saving matmuls, so that they are not recomputed."""
     run_once: frozenset[fx.Node] = frozenset()
     while True:
         free = int(limit) - cut.joint.saved_bytes(saved)

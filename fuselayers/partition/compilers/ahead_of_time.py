@@ -58,5 +58,4 @@ def compile_ahead_of_time(
         keep_inference_input_mutations=True,
         decompositions=None if decompositions is None else dict(decompositions),
     )
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
-    return compiled
+    return backend(graph_module, example_inputs)

@@ -91,12 +91,7 @@ class Rule:
 
 
 class Builder:
-    """A definition, and its value for each node of the graph.
-
-    Args:
-        definition: the `FusionDefinition` inside its `with`.
-        module: `nvfuser_direct`.
-    """
+    """A `FusionDefinition` inside its `with`, and its value for each node of the graph."""
 
     def __init__(self, definition: Any, module: ModuleType) -> None:
         self.definition = definition

@@ -27,9 +27,6 @@ class Definition:
 
     nvFuser's first execution changes the definition, in several steps, so only one thread may be in it. Later
     executions only read.
-
-    Args:
-        fusion: the `FusionDefinition`, after its `with`.
     """
 
     def __init__(self, fusion: Any) -> None:

@@ -3,7 +3,7 @@
 Groups grow along the edges of the graph, unless an op outside of a group would have to run in the middle of it. Then:
 
 - views at the front of a group are removed, since torch makes them at no cost. A view or a constant that is read
-  outside is made again there: the results of a region are tensors of their own, never views of each other or of inputs;
+  outside is recomputed there: the results of a region are tensors of their own, never views of each other or of inputs;
 - a group with fewer than two ops that compute is left to torch: nothing would be fused.
 
 Note: [a pass of our own] torch.fx's CapabilityBasedPartitioner joins groups that are not connected, which makes values
