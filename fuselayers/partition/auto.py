@@ -84,7 +84,7 @@ def compile_auto(
     measurable = has_choice() and _any_candidate_will_do(options["partition"], example_inputs)
     if not measurable or holds_checkpoints(graph_module):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
-    known = remembered(cache_key(report), main_device(example_inputs)) if not _size_places(graph_module) else None
+    known = remembered(cache_key(report), main_device(example_inputs)) if not _size_indices(graph_module) else None
     if known and known.keys() == {*_candidates_on(device_types_of(example_inputs)), PLAIN}:
         report = _measured_report(report, known, "measured before")
         if report.served_by == PLAIN:
@@ -219,13 +219,13 @@ class _Undecided:
         self._first_name, self._first = served.report.served_by, run
         self._served = served
         self._options = options
-        self._size_places = _size_places(graph_module)
+        self._size_indices = _size_indices(graph_module)
         self._chosen: dict[tuple[int, ...], _Run] = {}
         self._spent: dict[tuple[int, ...], float] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
-        sizes = tuple(int(inputs[index]).bit_length() for index in self._size_places) if self._size_places else ()
+        sizes = tuple(int(inputs[index]).bit_length() for index in self._size_indices) if self._size_indices else ()
         if sizes not in self._chosen:
             self._try_to_choose(sizes, inputs)
         if sizes in self._chosen:
@@ -333,7 +333,7 @@ def _any_candidate_will_do(partition: str | Partitioner, example_inputs: Sequenc
     return isinstance(own, SavePolicy) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
 
 
-def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:
+def _size_indices(graph_module: fx.GraphModule) -> tuple[int, ...]:
     """The positions of a graph's inputs that are sizes."""
     inputs = graph_module.graph.find_nodes(op="placeholder")
     return tuple(

@@ -47,11 +47,11 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     watcher = _Watcher()
     with torch.inference_mode(False), torch.no_grad(), mode, watcher:
-        twins = [mode.from_tensor(one.detach()).clone() if isinstance(one, Tensor) else one for one in inputs]
+        copies = [mode.from_tensor(one.detach()).clone() if isinstance(one, Tensor) else one for one in inputs]
         watcher.written.clear()  # making them wrote to them
-        graph(*twins)
+        graph(*copies)
     changed = (
-        index for index, twin in enumerate(twins) if isinstance(twin, Tensor) and _storage(twin) in watcher.written
+        index for index, one in enumerate(copies) if isinstance(one, Tensor) and _storage(one) in watcher.written
     )
     return SideEffects(frozenset(changed), watcher.draws)
 
