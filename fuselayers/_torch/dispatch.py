@@ -12,33 +12,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from .guards import compile_lock
 
-__all__ = [
-    "AsOnGPU",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeCopyMode",
-    "FakeTensor",
-    "FakeTensorMode",
-    "TorchDispatchMode",
-    "as_a_compiler",
-    "disable_current_modes",
-    "dispatch_mode_is_active",
-    "is_compiling",
-    "is_intercepted",
-    "is_of_a_transform",
-    "is_traced",
-    "pytree",
-    "saved_tensors_hooks_are_active",
-    "tangents_are_active",
-    "transforms_are_active",
-]
+pytree = _pytree
+disable_current_modes = _disable_current_modes
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:
@@ -48,7 +29,7 @@ def is_of_a_transform(tensor: torch.Tensor) -> bool:
 
 def transforms_are_active() -> bool:
     """True inside `torch.vmap`, `torch.func.grad` and their kin, and in forward mode, `torch.autograd.forward_ad`."""
-    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    return torch._C._functorch.maybe_current_level() is not None or tangents_are_active()
 
 
 def tangents_are_active() -> bool:
@@ -68,32 +49,32 @@ def saved_tensors_hooks_are_active() -> bool:
 
 @contextlib.contextmanager
 def as_a_compiler() -> Iterator[None]:
-    """Be to other threads what a compiling Dynamo is: what FX sets for the whole process while it traces makes a
-    compiled function raise, unless somebody says that this is compiling."""
-    global _says_compiling
+    """Mark this thread as compiling. FX sets global state while it traces, and compiled functions of other threads
+    raise unless torch's global flag says that a compiler runs."""
+    global _compiling_thread
     with compile_lock():
-        before = torch.compiler._is_compiling_flag, _says_compiling
-        torch.compiler._is_compiling_flag, _says_compiling = True, threading.get_ident()
+        before = torch.compiler._is_compiling_flag, _compiling_thread
+        torch.compiler._is_compiling_flag, _compiling_thread = True, threading.get_ident()
         try:
             yield
         finally:
-            torch.compiler._is_compiling_flag, _says_compiling = before
+            torch.compiler._is_compiling_flag, _compiling_thread = before
 
 
-_says_compiling: int | None = None
+_compiling_thread: int | None = None
 
 
 def is_compiling() -> bool:
-    """`torch.compiler.is_compiling()`, but False in a thread beside one that is inside `as_a_compiler`: a call that
-    changed its implementation while another thread compiles could differ from its own checkpoint or backward."""
+    """`torch.compiler.is_compiling()`, but False while only another thread is inside `as_a_compiler`: a call whose
+    implementation changed meanwhile could differ from its own checkpoint or backward."""
     return torch.compiler.is_dynamo_compiling() or (
-        torch.compiler._is_compiling_flag and _says_compiling in (None, threading.get_ident())
+        torch.compiler._is_compiling_flag and _compiling_thread in (None, threading.get_ident())
     )
 
 
 def is_traced() -> bool:
     """True inside a compiler, and under a transform or in forward mode: there an op has to be its formula."""
-    return is_compiling() or torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    return is_compiling() or transforms_are_active()
 
 
 def is_intercepted() -> bool:

@@ -10,18 +10,6 @@ from typing import Any, TypeVar
 import torch
 from torch._compile import _disable_dynamo
 
-__all__ = [
-    "compile_lock",
-    "disable_dynamo",
-    "dynamo_optimize",
-    "forget_compiled_code",
-    "inner_error",
-    "is_error_of_dynamo",
-    "is_graph_break",
-    "torch_compile",
-]
-
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import torch
 import torch.fx as fx
-from torch._functorch import config as functorch_config
+from torch._functorch import config
 from torch._functorch._aot_autograd import descriptors as descriptors
 from torch._functorch._aot_autograd.utils import make_boxed_func as make_boxed_func
 from torch._library.fake_class_registry import FakeScriptObject
@@ -25,48 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .dispatch import FakeTensor, FakeTensorMode, pytree
 
-__all__ = [
-    "REALIZED",
-    "SWITCHES_OF_MODES",
-    "CheckpointPolicy",
-    "all_nodes",
-    "aot_autograd",
-    "boxed",
-    "compile_one_graph",
-    "compile_with_inductor",
-    "compiler_version",
-    "copy_of",
-    "cpp_compiler",
-    "decompositions_of",
-    "descriptors",
-    "donates_buffers",
-    "extract_forward_and_backward",
-    "forget_donated_buffers",
-    "forward_inputs",
-    "functorch_config",
-    "inductor_compilers",
-    "is_effect",
-    "is_gradient_input",
-    "is_opaque",
-    "is_sym_node",
-    "is_tagged_backward",
-    "known_ops",
-    "make_boxed_func",
-    "make_fx",
-    "must_recompute",
-    "mutated_inputs",
-    "named_source",
-    "overload_packet",
-    "placement",
-    "size_hint",
-    "size_of",
-    "statically_known_true",
-    "symbolic_shapes",
-    "torch_default_partition",
-    "torch_min_cut_at_budget",
-    "torch_min_cut_partition",
-    "trace_with_inductor",
-]
+functorch_config = config
 
 # Dynamo's graphs call these to switch gradients off or on, and to enter autocast.
 SWITCHES_OF_MODES: Final = frozenset({torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast})
@@ -75,7 +34,7 @@ REALIZED: Final = "inductor_realize_to_strides"
 """A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
 
 
-def aot_autograd(**options: Any) -> Callable[..., Any]:
+def aot_autograd(**options: Any) -> Callable[..., Callable[..., Any]]:
     """Return a backend for `torch.compile` that traces forward and backward, and hands each to a compiler."""
     from torch._dynamo.backends.common import aot_autograd
 
@@ -102,12 +61,17 @@ def statically_known_true(value: Any) -> bool:
     return value if isinstance(value, bool) else bool(symbolic_shapes().statically_known_true(value))
 
 
-@functools.cache
-def known_ops() -> Any:
-    """Return torch's lists of ops that its partitioners know: views, fusible ones, expensive ones."""
+def _partitioners() -> Any:
+    """Return torch's partitioners, whose private names are not exported. They import sympy."""
     from torch._functorch import partitioners
 
-    return partitioners.get_default_op_list()
+    return partitioners
+
+
+@functools.cache
+def known_ops() -> Any:
+    """Return the ops that torch's partitioners know: views, fusible ones, expensive ones."""
+    return _partitioners().get_default_op_list()
 
 
 def overload_packet(node: fx.Node) -> Any:
@@ -123,23 +87,17 @@ def must_recompute(node: fx.Node) -> bool:
 
 def size_of(node: fx.Node) -> int:
     """Return a node's bytes, as torch's partitioners count them."""
-    from torch._functorch import partitioners
-
-    return partitioners._size_of(node)
+    return int(_partitioners()._size_of(node))
 
 
 def torch_default_partition(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
     """torch's default partitioner: saves what forward computed."""
-    from torch._functorch import partitioners
-
-    return partitioners.default_partition(joint_module, joint_inputs, **options)
+    return _partitioners().default_partition(joint_module, joint_inputs, **options)
 
 
 def torch_min_cut_partition(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
     """torch's minimum-cut partitioner, the one of `torch.compile`."""
-    from torch._functorch import partitioners
-
-    return partitioners.min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
+    return _partitioners().min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
 
 
 def _for_inductor(partitioner: Any) -> Any:
@@ -157,10 +115,8 @@ def is_opaque(node: fx.Node) -> bool:
 
 
 def _is_opaque_to_torch(node: fx.Node) -> bool:
-    from torch._functorch import partitioners
-
     # torch 2.11 has no opaque nodes.
-    return bool(getattr(partitioners, "is_opaque_node", lambda node: False)(node))
+    return bool(getattr(_partitioners(), "is_opaque_node", lambda node: False)(node))
 
 
 def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
@@ -196,12 +152,11 @@ def size_hint(size: "int | torch.SymInt") -> int:
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Return a deep copy that shares the graph's constant tensors, which cannot be copied under a fake mode. torch's
-    warnings about its own tree specifications are suppressed."""
+    """Return a deep copy that shares the constant tensors of the graph, which cannot be copied under a fake mode."""
     held = [value for value in vars(graph_module).values() if isinstance(value, torch.Tensor)]
     held += [*graph_module.parameters(), *graph_module.buffers()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specifications
         return copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
 
 
@@ -222,8 +177,7 @@ def torch_min_cut_at_budget(
     joint_module: fx.GraphModule, share: float, *, num_fwd_outputs: int, static_lifetime_input_indices: list[int]
 ) -> list[fx.Node]:
     """Return the values that PyTorch's partitioner saves under `activation_memory_budget=share`, 0 to 1."""
-    from torch._functorch import partitioners
-
+    partitioners = _partitioners()
     info = partitioners.classify_nodes(joint_module, static_lifetime_input_indices, num_fwd_outputs)
     # The distance from backward, for its heuristics.
     for node in reversed(joint_module.graph.nodes):
@@ -239,12 +193,9 @@ def torch_min_cut_at_budget(
 
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
     """The placeholders that forward takes: its inputs, then the random state that AOTAutograd may add."""
-    import torch._functorch.partitioners
-
-    partitioners: Any = torch._functorch.partitioners  # its private names are not exported
     placeholders = graph.find_nodes(op="placeholder")
-    own = [node for node in placeholders if partitioners._is_primal(node)]
-    return own + [node for node in placeholders if partitioners._is_fwd_seed_offset(node)]
+    own = [node for node in placeholders if _partitioners()._is_primal(node)]
+    return own + [node for node in placeholders if _partitioners()._is_fwd_seed_offset(node)]
 
 
 def placement(node: fx.Node) -> str | None:
@@ -271,15 +222,10 @@ def is_gradient_input(node: fx.Node) -> bool:
 
 
 def extract_forward_and_backward(
-    joint_module: fx.GraphModule,
-    saved_values: list[fx.Node],
-    *,
-    num_fwd_outputs: int,
-    static_inputs: Any,
+    joint_module: fx.GraphModule, saved_values: list[fx.Node], *, num_fwd_outputs: int, static_inputs: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut the joint graph into a forward that also returns `saved_values` and a backward that takes them."""
-    from torch._functorch import partitioners
-
+    partitioners = _partitioners()
     symbols = [node for node in saved_values if is_sym_node(node)]
     # Not the state for hooks: torch takes that out of the tensors itself.
     opaque = [node for node in saved_values if _is_opaque_to_torch(node)]
@@ -302,11 +248,7 @@ def extract_forward_and_backward(
 
 
 def compile_with_inductor(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partitioner: Any,
-    *,
-    fallback_random: bool,
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, fallback_random: bool
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now."""
     compile_fx, _ = inductor_compilers()
@@ -353,7 +295,7 @@ def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
         output = lowered.graph.output_node()
         # The outputs keep their strides, on which AOTAutograd and the other graph rely.
         returned = enumerate(cast(Sequence[Any], output.args[0]))
-        output.meta["user_visible_output_idxs"] = [place for place, node in returned if isinstance(node, fx.Node)]
+        output.meta["user_visible_output_idxs"] = [index for index, node in returned if isinstance(node, fx.Node)]
         return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 
@@ -375,10 +317,9 @@ def compiler_version(device_type: str) -> str:
     from torch._inductor.cpp_builder import get_compiler_version_info
 
     try:
-        said = get_compiler_version_info(cpp_compiler())
+        version = re.search(r"(gcc|clang) version [\d.]+", get_compiler_version_info(cpp_compiler()))
     except (RuntimeError, OSError):
         return "no C++ compiler"
-    version = re.search(r"(gcc|clang) version [\d.]+", said)
     return version[0] if version else "another C++ compiler"
 
 
@@ -397,12 +338,8 @@ def trace_with_inductor(
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
     ):
-        compiled: Any = compile_fx(
-            graph_module,
-            list(example_inputs),
-            inner_compile=cast(Any, run),
-            config_patches={"custom_partitioner_fn": _for_inductor(partitioner)},
-        )
+        settings = {"custom_partitioner_fn": _for_inductor(partitioner)}
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 
@@ -415,6 +352,6 @@ def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 def all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
     """The nodes of a graph, and of those within it."""
-    for part in graph_module.modules():
-        if isinstance(part, fx.GraphModule):
-            yield from part.graph.nodes
+    for inner in graph_module.modules():
+        if isinstance(inner, fx.GraphModule):
+            yield from inner.graph.nodes

@@ -24,8 +24,6 @@ from .sections import changed, checked_choice, completed, fitting, with_layer_ch
 from .sources import Request, Source, parse_overrides, read_source
 from .values import resolved
 
-__all__ = ["build", "compose"]
-
 _MISSING = "???"
 _log = logging.getLogger("fuselayers")
 
@@ -55,10 +53,7 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
         else {}
     )
     model: nn.Module = create(
-        "model",
-        with_layer_changes(config),
-        **{group: getattr(config, group) for group in COMPONENT_GROUPS},
-        **layers,
+        "model", with_layer_changes(config), **{group: getattr(config, group) for group in COMPONENT_GROUPS}, **layers
     )
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config

@@ -19,8 +19,6 @@ from .build import build, compose
 from .schemas import Config
 from .sources import Source
 
-__all__ = ["ModelCosts", "model_costs", "parameter_counts"]
-
 
 @dataclass(frozen=True)
 class ModelCosts:
@@ -142,7 +140,7 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 
 def _flops(model: nn.Module) -> tuple[int, int]:
     """Return the FLOPs of forward, and of forward and backward."""
-    # Written out in matrix products, attention counts alike wherever and however it runs.
+    # As matrix products, attention has the same FLOPs on every device.
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         weights = _fake_weights(model, torch.float32)
         loss = _call(model, weights, torch.float32)

@@ -1,6 +1,6 @@
 """The groups and their files: which choices there are, and how Hydra composes them.
 
-The shipped folder is `groups`. `hydra.searchpath` names others, laid out alike:
+The shipped folder is `groups`. `hydra.searchpath` names others, with the same layout:
 
     /my/configs/model/mine.yaml         with # @package _global_: chooses and sets its components too
     /my/configs/feedforward/wide.yaml   sets options of its own group
@@ -30,19 +30,6 @@ from ..components.registry import of_another_kind
 from ..names import no_such
 from .schemas import SECTIONS, section_options
 from .values import plain_copy, read_yaml
-
-__all__ = [
-    "COMPONENT_GROUPS",
-    "COMPONENT_SECTIONS",
-    "GROUPS",
-    "SHIPPED",
-    "check_group",
-    "choices",
-    "component_file",
-    "composed_files",
-    "names_in",
-    "open_folders",
-]
 
 # A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
@@ -89,9 +76,7 @@ def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
 def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
     """Return every section as the files make it, with its references unresolved and without defaults of components.
 
-    Args:
-        presets: group -> choice; the other groups are as the model's file chooses.
-        folders: as `open_folders` returns them.
+    `presets` is group -> choice; the model's file chooses in the other groups.
 
     Raises:
         ValueError: a group has no such choice, or Hydra cannot compose a user's file.

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from ..names import no_such
 
-__all__ = ["FAMILIES", "Family", "Key", "load_hugging_face"]
-
 
 @dataclass(frozen=True)
 class Key:
@@ -117,7 +115,7 @@ def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> 
         placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
         repeated = family.repeated.get(name)
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
-            # Where the other one is missing, it is told as missing.
+            # If the other one is missing, the error says that.
             if not torch.equal(tensor, theirs.get(repeated, tensor)):
                 misfits.append(f"{name} has no place of its own in it, and does not equal {repeated}")
             continue
@@ -125,12 +123,9 @@ def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> 
             misfits.append(f"{name} has no place in it")
         for order, key, ours in placed:
             parts.setdefault(ours, {})[order] = tensor.T if key.transposed else tensor
-    return {ours: _stacked([part[order] for order in sorted(part)]) for ours, part in parts.items()}, misfits
-
-
-def _stacked(tensors: list[Tensor]) -> Tensor:
-    # A single one as it is: `cat` would copy it, and with it all but a few of the weights once more.
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    stacked = {ours: [tensors[order] for order in sorted(tensors)] for ours, tensors in parts.items()}
+    # `cat` copies a single tensor too, and most are single.
+    return {ours: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for ours, tensors in stacked.items()}, misfits
 
 
 def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
@@ -160,6 +155,11 @@ def _both(theirs: str, ours: str, *, transposed: bool = False) -> tuple[Key, Key
     return Key(f"{theirs}.weight", f"{ours}.weight", transposed), Key(f"{theirs}.bias", f"{ours}.bias")
 
 
+def _qkv(attention: str, *names: str) -> tuple[Key, ...]:
+    """Weights and biases of queries, keys and values."""
+    return tuple(key for name in names for key in _both(f"{attention}{name}", "blocks.{}.attention.qkv"))
+
+
 _GPT2: Final = Family(
     keys=(
         Key("transformer.wte.weight", "token.weight"),
@@ -182,9 +182,7 @@ _BERT: Final = Family(
         Key("bert.embeddings.position_embeddings.weight", "position.table.weight"),
         Key("bert.embeddings.token_type_embeddings.weight", "segment.weight"),
         *_both("bert.embeddings.LayerNorm", "embedding_norm"),
-        *_both("bert.encoder.layer.{}.attention.self.query", "blocks.{}.attention.qkv"),
-        *_both("bert.encoder.layer.{}.attention.self.key", "blocks.{}.attention.qkv"),
-        *_both("bert.encoder.layer.{}.attention.self.value", "blocks.{}.attention.qkv"),
+        *_qkv("bert.encoder.layer.{}.attention.self.", "query", "key", "value"),
         *_both("bert.encoder.layer.{}.attention.output.dense", "blocks.{}.attention.out"),
         *_both("bert.encoder.layer.{}.attention.output.LayerNorm", "blocks.{}.residual.norms.0"),
         *_both("bert.encoder.layer.{}.intermediate.dense", "blocks.{}.feedforward.up"),
@@ -205,18 +203,15 @@ _BERT: Final = Family(
 
 _LLAMA_LAYER: Final = (
     Key("model.embed_tokens.weight", "token.weight"),
-    Key("model.layers.{}.self_attn.q_proj.weight", "blocks.{}.attention.qkv.weight"),
-    Key("model.layers.{}.self_attn.k_proj.weight", "blocks.{}.attention.qkv.weight"),
-    Key("model.layers.{}.self_attn.v_proj.weight", "blocks.{}.attention.qkv.weight"),
+    *(Key(f"model.layers.{{}}.self_attn.{part}_proj.weight", "blocks.{}.attention.qkv.weight") for part in "qkv"),
     Key("model.layers.{}.self_attn.o_proj.weight", "blocks.{}.attention.out.weight"),
     Key("model.layers.{}.input_layernorm.weight", "blocks.{}.residual.norms.0.weight"),
     Key("model.norm.weight", "norm.weight"),
     Key("lm_head.weight", "head.weight"),
 )
-_GATED: Final = (
-    Key("model.layers.{}.mlp.gate_proj.weight", "blocks.{}.feedforward.gate.weight"),
-    Key("model.layers.{}.mlp.up_proj.weight", "blocks.{}.feedforward.up.weight"),
-    Key("model.layers.{}.mlp.down_proj.weight", "blocks.{}.feedforward.down.weight"),
+_GATED: Final = tuple(
+    Key(f"model.layers.{{}}.mlp.{name}_proj.weight", f"blocks.{{}}.feedforward.{name}.weight")
+    for name in ("gate", "up", "down")
 )
 _SECOND_NORM: Final = (Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),)
 _LLAMA_REPEATED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -261,9 +256,7 @@ _VIT: Final = Family(
         Key("vit.embeddings.cls_token", "class_token"),
         Key("vit.embeddings.position_embeddings", "position.table.weight"),
         *_both("vit.embeddings.patch_embeddings.projection", "patch.projection"),
-        *_both("vit.layers.{}.attention.q_proj", "blocks.{}.attention.qkv"),
-        *_both("vit.layers.{}.attention.k_proj", "blocks.{}.attention.qkv"),
-        *_both("vit.layers.{}.attention.v_proj", "blocks.{}.attention.qkv"),
+        *_qkv("vit.layers.{}.attention.", "q_proj", "k_proj", "v_proj"),
         *_both("vit.layers.{}.attention.o_proj", "blocks.{}.attention.out"),
         *_both("vit.layers.{}.layernorm_before", "blocks.{}.residual.norms.0"),
         *_both("vit.layers.{}.layernorm_after", "blocks.{}.residual.norms.1"),
@@ -271,7 +264,7 @@ _VIT: Final = Family(
         *_both("vit.layers.{}.mlp.fc2", "blocks.{}.feedforward.down"),
         *_both("vit.layernorm", "norm"),
         *_both("classifier", "head"),
-    ),
+    )
 )
 
 
@@ -287,10 +280,7 @@ def _t5_stack(name: str, *, feedforward: int) -> tuple[Key, ...]:
         Key(f"{theirs}.{feedforward}.DenseReluDense.wi_0.weight", f"{ours}.feedforward.gate.weight"),
         Key(f"{theirs}.{feedforward}.DenseReluDense.wi_1.weight", f"{ours}.feedforward.up.weight"),
         Key(f"{theirs}.{feedforward}.DenseReluDense.wo.weight", f"{ours}.feedforward.down.weight"),
-        Key(
-            f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            f"{name}.position.table.weight",
-        ),
+        Key(f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{name}.position.table.weight"),
         Key(f"{name}.final_layer_norm.weight", f"{name}.norm.weight"),
     )
 

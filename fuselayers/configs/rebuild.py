@@ -11,11 +11,9 @@ from ..partition import FusedModule
 from .build import build, compose
 from .sources import Source
 
-__all__ = ["RebuildError", "RebuildWarning", "rebuild"]
 
-
-class RebuildWarning(UserWarning):
-    """Some weights did not carry over. Its text is the report.
+class _Report(Exception):
+    """Its text is a report.
 
     Attributes:
         carried: the report.
@@ -24,22 +22,18 @@ class RebuildWarning(UserWarning):
     def __init__(self, carried: Carried) -> None:
         super().__init__(carried)
         self.carried = carried
+
+
+class RebuildWarning(_Report, UserWarning):
+    """Some weights did not carry over. Its text is the report."""
 
     def __str__(self) -> str:
         advice = "\nThose that are new, or have another shape, are initialised anew."
         return f"{self.carried}{advice if self.carried.new or self.carried.reshaped else ''}"
 
 
-class RebuildError(ValueError):
-    """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report.
-
-    Attributes:
-        carried: the report.
-    """
-
-    def __init__(self, carried: Carried) -> None:
-        super().__init__(carried)
-        self.carried = carried
+class RebuildError(_Report, ValueError):
+    """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report."""
 
     def __str__(self) -> str:
         return f"{self.carried}\nNothing was built; rebuild without strict=True initialises what did not carry."

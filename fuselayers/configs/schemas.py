@@ -10,8 +10,6 @@ from ..partition import partitioner
 from ..partition.backends import check_backends
 from .values import checked_option
 
-__all__ = ["SECTIONS", "Config", "DataConfig", "FusionConfig", "TrainConfig", "section_options"]
-
 
 def setting(doc: str, *, default: Any = MISSING) -> Any:
     """Return a dataclass field with its meaning. Its type and range are in its annotation."""

@@ -14,8 +14,6 @@ from ..names import no_such
 from .schemas import Config
 from .values import alternatives, checked_option, plain_copy
 
-__all__ = ["changed", "checked_choice", "completed", "fitting", "with_layer_changes", "written"]
-
 # The options of models that hold lists of {at: which layers, component: its name or options}.
 _LAYER_OPTIONS: Final = ("layers", "decoder_layers")
 # A saved config must stay within the limits of `read_yaml` and `plain_copy`.
@@ -81,14 +79,9 @@ def fitting(kind: str, section: dict[str, Any], *, where: str, notes: list[str])
 
 
 def written(kind: str, section: dict[str, Any], left_at_default: Container[str], *, where: str) -> dict[str, Any]:
-    """Return a completed section without the options that nobody wrote.
+    """Return a completed section without the options whose paths are in `left_at_default`, those that nobody wrote.
 
-    Args:
-        kind: of the component.
-        section: complete.
-        left_at_default: the paths of the options that nobody wrote. One that has another value than the component's
-            default, because the default changed or the config was edited, counts as written.
-        where: the path of the section.
+    Such an option counts as written if it differs from the default: the default changed, or the config was edited.
     """
     known = _options(kind, section["name"])
     result = {"name": section["name"]}
@@ -109,13 +102,7 @@ def written(kind: str, section: dict[str, Any], left_at_default: Container[str],
 def completed(
     kind: str, section: dict[str, Any], *, where: str, left_at_default: set[str] | None = None
 ) -> dict[str, Any]:
-    """Return a section with every option, in the component's order.
-
-    Args:
-        kind: of the component.
-        section: with some of the options.
-        where: the path of the section.
-        left_at_default: gets the paths of the options that take their default.
+    """Return a section with every option, in the component's order. `left_at_default` gets the paths of the defaults.
 
     Raises:
         ValueError: no such component, or an option without a default is missing.
@@ -167,11 +154,7 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
 
 
 def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
-    """Return the entries of `model.layers` as they were written, each `at` as text.
-
-    Raises:
-        ValueError: they have another form.
-    """
+    """Return the entries of `model.layers` as they were written, each `at` as text."""
     if not isinstance(entries, (list, tuple)):
         raise ValueError(f"model.{option} must be a list of mappings {{at: ..., component: ...}}, got {entries!r}")
     if len(entries) > _MOST_LAYERS:
@@ -179,7 +162,7 @@ def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
             f"model.{option} may have {_MOST_LAYERS} entries, got {len(entries):,}; "
             f"one entry may change many layers: {{at: 1::2, ...}}"
         )
-    return tuple(_checked_layer(entry, f"model.{option}[{place}]") for place, entry in enumerate(entries))
+    return tuple(_checked_layer(entry, f"model.{option}[{index}]") for index, entry in enumerate(entries))
 
 
 def _checked_layer(entry: Any, where: str) -> dict[str, Any]:
@@ -211,8 +194,8 @@ def with_layer_changes(config: Config) -> Choice:
         if option not in model.options:
             continue
         changes[option] = tuple(
-            _layer_change(config, entry, f"model.{option}[{place}]")
-            for place, entry in enumerate(model.options[option])
+            _layer_change(config, entry, f"model.{option}[{index}]")
+            for index, entry in enumerate(model.options[option])
         )
         depths = [model.options.get(name) for name in ("num_decoder_layers", "num_layers")]
         depth = (depths[0] or depths[1]) if option == "decoder_layers" else depths[1]

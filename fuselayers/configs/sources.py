@@ -19,8 +19,6 @@ from .group_files import COMPONENT_SECTIONS, GROUPS, check_group
 from .schemas import Config
 from .values import plain_copy, read_yaml
 
-__all__ = ["Request", "Source", "parse_overrides", "plain_sections", "read_source", "to_yaml"]
-
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 
 _LEFT_AT_DEFAULT: Final = "left_at_default"
@@ -165,12 +163,11 @@ def read_source(source: Source) -> Request:
         return _from_application(source) or _from_mapping(source)
     if isinstance(source, Mapping):
         return _from_mapping(source)
-    if isinstance(source, os.PathLike):
-        return _from_file(Path(source))
-    if isinstance(source, str):
-        if source.endswith((".yaml", ".yml")) or "/" in source or os.sep in source:
-            return _from_file(Path(os.path.expanduser(source)))
+    if isinstance(source, str) and not (source.endswith((".yaml", ".yml")) or "/" in source or os.sep in source):
         return Request(choices={"model": source})
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(os.path.expanduser(source) if isinstance(source, str) else source)
+        return _from_mapping(read_yaml(path) or None)  # an empty file may have been cut off
     raise TypeError(
         f"a config is the name of a shipped model, the path of a .yaml file or a mapping, got a {type(source).__name__}"
     )
@@ -190,10 +187,6 @@ def _from_application(config: DictConfig) -> Request | None:
     # train and data are names that many applications use themselves.
     sections = {group: content[group] for group in (*COMPONENT_SECTIONS, "fusion") if group in content}
     return Request(settings=plain_copy(sections), composed="hydra")
-
-
-def _from_file(path: Path) -> Request:
-    return _from_mapping(read_yaml(path) or None)  # an empty file may have been cut off
 
 
 def _from_mapping(content: Any) -> Request:

@@ -9,8 +9,6 @@ from ..names import no_such
 from .build import compose
 from .schemas import SECTIONS, section_options
 
-__all__ = ["HEADINGS", "TABLES", "OptionRow", "option_rows", "option_table", "type_name"]
-
 HEADINGS: Final = ("name", "option", "type", "range", "default", "meaning")
 # What there is a table of.
 TABLES: Final = (*KINDS, *SECTIONS)

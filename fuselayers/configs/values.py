@@ -17,8 +17,6 @@ from omegaconf import Container, OmegaConf
 from ..components import Choice, Option, get
 from ..names import no_such
 
-__all__ = ["alternatives", "checked", "checked_option", "plain_copy", "read_yaml", "resolved"]
-
 # One whole value that names another option: no text around it, no resolver, no nesting.
 _REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
 _MOST_BYTES: Final = 100_000
@@ -112,7 +110,7 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
             for key, entry in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_copy(entry, f"{where}[{place}]", depth=depth + 1, left=left) for place, entry in enumerate(value)]
+        return [_copy(entry, f"{where}[{index}]", depth=depth + 1, left=left) for index, entry in enumerate(value)]
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -127,10 +125,10 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
     )
 
 
-def _check_text(text: str, place: str) -> None:
+def _check_text(text: str, where: str) -> None:
     if "${" in text and not _REFERENCE.fullmatch(text):
         raise ValueError(
-            f"{place}{text!r} is refused: ${{...}} may only stand alone and name another value, as ${{model.dropout}}; "
+            f"{where}{text!r} is refused: ${{...}} may only stand alone and name another value, as ${{model.dropout}}; "
             "resolvers such as ${oc.env:...} are not run. In an application of your own, call OmegaConf.resolve(cfg) "
             "first"
         )
@@ -166,7 +164,7 @@ def _resolved(value: Any, where: str, sections: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         return {key: _resolved(entry, f"{where}.{key}", sections) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_resolved(entry, f"{where}[{place}]", sections) for place, entry in enumerate(value)]
+        return [_resolved(entry, f"{where}[{index}]", sections) for index, entry in enumerate(value)]
     seen: list[str] = []
     while isinstance(value, str) and (reference := _REFERENCE.fullmatch(value)):
         if value in seen:
@@ -247,7 +245,7 @@ def _fit(where: str, value: Any, annotation: Any) -> tuple[bool, Any]:
         if not isinstance(value, (list, tuple)):
             return False, value
         entry, _ = get_args(annotation)
-        return True, tuple(checked(f"{where}[{place}]", item, entry) for place, item in enumerate(value))
+        return True, tuple(checked(f"{where}[{index}]", item, entry) for index, item in enumerate(value))
     if annotation is float:
         number = _number(value)
         return number is not None, number

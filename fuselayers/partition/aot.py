@@ -17,8 +17,6 @@ from .fused_module import FusedModule
 from .partitioners import Partitioner, default_partition, partitioner
 from .report import ServedGraph, describe_graph
 
-__all__ = ["AotFunction", "AotOptions", "GraphCompiler", "aot_function", "aot_module"]
-
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
 the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""
@@ -98,12 +96,11 @@ def aot_function(
         raise ValueError(
             f"enable_log must be True, got {enable_log!r}: TORCH_LOGS in the environment selects what is logged"
         )
-    static = () if static_argnums is None else static_argnums
     options = AotOptions(
         backend="aot_function",
         chain=(),
         partition=partition_fn,
-        static_argnums=(static,) if isinstance(static, int) else tuple(static),
+        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
         static_argnames=(),
         dynamic=dynamic,
         fullgraph=False,
@@ -142,11 +139,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> FusedModule:
 
 @dataclass(frozen=True)
 class AotOptions(FuseOptions):
-    """The arguments of `aot_function`, checked.
-
-    Attributes:
-        decompositions: as in `aot_function`, as the others are; None is none.
-    """
+    """The arguments of `aot_function`, checked."""
 
     fw_compiler: GraphCompiler
     bw_compiler: GraphCompiler
@@ -183,7 +176,7 @@ class AotFunction(FusedFunction):
             decompositions=None if options.decompositions is None else dict(options.decompositions),
             keep_inference_input_mutations=options.keep_inference_input_mutations,
         )
-        compiled: Callable[..., Any] = backend(graph_module, example_inputs)
+        compiled = backend(graph_module, example_inputs)
         self._graphs.append(served)
         return compiled
 

@@ -39,14 +39,11 @@ from .backends import (
     main_device,
     why_unavailable,
 )
-from .modes import Modes, holds_checkpoints, switches_modes
 from .partitioners import Partitioner, SavePolicy, partitioner
 from .report import GraphReport, ServedGraph, cache_key
-from .side_effects import side_effects
+from .side_effects import Modes, holds_checkpoints, side_effects, switches_modes
 from .timer import Step, median_seconds, time_in_turns
 from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
-
-__all__ = ["compile_auto", "compile_pinned", "copies_of", "fastest", "guard_seconds", "seconds_of"]
 
 _TIE: Final = 1.02
 # Of one measurement: a round is one call of each candidate.
@@ -77,14 +74,9 @@ def compile_auto(
     report: GraphReport,
     **options: Any,
 ) -> tuple[_Run, ServedGraph]:
-    """Compile a graph with the candidate that was fastest before, or with one that will be measured.
+    """Compile a graph with the candidate that was fastest before, or with the first backend of `chain` to be measured.
 
-    Args:
-        graph_module: a graph of Dynamo's; it is used up.
-        example_inputs: those of its first call.
-        chain: the backends to begin with, in order.
-        report: of the graph, to be completed.
-        options: `partition` and `torch_random`, as in `fuse`.
+    The graph is used up, and its report completed. `options` are `partition` and `torch_random`, as in `fuse`.
 
     Raises:
         BackendUnavailableError: no backend of the chain works.
@@ -92,7 +84,7 @@ def compile_auto(
     measurable = has_choice() and _any_candidate_will_do(options["partition"], example_inputs)
     if not measurable or holds_checkpoints(graph_module):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
-    known = remembered(cache_key(report), main_device(example_inputs)) if not _size_places(graph_module) else None
+    known = remembered(cache_key(report), main_device(example_inputs)) if not _size_indices(graph_module) else None
     if known and known.keys() == {*_candidates_on(device_types_of(example_inputs)), PLAIN}:
         report = _measured_report(report, known, "measured before")
         if report.served_by == PLAIN:
@@ -114,11 +106,7 @@ def compile_pinned(
     report: GraphReport,
     **options: Any,
 ) -> tuple[_Run, ServedGraph]:
-    """Compile a graph with the backend that is pinned for it.
-
-    Args:
-        choices: what `pinned_choices` returns.
-        fallback: the backends to take, in order, where the pinned one does not work.
+    """Compile a graph with the backend that `choices`, of `pinned_choices`, pins for it, or else with the fallbacks.
 
     The other arguments and the error are those of `compile_auto`.
     """
@@ -174,15 +162,15 @@ def seconds_of(
 def copies_of(inputs: Sequence[Any], overwritten: frozenset[int] = frozenset()) -> tuple[list[Any], list[Tensor]]:
     """Return inputs to call a candidate with, and the leaves among them. They share memory where nobody writes."""
     copies, leaves = [], []
-    for place, one in enumerate(inputs):
+    for index, one in enumerate(inputs):
         if not isinstance(one, Tensor):
             copies.append(one)
             continue
-        copy = one.detach().clone() if place in overwritten else one.detach()
+        copy = one.detach().clone() if index in overwritten else one.detach()
         if one.requires_grad:
             leaves.append(copy.requires_grad_())
         # A leaf cannot be overwritten.
-        copies.append(copy.clone() if place in overwritten and one.requires_grad else copy)
+        copies.append(copy.clone() if index in overwritten and one.requires_grad else copy)
     return copies, leaves
 
 
@@ -231,13 +219,13 @@ class _Undecided:
         self._first_name, self._first = served.report.served_by, run
         self._served = served
         self._options = options
-        self._size_places = _size_places(graph_module)
+        self._size_indices = _size_indices(graph_module)
         self._chosen: dict[tuple[int, ...], _Run] = {}
         self._spent: dict[tuple[int, ...], float] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
-        sizes = tuple(int(inputs[place]).bit_length() for place in self._size_places) if self._size_places else ()
+        sizes = tuple(int(inputs[index]).bit_length() for index in self._size_indices) if self._size_indices else ()
         if sizes not in self._chosen:
             self._try_to_choose(sizes, inputs)
         if sizes in self._chosen:
@@ -339,15 +327,15 @@ def _candidates_on(device_types: set[str]) -> list[str]:
 
 
 def _any_candidate_will_do(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
-    """Whether there is no limit on bytes, no partitioner of the user's own, and no tensor subclass."""
+    """True without a limit on bytes, a partitioner of the user's own, and tensor subclasses."""
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}
     return isinstance(own, SavePolicy) and own.limit is None and kinds <= {Tensor, nn.Parameter, FakeTensor}
 
 
-def _size_places(graph_module: fx.GraphModule) -> tuple[int, ...]:
+def _size_indices(graph_module: fx.GraphModule) -> tuple[int, ...]:
     """The positions of a graph's inputs that are sizes."""
     inputs = graph_module.graph.find_nodes(op="placeholder")
     return tuple(
-        place for place, node in enumerate(inputs) if isinstance(node.meta.get("example_value"), torch.SymInt | int)
+        index for index, node in enumerate(inputs) if isinstance(node.meta.get("example_value"), torch.SymInt | int)
     )

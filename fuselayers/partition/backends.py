@@ -20,26 +20,10 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
-from .fallback_warning import FallbackWarning, say_once
+from .fallback_warning import say_once
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
-
-__all__ = [
-    "AUTO_ORDER",
-    "CANDIDATES",
-    "PLAIN",
-    "BackendStatus",
-    "BackendUnavailableError",
-    "FallbackWarning",
-    "backends",
-    "check_backends",
-    "compile_chain",
-    "device_types_of",
-    "main_device",
-    "pinned_choices",
-    "why_unavailable",
-]
 
 # "triton" is Inductor, but only on a GPU, where Inductor writes Triton.
 _COMPILERS: Final = MappingProxyType(
@@ -47,6 +31,7 @@ _COMPILERS: Final = MappingProxyType(
 )
 _NAMES: Final = ("auto", *_COMPILERS)
 _PINNED: Final = "pinned:"
+_GET_TRITON: Final = "pip install triton"
 
 AUTO_ORDER: Final = ("inductor", "eager")
 """The backends that "auto" begins with: the first that works."""
@@ -59,7 +44,7 @@ PLAIN: Final = "plain"
 
 
 class BackendUnavailableError(RuntimeError):
-    """The backend that was asked for does not work here, and there is no fallback left."""
+    """The requested backend does not work here, and no fallback is left."""
 
 
 @dataclass(frozen=True)
@@ -86,30 +71,20 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
     ['auto', 'eager', 'inductor', 'triton', 'nvfuser']
     """
     device_type = torch.device(device).type
-    missing, without_triton = (why_unavailable(name, {device_type}) for name in ("inductor", "triton"))
-    without_nvfuser = why_unavailable("nvfuser", {device_type})
-    serving = "inductor" if missing is None else "eager"
-    hint = "apt install g++" if device_type == "cpu" else "pip install triton"
+    on_cpu = device_type == "cpu"
+    described = {
+        "inductor": (f"compiles to {'C++' if on_cpu else 'Triton'}", "apt install g++" if on_cpu else _GET_TRITON),
+        "triton": ("Inductor, which compiles to Triton", "" if on_cpu else _GET_TRITON),
+        "nvfuser": ("nvFuser runs what can be fused, and torch the rest", nvfuser_hint()),
+    }
+    missing = {name: why_unavailable(name, {device_type}) for name in described}
+    first = "inductor" if missing["inductor"] is None else "eager"
     return (
-        BackendStatus("auto", True, f"begins with {serving}, measures, and takes the fastest", ""),
+        BackendStatus("auto", True, f"begins with {first}, measures, and takes the fastest", ""),
         BackendStatus("eager", True, "runs the partitioned graphs op by op", ""),
-        BackendStatus(
-            "inductor",
-            missing is None,
-            missing or f"compiles to {'C++' if device_type == 'cpu' else 'Triton'}",
-            "" if missing is None else hint,
-        ),
-        BackendStatus(
-            "triton",
-            without_triton is None,
-            without_triton or "Inductor, which compiles to Triton",
-            "pip install triton" if without_triton is not None and device_type != "cpu" else "",
-        ),
-        BackendStatus(
-            "nvfuser",
-            without_nvfuser is None,
-            without_nvfuser or "nvFuser runs what can be fused, and torch the rest",
-            "" if without_nvfuser is None else nvfuser_hint(),
+        *(
+            BackendStatus(name, True, text, "") if why is None else BackendStatus(name, False, why, hint)
+            for (name, why), (text, hint) in zip(missing.items(), described.values(), strict=True)
         ),
     )
 
@@ -194,10 +169,10 @@ def compile_chain(
     devices = device_types_of(example_inputs)
     failures: list[tuple[str, str]] = []
     cause: Exception | None = None
-    for place, name in enumerate(chain):
+    for index, name in enumerate(chain):
         reason = why_unavailable(name, devices)
         if reason is None:
-            attempt = graph_module if place == len(chain) - 1 else copy_of(graph_module)
+            attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
                 compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
             except Exception as error:
@@ -226,8 +201,4 @@ def why_unavailable(name: str, device_types: set[str]) -> str | None:
     if name == "triton" and device_types == {"cpu"}:
         return "Triton compiles for GPUs, and this runs on a CPU"
     why = why_nvfuser_is_unavailable if name == "nvfuser" else why_inductor_is_unavailable
-    for device_type in sorted(device_types):
-        reason = why(device_type)
-        if reason is not None:
-            return reason
-    return None
+    return next((reason for one in sorted(device_types) if (reason := why(one)) is not None), None)

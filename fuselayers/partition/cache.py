@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cache_file", "locked", "sources_hash", "write_json"]
-
 
 def cache_file(name: str) -> Path:
     """Return the path of the file `name`: in FUSELAYERS_CACHE, or in XDG_CACHE_HOME/fuselayers.

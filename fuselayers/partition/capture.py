@@ -19,14 +19,10 @@ from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeEx
 from .._torch.guards import dynamo_optimize, forget_compiled_code
 from .._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
 from ..names import no_such
-from .compilers import compile_eager
-from .compilers.ahead_of_time import compile_ahead_of_time
-from .compilers.nvfuser import nvfuser_decompositions, with_masks_for_nvfuser
+from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
 from .partitioners import default
 from .passes import dropout_in_place_pass, seeded_dropout_calls_pass
-
-__all__ = ["ROOT", "CapturedGraph", "Trace", "capture", "compile_functional", "trace"]
 
 
 @dataclass(frozen=True)
@@ -210,9 +206,7 @@ def compile_functional(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
     """As the eager backend, but a write to an input is an output of the graph, not an op in it."""
-    backend = aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
-    return compiled
+    return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
 def _compile_eager(
@@ -231,15 +225,7 @@ def _compile_inductor(
 def _compile_nvfuser(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
-    return compile_ahead_of_time(
-        with_masks_for_nvfuser(graph_module),
-        example_inputs,
-        compiler="nvfuser",
-        runnable=boxed,
-        partition=partitioner,
-        torch_random=False,
-        decompositions=nvfuser_decompositions(),
-    )
+    return compile_nvfuser(graph_module, example_inputs, partition=partitioner, torch_random=False, runnable=boxed)
 
 
 def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -247,12 +233,7 @@ def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], *
 
 
 _BACKENDS: Final = types.MappingProxyType(
-    {
-        "eager": _compile_eager,
-        "inductor": _compile_inductor,
-        "triton": _compile_inductor,
-        "nvfuser": _compile_nvfuser,
-    }
+    {"eager": _compile_eager, "inductor": _compile_inductor, "triton": _compile_inductor, "nvfuser": _compile_nvfuser}
 )
 
 
@@ -262,10 +243,10 @@ def _name(fn: Any) -> str:
 
 def _last_line(error: BaseException) -> str:
     """The innermost line of the traceback that is neither torch's nor ours: ", file:line"."""
-    place, last = error.__traceback__, ""
-    while place is not None:
-        module = str(place.tb_frame.f_globals.get("__name__", ""))
+    traceback, last = error.__traceback__, ""
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
         if not module.startswith("torch") and module != __name__:
-            last = f", {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
-        place = place.tb_next
+            last = f", {traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
     return last

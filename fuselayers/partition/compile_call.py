@@ -12,8 +12,6 @@ import torch.fx as fx
 from .._torch.dispatch import FakeTensorMode, as_a_compiler, disable_current_modes, pytree
 from .._torch.tracing import functorch_config, inductor_compilers, make_fx, named_source, symbolic_shapes
 
-__all__ = ["CompiledCall", "compile_call"]
-
 
 class CompiledCall(NamedTuple):
     """A compiled function: `run` takes the tensors as a list and empties it, `takes` is its guard."""
@@ -23,9 +21,7 @@ class CompiledCall(NamedTuple):
 
 
 def compile_call(
-    fn: Callable[..., tuple[torch.Tensor, ...]],
-    tensors: Sequence[torch.Tensor],
-    any_size: Sequence[Collection[int]],
+    fn: Callable[..., tuple[torch.Tensor, ...]], tensors: Sequence[torch.Tensor], any_size: Sequence[Collection[int]]
 ) -> CompiledCall:
     """Compile a function for calls like this one, without Dynamo in front and without autograd behind.
 
@@ -59,11 +55,11 @@ def compile_call(
     ):
         examples, fixed = [], []
         for number, (tensor, dimensions) in enumerate(zip(tensors, any_size, strict=True)):
-            free = {place for place in dimensions if tensor.shape[place] > 1}
-            fixed += [(number, place, size) for place, size in enumerate(tensor.shape) if place not in free]
+            free = {index for index in dimensions if tensor.shape[index] > 1}
+            fixed += [(number, index, size) for index, size in enumerate(tensor.shape) if index not in free]
             kinds = symbolic_shapes().DimDynamic
             context: Any = symbolic_shapes().StatelessSymbolicContext(
-                dynamic_sizes=[kinds.DYNAMIC if place in free else kinds.STATIC for place in range(tensor.dim())],
+                dynamic_sizes=[kinds.DYNAMIC if index in free else kinds.STATIC for index in range(tensor.dim())],
                 constraint_sizes=[None] * tensor.dim(),
             )
             blank = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -80,7 +76,7 @@ def compile_call(
     guards = shapes.produce_guards_expression(examples)
 
     def takes(given: Sequence[torch.Tensor]) -> bool:
-        return all(given[number].shape[place] == size for number, place, size in fixed) and (
+        return all(given[number].shape[index] == size for number, index, size in fixed) and (
             not guards or shapes.evaluate_guards_expression(guards, given)
         )
 

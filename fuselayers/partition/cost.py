@@ -28,8 +28,6 @@ from .joint_graph import JointGraph
 from .machine import Machine
 from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
 
-__all__ = ["CostModel", "NodePrice", "flops_of"]
-
 _SYMBOL_BYTES: Final = 8.0
 # An elementwise op's arithmetic that memory traffic does not hide, in FLOPs per element read or written, whichever is
 # more.
@@ -39,18 +37,14 @@ _TIE: Final = 1e-3
 # Values that the user prefers to save, and ops of unknown cost (a custom op may be a whole solver), are recomputed only
 # if nothing else fits.
 _RELUCTANCE: Final = 100.0
-_ATTENTION: Final = tuple(
-    packet
-    for name in ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
-    if (packet := getattr(torch.ops.aten, name, None)) is not None
+# torch has no formula for the FLOPs of these; that of another kernel fits.
+_ATTENTION: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
 )
-_ATTENTION_BACKWARD: Final = tuple(
-    packet
-    for name in (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "_scaled_dot_product_fused_attention_overrideable_backward",
-    )
-    if (packet := getattr(torch.ops.aten, name, None)) is not None
+_ATTENTION_BACKWARD: Final = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward,
 )
 # They read only the rows that they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
@@ -133,7 +127,7 @@ class CostModel:
         return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
     def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:
-        """Return the price of running the op again in backward, if its inputs are there."""
+        """Return the price of recomputing the op in backward, if its inputs are there."""
         free = looks_at_its_input(node) or node.target is operator.getitem or node.op != "call_function"
         if free or num_bytes(node) == 0:
             return NodePrice()

@@ -17,8 +17,6 @@ from .joint_graph import CutGraph, JointGraph
 from .node_kinds import num_bytes, source_line, storage_of
 from .partitioners import default_partition
 
-__all__ = ["check_suffix", "draw_graph", "draw_graphs", "draw_joint_graph"]
-
 _RED, _BLUE, _GREY, _GREEN = "#d1495b", "#74b3ce", "#ced4da", "#95d5b2"
 _ONE_GRAPH: Final = {"returned": _RED, "computed": _GREY, "input": _GREEN}
 _CUT_GRAPH: Final = {"saved": _RED, "recomputed": _BLUE, "forward, time runs down": _GREY, "backward, up": _GREEN}
@@ -187,8 +185,8 @@ def _dot(panels: Sequence[_Panel], title: str, shape: str) -> str:
 
 def _svg(panels: Sequence[_Panel], title: str, legend: Mapping[str, str]) -> str:
     lines = [f'<text x="20" y="20">{escape(title)}</text>']
-    for place, (meaning, colour) in enumerate(legend.items()):
-        lines.append(f'<text x="{20 + 170 * place}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
+    for index, (meaning, colour) in enumerate(legend.items()):
+        lines.append(f'<text x="{20 + 170 * index}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
     top = 60.0
     for panel in panels:
         height = _ROW * max(len(panel.left), len(panel.right))

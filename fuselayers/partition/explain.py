@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,8 +22,6 @@ from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .saved_bytes import saved_bytes
-
-__all__ = ["explain"]
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
@@ -90,8 +89,6 @@ def explain(
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
         totals[rule] = _sum(one.totals[rule] for one in explained)
     cost = explained[0].cost
-    forward_flops, backward_flops = (sum(one.flops[side] for one in explained) for side in (0, 1))
-    forward_bytes, backward_bytes = (sum(one.ideal_bytes[side] for one in explained) for side in (0, 1))
     return MemoryReport(
         subject=_name(fn),
         backend=backend,
@@ -100,10 +97,10 @@ def explain(
         saved=tuple(value for one in explained for value in one.saved),
         recomputed=tuple(value for one in explained for value in one.recomputed),
         totals=totals,
-        forward_flops=forward_flops,
-        backward_flops=backward_flops,
-        forward_ideal_bytes=forward_bytes,
-        backward_ideal_bytes=backward_bytes,
+        forward_flops=sum(one.flops[0] for one in explained),
+        backward_flops=sum(one.flops[1] for one in explained),
+        forward_ideal_bytes=sum(one.ideal_bytes[0] for one in explained),
+        backward_ideal_bytes=sum(one.ideal_bytes[1] for one in explained),
         forward_seconds=sum(one.seconds[0] for one in explained),
         backward_seconds=sum(one.seconds[1] for one in explained),
         graphs=tuple(one.graph for one in explained),
@@ -130,8 +127,8 @@ class _Explained:
         # A user's partitioner may add nodes of its own, which are described by themselves.
         saved_nodes = [node_of.get(node.name, node) for node in outgoing]
         self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
-        again = [node_of.get(node.name, node) for node in _run_twice(forward, backward)]
-        self.recomputed = tuple(self._recomputed_value(node) for node in again if not is_view(node))
+        recomputed = [node_of.get(node.name, node) for node in _recomputed_nodes(forward, backward)]
+        self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
         for rule, rival in _RIVALS.items():
@@ -179,10 +176,10 @@ class _Explained:
             return f"{reads}{once}"
         if self._rule == default.name:
             return f"{reads}the default rule saves what backward reads, and recomputes only views"
-        saving, again = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
+        saving, recomputing = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {self.cost.total(saving):,.0f}"
-        if self.cost.total(again) > self.cost.total(saving):
-            return f"{reads}{priced}, recomputing it {self.cost.total(again):,.0f} bytes moved"
+        if self.cost.total(recomputing) > self.cost.total(saving):
+            return f"{reads}{priced}, recomputing it {self.cost.total(recomputing):,.0f} bytes moved"
         sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
         names = ", ".join(source.name for source in sources[:2]) or "its source"
         return f"{reads}{priced} bytes moved; recomputing it would need {names}, which costs more"
@@ -227,7 +224,7 @@ def _calls(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
 
 
-def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
+def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
     """The ops of a backward that are ops of its forward; both keep the names of the joint graph."""
     names = {node.name for node in _calls(forward)}
     return [node for node in _calls(backward) if node.name in names]
@@ -236,13 +233,13 @@ def _run_twice(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Nod
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
     """Count the values that a forward and backward save and recompute, on the graphs of any partitioner."""
     inputs = forward.graph.find_nodes(op="placeholder")
-    free = {inputs[place] for place in static if place < len(inputs)}
+    free = {inputs[index] for index in static if index < len(inputs)}
     storages = dict.fromkeys(storage_of(node) for node in _saved_nodes(forward, num_outputs))
-    again = [node for node in _run_twice(forward, backward) if not is_view(node)]
+    recomputed = [node for node in _recomputed_nodes(forward, backward) if not is_view(node)]
     return Totals(
         saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
-        recomputed_ops=len(again),
-        recomputed_flops=sum(flops_of(node) for node in again),
+        recomputed_ops=len(recomputed),
+        recomputed_flops=sum(flops_of(node) for node in recomputed),
     )
 
 
@@ -260,12 +257,7 @@ def _itemsize(node: fx.Node) -> int:
 
 
 def _sum(totals: Iterable[Totals]) -> Totals:
-    every = list(totals)
-    return Totals(
-        sum(one.saved_bytes for one in every),
-        sum(one.recomputed_ops for one in every),
-        sum(one.recomputed_flops for one in every),
-    )
+    return Totals(*map(sum, zip(*map(astuple, totals), strict=True)))
 
 
 def _options_of(fn: Any) -> Any:

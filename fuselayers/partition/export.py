@@ -20,8 +20,6 @@ from .._torch.tracing import descriptors
 from .capture import ROOT, Trace, compile_functional, trace
 from .node_kinds import source_line
 
-__all__ = ["InputSpec", "JointGraphExport", "OperatorRecord", "OutputSpec", "joint_graph", "operator_map"]
-
 _Origin: TypeAlias = tuple[Any, str, str]  # autograd's number, the line, the module
 _DTYPE_LETTERS: Final = (("float", "f"), ("bfloat", "bf"), ("complex", "c"), ("uint", "u"), ("int", "i"))
 
@@ -266,10 +264,10 @@ def _argument_names(fn: Any, count: int) -> list[str]:
     try:
         parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
-        return [f"args[{place}]" for place in range(count)]
+        return [f"args[{index}]" for index in range(count)]
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
-    return [*names[:count], *(f"{rest}[{place}]" for place in range(count - len(names)))]
+    return [*names[:count], *(f"{rest}[{index}]" for index in range(count - len(names)))]
 
 
 def _leaves(result: Any) -> list[tuple[str, Any]]:
@@ -319,9 +317,6 @@ def _typed(node: fx.Node) -> str:
 
 def _call(node: fx.Node) -> str:
     arguments = [repr(one) for one in node.args] + [f"{name}={one!r}" for name, one in node.kwargs.items()]
-    name = str(node.target) if node.op != "call_function" or not callable(node.target) else _op_name(node.target)
+    is_named = isinstance(node.target, torch._ops.OpOverload)
+    name = str(node.target) if is_named else getattr(node.target, "__name__", str(node.target))
     return textwrap.shorten(f"{name}({', '.join(arguments)})", width=100, placeholder=" ...)")
-
-
-def _op_name(target: Any) -> str:
-    return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", target))

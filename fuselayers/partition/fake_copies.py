@@ -15,8 +15,6 @@ from .._torch.dispatch import FakeCopyMode, FakeTensor, FakeTensorMode, disable_
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 
-__all__ = ["fake_copies"]
-
 
 @contextlib.contextmanager
 def fake_copies(

@@ -1,19 +1,17 @@
-"""What is said when something that was asked for does not work here and something else serves instead."""
+"""FallbackWarning -- the requested backend does not work here, and another one replaces it."""
 
 import warnings
 
-__all__ = ["FallbackWarning", "say_once"]
-
 
 class FallbackWarning(UserWarning):
-    """The backend that was asked for does not work here, and another one serves; said once per reason."""
+    """The requested backend does not work here, and another one replaces it. It is shown once per reason."""
 
 
 _said: set[str] = set()
 
 
 def say_once(text: str) -> None:
-    """Warn with this text, unless it was said before in this process."""
+    """Warn with this text, once per process."""
     if text not in _said:
         _said.add(text)
         warnings.warn(text, FallbackWarning, stacklevel=3)

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import networkx as nx  # 0.2 s, so it is imported where it is used
 
-__all__ = ["SINK", "SOURCE", "UnboundedCutError", "minimum_cut", "sink_side_of_minimum_cut"]
-
 SOURCE: Final = "source"
 SINK: Final = "sink"
 
@@ -45,7 +43,7 @@ def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashabl
     (2.0, frozenset({'sink'}))
     """
     names = list(dict.fromkeys([SOURCE, SINK, *graph]))
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: index for index, name in enumerate(names)}
     edges = [
         (number[start], number[end], data.get("capacity", math.inf)) for start, end, data in graph.edges(data=True)
     ]
@@ -69,14 +67,8 @@ def sink_side_of_minimum_cut(
 ) -> tuple[float, list[bool]]:
     """Return the value of the cheapest cut between node 0 and node 1, and for each node whether it is on 1's side.
 
-    Args:
-        num_nodes: nodes are numbered from 0; 0 is the source, 1 is the sink.
-        starts: for each edge the node it leaves.
-        ends: for each edge the node it enters.
-        capacities: for each edge the cost of cutting it; infinity if it cannot be cut.
-
-    Returns:
-        The value, infinite if there is no finite cut (the sides mean nothing then); and one bool for each node.
+    Each edge has a start, an end and a capacity, the cost of cutting it; infinity if it cannot be cut. If there is no
+    finite cut, the value is infinite and the sides mean nothing.
     """
     # An edge and its reverse are neighbours: 2i and 2i + 1, so that `edge ^ 1` is the other one.
     adjacent: list[list[int]] = [[] for _ in range(num_nodes)]
@@ -131,24 +123,24 @@ def _blocking_flow(adjacent: list[list[int]], target: list[int], residual: list[
                 return math.inf
             flow += amount
             full = -1
-            for place in range(len(path) - 1, -1, -1):
-                edge = path[place]
+            for index in range(len(path) - 1, -1, -1):
+                edge = path[index]
                 residual[edge] -= amount
                 residual[edge ^ 1] += amount
                 if residual[edge] <= 0:
-                    full = place
+                    full = index
             del path[full:]
             del nodes[full + 1 :]
             continue
         edges = adjacent[node]
         wanted = distance[node] - 1
-        place = following[node]
-        while place < len(edges) and not (residual[edges[place]] > 0 and distance[target[edges[place]]] == wanted):
-            place += 1
-        following[node] = place
-        if place < len(edges):
-            path.append(edges[place])
-            nodes.append(target[edges[place]])
+        index = following[node]
+        while index < len(edges) and not (residual[edges[index]] > 0 and distance[target[edges[index]]] == wanted):
+            index += 1
+        following[node] = index
+        if index < len(edges):
+            path.append(edges[index])
+            nodes.append(target[edges[index]])
         else:
             distance[node] = -1
             nodes.pop()

@@ -35,8 +35,6 @@ from .report import FusionReport, ServedGraph, describe_graph
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["FuseOptions", "FusedFunction", "fuse", "memory_efficient_fusion"]
-
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
 
@@ -92,13 +90,12 @@ def fuse(
             single graphs.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
-        fallback: the backends to try when `backend` does not work here, in order; each is said once, as a
-            FallbackWarning. With () an error is raised instead.
+        fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
+            With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
-            Each combination gets a graph of its own. -1 is the last positional parameter. None is functorch's word for
-            no such argument.
-        static_argnames: the same by name. Where the function's signature can be read, it does not matter which of the
-            two says so, nor whether a call passes the argument by position or by name.
+            Each combination gets a graph of its own. -1 is the last positional parameter. None means none.
+        static_argnames: the same by name. If the function's signature can be read, one of the two is enough, however
+            a call passes the argument.
         dynamic: None makes a size symbolic when it changes a first time; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
@@ -231,10 +228,10 @@ class FusedFunction:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         """Return the function that is compiled for the static arguments, and the other arguments."""
-        positions = {place % len(args) for place in self._static_argnums if -len(args) <= place < len(args)}
-        static = tuple((place, args[place]) for place in sorted(positions))
+        positions = {index % len(args) for index in self._static_argnums if -len(args) <= index < len(args)}
+        static = tuple((index, args[index]) for index in sorted(positions))
         named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
-        rest = tuple(value for place, value in enumerate(args) if place not in positions)
+        rest = tuple(value for index, value in enumerate(args) if index not in positions)
         named_rest = {name: value for name, value in kwargs.items() if name not in named}
         return self._compile_for(static, named), rest, named_rest
 
@@ -306,20 +303,16 @@ class FusedFunction:
         return self.over(copy.deepcopy(self.fn, memo))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # A decorated function's name stands for the fused function, which pickle can then find by it.
+        # pickle finds a decorated function by its name.
         name = getattr(self, "__qualname__", "")
         found: Any = sys.modules.get(getattr(self, "__module__", ""))
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self else (_remake, (type(self), self.fn, self.options))
-
-
-def _remake(kind: type[FusedFunction], fn: Callable[..., Any], options: FuseOptions) -> FusedFunction:
-    return kind(fn, options=options)
+        for attribute in name.split("."):
+            found = getattr(found, attribute, None)
+        return name if found is self else (functools.partial(type(self), options=self.options), (self.fn,))
 
 
 def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:
-    """The static arguments by position and by name, each also by the other where the signature tells."""
+    """Return the static arguments by position and by name. Where the signature can be read, each is in both."""
     numbers, names = frozenset(options.static_argnums), frozenset(options.static_argnames)
     try:
         parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
@@ -342,9 +335,9 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
             if not -places <= number < places:
                 raise ValueError(f"static_argnums has {number}, and the function takes {places} arguments by position")
     if all(one.kind is not one.VAR_POSITIONAL for one in parameters):
-        numbers = frozenset(place + len(positional) if place < 0 else place for place in numbers)
-    static = [place for place, one in enumerate(positional) if place in numbers or one.name in names]
-    by_name = (positional[place].name for place in static if positional[place].kind is either)
+        numbers = frozenset(index + len(positional) if index < 0 else index for index in numbers)
+    static = [index for index, one in enumerate(positional) if index in numbers or one.name in names]
+    by_name = (positional[index].name for index in static if positional[index].kind is either)
     return numbers.union(static), names.union(by_name)
 
 
@@ -385,16 +378,16 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
 
     def entry_with_values(*args: Any, **kwargs: Any) -> Any:
         rest = iter(args)
-        merged = [static[place] if place in static else next(rest) for place in range(len(static) + len(args))]
+        merged = [static[index] if index in static else next(rest) for index in range(len(static) + len(args))]
         return fn(*merged, **kwargs, **named)
 
     if static or named:
         entry = entry_with_values
     name = getattr(fn, "__name__", type(fn).__name__)
     own_code = getattr(inspect.unwrap(fn), "__code__", None)
-    place = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
+    line = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
     values = f"_with_values_{next(_numbers)}" if static or named else ""
-    code = entry.__code__.replace(co_name=f"fused_{name}{place}{values}")
+    code = entry.__code__.replace(co_name=f"fused_{name}{line}{values}")
     own = types.FunctionType(code, entry.__globals__, code.co_name, None, entry.__closure__)
     own.__kwdefaults__ = None
     if not isinstance(fn, nn.Module):

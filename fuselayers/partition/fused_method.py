@@ -5,8 +5,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["FusedMethod"]
-
 
 class FusedMethod:
     """A bound method of a fused function, as `types.MethodType` is of a plain one.

@@ -13,8 +13,6 @@ from torch import nn
 from .._torch.dispatch import is_compiling
 from .report import FusionReport
 
-__all__ = ["FusedModule", "disable_fusion", "is_fusion_disabled"]
-
 _SHARED: Final = (
     "_parameters",
     "_buffers",
@@ -174,8 +172,8 @@ def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
 def disable_fusion() -> Iterator[None]:
     """Let every fused function and module run eagerly for a while, in this thread; hooks of fused modules run.
 
-    For calls that would compile again and again, as in generation, where each token has one more key than the last. If
-    something is checkpointed within, its backward belongs within too, since it runs forward again.
+    Use it for calls that would recompile often, as in generation, where each token has one more key than the last. If
+    something is checkpointed within, run its backward within too, since it recomputes forward.
 
     >>> import torch
     >>> from fuselayers import fuse

@@ -13,8 +13,6 @@ from .._torch.tracing import boxed, compile_one_graph
 from .compilers import why_inductor_is_unavailable
 from .fallback_warning import say_once
 
-__all__ = ["print_compile", "ts_compile"]
-
 
 def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
     """Print the graph's code, and return the graph to run as it is.
@@ -50,13 +48,9 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     """
     devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
     reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
-    _warn_once(reason)
-    return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)
-
-
-def _warn_once(reason: str | None) -> None:
     replacement = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
     say_once(
         f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {replacement}. "
         "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
     )
+    return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)

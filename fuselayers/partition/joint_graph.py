@@ -38,8 +38,6 @@ from .passes import (
     tables_once_pass,
 )
 
-__all__ = ["CutGraph", "JointGraph", "PartitionError"]
-
 _SCALAR_BYTES: Final = 16
 
 
@@ -106,7 +104,7 @@ class JointGraph:
             backward=frozenset([*from_gradients, *gradients]),
             from_gradients=frozenset(from_gradients),
             inputs=frozenset(inputs),
-            static_inputs=frozenset(node for place, node in enumerate(inputs) if place in static),
+            static_inputs=frozenset(node for index, node in enumerate(inputs) if index in static),
             mutated_inputs=frozenset(mutated_inputs(module.graph)),
         )
 

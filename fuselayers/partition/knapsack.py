@@ -6,8 +6,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["knapsack"]
-
 _MOST_CELLS: Final = 1 << 16
 
 
@@ -35,8 +33,8 @@ def knapsack(sizes: Sequence[int], values: Sequence[float], capacity: int) -> li
             best[size:] = np.maximum(best[size:], with_item)
         improved.append(better)
     chosen: list[int] = []
-    for place in range(len(cells) - 1, -1, -1):
-        if improved[place][room]:
-            chosen.append(place)
-            room -= cells[place]
+    for index in range(len(cells) - 1, -1, -1):
+        if improved[index][room]:
+            chosen.append(index)
+            room -= cells[index]
     return chosen[::-1]

@@ -17,8 +17,6 @@ import torch
 
 from .cache import cache_file, write_json
 
-__all__ = ["Machine", "machine_of", "processor_name", "tuned_file", "write_tuned"]
-
 
 @dataclass(frozen=True)
 class Machine:

@@ -18,8 +18,6 @@ from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
 
-__all__ = ["MemoryReport", "ParetoPoint", "RecomputedValue", "SavedValue", "Totals"]
-
 
 @dataclass(frozen=True)
 class SavedValue:
@@ -157,8 +155,8 @@ class MemoryReport:
         least = smallest_saved_bytes(graph.joint, cost=self.cost)
         most = self.totals["default"].saved_bytes
         curve: dict[int, float] = {}
-        for place in range(points):
-            limit = least + round((most - least) * (points - 1 - place) / max(points - 1, 1))
+        for index in range(points):
+            limit = least + round((most - least) * (points - 1 - index) / max(points - 1, 1))
             saved = budget(max(limit, 1), cost=self.cost).saved_values(graph.joint, fused=fused)
             curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
@@ -197,8 +195,8 @@ class MemoryReport:
         for rule, marker in zip(rules, itertools.cycle("*sv^DP"), strict=False):
             totals = self.totals[rule]
             label = f"this ({self.partition})" if rule == "this" else rule
-            place = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
-            axis.plot(*place, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend reads mathematics
+            point = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
+            axis.plot(*point, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend reads mathematics
         axis.set(xlabel="MB saved for backward", ylabel="% of forward's FLOPs recomputed")
         axis.set_title(f"{self.subject}, {self.backend}", fontsize=10, parse_math=False)
         axis.legend()

@@ -11,37 +11,14 @@ import torch.fx as fx
 
 from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
 
-__all__ = [
-    "draws",
-    "is_fusible",
-    "is_saveable",
-    "is_view",
-    "looks_at_its_input",
-    "num_bytes",
-    "num_elements",
-    "prefers_save",
-    "source_line",
-    "why_not_saveable",
-    "why_runs_once",
-]
-
 # Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. Known by
 # name, since they exist only once Inductor is imported.
 _SEEDED_RANDOM: Final = frozenset({"prims::inductor_lookup_seed", "prims::inductor_random", "prims::inductor_randint"})
 _MOVERS: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in (
-        "cat",
-        "constant_pad_nd",
-        "embedding",
-        "flip",
-        "index_select",
-        "repeat",
-        "roll",
-        "select_scatter",
-        "slice_scatter",
-        "stack",
-        "tril",
+        *("cat", "constant_pad_nd", "embedding", "flip", "index_select", "repeat"),
+        *("roll", "select_scatter", "slice_scatter", "stack", "tril"),
     )
 )
 _COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
@@ -57,21 +34,12 @@ def num_bytes(node: fx.Node) -> int:
 def num_elements(node: fx.Node) -> int:
     """Elements of a node's value, of all its tensors if it has several."""
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return num_bytes(node) // max(value.dtype.itemsize, 1)
-    if isinstance(value, list | tuple):
-        itemsize = max((item.dtype.itemsize for item in value if isinstance(item, torch.Tensor)), default=1)
-        return num_bytes(node) // max(itemsize, 1)
-    return 0
-
-
-def is_saveable(node: fx.Node) -> bool:
-    """True if the value can be handed from forward to backward: a tensor, an integer size, an opaque object."""
-    return why_not_saveable(node) is None
+    values = value if isinstance(value, list | tuple) else [value]
+    return num_bytes(node) // max((one.dtype.itemsize for one in values if isinstance(one, torch.Tensor)), default=1)
 
 
 def why_not_saveable(node: fx.Node) -> str | None:
-    """Return None if the value can be handed from forward to backward, else what it is."""
+    """Return None if the value can be saved (a tensor, an integer size, an opaque object), else what it is."""
     value = node.meta.get("val")
     if is_sym_node(node):
         return "it is a symbolic float" if isinstance(value, torch.SymFloat) else None
@@ -82,10 +50,7 @@ def why_not_saveable(node: fx.Node) -> str | None:
 
 def is_view(node: fx.Node) -> bool:
     """True if the op returns a view of its input, which costs nothing."""
-    if node.op != "call_function":
-        return False
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and _is_view_op(target)
+    return isinstance(node.target, torch._ops.OpOverload) and _is_view_op(node.target)
 
 
 def looks_at_its_input(node: fx.Node) -> bool:
@@ -100,7 +65,7 @@ def storage_of(node: fx.Node) -> fx.Node:
     source = node
     while looks_at_its_input(source):
         source = source.all_input_nodes[0]
-    return source if is_saveable(source) else node
+    return source if why_not_saveable(source) is None else node
 
 
 def prefers_save(node: fx.Node) -> bool:
@@ -123,6 +88,11 @@ def is_fusible(node: fx.Node) -> bool:
 
 def _is_seeded_random(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _SEEDED_RANDOM
+
+
+def writes(node: fx.Node) -> bool:
+    """True if the op writes to one of its arguments."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def only_moves(node: fx.Node) -> bool:

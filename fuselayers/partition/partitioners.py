@@ -18,19 +18,6 @@ from .saved_by_budget import saved_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
 
-__all__ = [
-    "PARTITIONERS",
-    "Partitioner",
-    "SavePolicy",
-    "budget",
-    "cost_model_for",
-    "default",
-    "default_partition",
-    "min_cut",
-    "min_cut_rematerialization_partition",
-    "partitioner",
-]
-
 
 class Partitioner(Protocol):
     """Cuts a joint graph into a forward and a backward module.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .partitioners import Partitioner
 
-__all__ = ["FusionReport", "GraphReport", "ServedGraph", "cache_key", "describe_graph", "identity_of"]
-
 _SHOWN_INPUTS: Final = 3
 
 
@@ -79,13 +77,13 @@ def describe_graph(
     training = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     kinds = [f"{str(one.dtype).removeprefix('torch.')}{_sizes(one.shape)}" for one in tensors]
     shown = kinds[:_SHOWN_INPUTS] + ([f"{len(kinds) - _SHOWN_INPUTS} more"] if len(kinds) > _SHOWN_INPUTS else [])
-    place = [f"{one.device.type} {one.requires_grad} {_sizes(one.stride())}" for one in tensors]
+    layouts = [f"{one.device.type} {one.requires_grad} {_sizes(one.stride())}" for one in tensors]
     # Higher-order ops hold graphs of their own.
     code = [one.code for one in graph_module.modules() if isinstance(one, fx.GraphModule)]
     identifying = (
         code,
         kinds,
-        place,
+        layouts,
         training,
         torch_random,
         str(partition),
@@ -109,11 +107,7 @@ def _settings(device_types: set[str]) -> list[Any]:
 
 
 def cache_key(report: GraphReport, sizes: Sequence[int] = ()) -> str:
-    """Return the key under which a graph's times are stored.
-
-    Args:
-        report: of the graph.
-        sizes: the bit lengths of its symbolic sizes.
+    """Return the key under which a graph's times are stored; `sizes` are the bit lengths of its symbolic sizes.
 
     >>> cache_key(GraphReport("wave(float32[*]) training", "0a1b2c3d", "", ""), [4])
     'wave(float32[*]) training [0a1b2c3d], 8+'

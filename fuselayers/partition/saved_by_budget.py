@@ -10,7 +10,6 @@ are minimised first.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import torch.fx as fx
@@ -21,8 +20,6 @@ from .joint_graph import JointGraph, PartitionError
 from .knapsack import knapsack
 from .node_kinds import num_bytes
 from .saved_by_min_cut import flow_graph, saved_by_min_cut
-
-__all__ = ["saved_by_budget", "smallest_saved_bytes"]
 
 _HIGHEST_PRICE: Final = 1e9
 _PRICE_STEPS: Final = 10
@@ -47,7 +44,7 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
     if joint.saved_bytes(smallest) > limit:
         raise PartitionError(
             f"this graph cannot do with {limit:,.0f} bytes saved for backward: the smallest cut "
-            f"found keeps {joint.saved_bytes(smallest):,}; give a larger budget, or fuse a smaller part of the model"
+            f"found saves {joint.saved_bytes(smallest):,}; give a larger budget, or fuse a smaller part of the model"
         )
     matmuls = frozenset(cut.flops)
     if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, run_once=matmuls)) <= limit:
@@ -60,8 +57,8 @@ class _PricedCut:
 
     def __init__(self, joint: JointGraph, cost: CostModel) -> None:
         graph = flow_graph(joint, cost=cost)
-        number = {name: place for place, name in enumerate(dict.fromkeys([SOURCE, SINK, *graph]))}
-        place_of = {node.name: place for place, node in enumerate(joint.needed)}
+        number = {name: index for index, name in enumerate(dict.fromkeys([SOURCE, SINK, *graph]))}
+        place_of = {node.name: index for index, node in enumerate(joint.needed)}
         self.joint = joint
         self.lowest_price = cost.memory_price
         self.flops = {node: flops for node in joint.needed if (flops := flops_of(node)) > 0}
@@ -84,12 +81,9 @@ class _PricedCut:
         run_once: frozenset[fx.Node] = frozenset(),
         flops_first: bool = False,
     ) -> list[fx.Node]:
-        """The cheapest cut at a price of memory, the same for all values or one for each.
+        """Return the cheapest cut at a price in bytes moved per saved byte, the same for all values or one for each.
 
-        Args:
-            price: bytes moved per saved byte.
-            run_once: ops that must not run again.
-            flops_first: let memory traffic count for next to nothing beside a matmul's FLOPs.
+        Ops in `run_once` are not recomputed. With `flops_first`, memory traffic counts little beside a matmul's FLOPs.
         """
         weight = _MOVED_BESIDE_FLOPS if flops_first else 1.0
         capacities: list[float] = []
@@ -122,12 +116,11 @@ class _PricedCut:
                 break
         return low, high, saved
 
-    def matmuls_again(self, saved: list[fx.Node]) -> list[fx.Node]:
-        """The matmuls of the forward that run a second time."""
+    def recomputed_matmuls(self, saved: list[fx.Node]) -> list[fx.Node]:
         return [node for node in self.joint.recomputed(saved) if node in self.flops]
 
-    def flops_again(self, saved: list[fx.Node]) -> float:
-        return sum(self.flops[node] for node in self.matmuls_again(saved))
+    def recomputed_flops(self, saved: list[fx.Node]) -> float:
+        return sum(self.flops[node] for node in self.recomputed_matmuls(saved))
 
     def fits(self, saved: list[fx.Node], limit: float) -> bool:
         return self.joint.saved_bytes(saved) <= limit
@@ -139,8 +132,8 @@ def _without_matmuls(cut: _PricedCut, matmuls: frozenset[fx.Node], limit: float)
     first, last = 0, len(cut.joint.needed)
     while last - first > 1:
         middle = (first + last) // 2
-        prices = dict.fromkeys(cut.joint.needed[:middle], high)
-        attempt = cut.saved_at(partial(_price, prices, low), run_once=matmuls)
+        prices = dict.fromkeys(cut.joint.needed, low) | dict.fromkeys(cut.joint.needed[:middle], high)
+        attempt = cut.saved_at(prices.__getitem__, run_once=matmuls)
         if cut.fits(attempt, limit):
             last, saved = middle, attempt
         else:
@@ -148,31 +141,27 @@ def _without_matmuls(cut: _PricedCut, matmuls: frozenset[fx.Node], limit: float)
     return saved
 
 
-def _price(prices: dict[fx.Node, float], otherwise: float, node: fx.Node) -> float:
-    return prices.get(node, otherwise)
-
-
 def _with_matmuls(cut: _PricedCut, limit: float) -> list[fx.Node]:
     """Recompute some matmuls, with as few FLOPs as possible."""
     _, high, saved = cut.lowest_fitting(cut.lowest_price, limit, flops_first=True)
     # A smaller cut than needed leaves the knapsack more to choose from.
     starts = [saved] + [cut.saved_at(price, flops_first=True) for price in (2.0 * high, _HIGHEST_PRICE)]
-    return min((_filled(cut, start, limit) for start in starts), key=cut.flops_again)
+    return min((_filled(cut, start, limit) for start in starts), key=cut.recomputed_flops)
 
 
 def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node]:
-    """Spend the rest of the budget on matmuls that then need not run again."""
+    """Spend the rest of the budget on saving matmuls, so that they are not recomputed."""
     run_once: frozenset[fx.Node] = frozenset()
     while True:
         free = int(limit) - cut.joint.saved_bytes(saved)
-        again = [node for node in cut.matmuls_again(saved) if node not in run_once]
+        again = [node for node in cut.recomputed_matmuls(saved) if node not in run_once]
         chosen = knapsack([num_bytes(node) for node in again], [cut.flops[node] for node in again], free)
         if not chosen:
             return saved
-        run_once |= {again[place] for place in chosen}
+        run_once |= {again[index] for index in chosen}
         # The knapsack counts the matmuls' results; saving something smaller may be enough.
         attempt = cut.saved_at(
-            _HIGHEST_PRICE, run_once=run_once | cut.flops.keys() - set(cut.matmuls_again(saved)), flops_first=True
+            _HIGHEST_PRICE, run_once=run_once | cut.flops.keys() - set(cut.recomputed_matmuls(saved)), flops_first=True
         )
         if not cut.fits(attempt, limit):
             return saved

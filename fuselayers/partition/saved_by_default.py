@@ -6,8 +6,6 @@ from .._torch.tracing import CheckpointPolicy, must_recompute
 from .joint_graph import JointGraph, PartitionError
 from .node_kinds import is_view
 
-__all__ = ["saved_by_default"]
-
 
 def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     """Return every value of the forward that backward reads, with views replaced by their base.
@@ -25,11 +23,11 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
             continue
         # A view that the user's checkpointing saves may have a base that is recomputed.
         view = is_view(node) and node.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE
-        again = view or node in joint.made_from_scalars or must_recompute(node)
+        recompute = view or node in joint.made_from_scalars or must_recompute(node)
         unsaveable = joint.why_not_saveable(node)
         if unsaveable is not None and node.op == "placeholder":
             raise PartitionError(f"backward needs the input {node.name!r}, which cannot be saved, since {unsaveable}")
-        if again or not joint.runs_in_forward(node) or unsaveable is not None:
+        if recompute or not joint.runs_in_forward(node) or unsaveable is not None:
             wanted.update(node.all_input_nodes)
         else:
             saved.append(node)

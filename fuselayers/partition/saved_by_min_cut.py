@@ -23,8 +23,6 @@ from .node_kinds import source_line, why_runs_once
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["flow_graph", "saved_by_min_cut"]
-
 
 def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
     """Return the values that the forward hands to the backward, in the order of the graph.
@@ -43,45 +41,33 @@ def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
 def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
     """Return the graph whose minimum cut is the set of saved values.
 
-    Each edge has a `reason`; those that can be cut have a `capacity`, the cost in bytes moved, and a `price`, the
-    NodePrice with its terms.
+    An edge that can be cut has a `capacity`, the cost in bytes moved, and a `price`, the NodePrice with its terms.
     """
     import networkx as nx
 
     graph: nx.DiGraph[Hashable] = nx.DiGraph()
     candidates = set(joint.needed)
 
-    def add(start: Hashable, end: Hashable, reason: str, price: NodePrice | None = None) -> None:
-        if price is None:
-            graph.add_edge(start, end, reason=reason)
-        else:
-            graph.add_edge(start, end, reason=reason, price=price, capacity=cost.total(price))
+    def add_priced(start: Hashable, end: Hashable, price: NodePrice) -> None:
+        graph.add_edge(start, end, price=price, capacity=cost.total(price))
 
     for node in joint.needed:
         entry, leave = (node.name, "in"), (node.name, "out")
-        if must_recompute(node):
-            add(entry, SINK, "the user's checkpoint policy says recompute")
-        elif not joint.runs_in_forward(node):
-            add(entry, SINK, "it was traced in backward")
-        elif (once := why_runs_once(node)) is not None:
-            add(SOURCE, entry, once)
+        if must_recompute(node) or not joint.runs_in_forward(node):
+            graph.add_edge(entry, SINK)
+        elif why_runs_once(node) is not None:
+            graph.add_edge(SOURCE, entry)
         elif node not in joint.made_from_scalars:
             price = cost.recomputing(node, joint)
             if cost.total(price) > 0:
-                add(SOURCE, entry, "recomputing it costs this", price)
-        if node in joint.made_from_scalars:
-            add(entry, leave, "it is made from scalars alone, and never worth saving")
-        elif (unsaveable := joint.why_not_saveable(node)) is not None:
-            add(entry, leave, unsaveable)
+                add_priced(SOURCE, entry, price)
+        if node in joint.made_from_scalars or joint.why_not_saveable(node) is not None:
+            graph.add_edge(entry, leave)
         else:
-            add(entry, leave, "saving it costs this", cost.saving(node, joint))
-        if node in joint.backward:
-            add(leave, SINK, "it is a gradient that backward returns")
-        for user in node.users:
-            if user in joint.from_gradients:
-                add(leave, SINK, f"{user.name} of backward reads it")
-            elif user in candidates:
-                add(leave, (user.name, "in"), f"{user.name} reads it")
+            add_priced(entry, leave, cost.saving(node, joint))
+        if node in joint.backward or any(user in joint.from_gradients for user in node.users):
+            graph.add_edge(leave, SINK)
+        graph.add_edges_from((leave, (user.name, "in")) for user in node.users if user in candidates)
     return graph
 
 

@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["saved_by_call", "saved_bytes"]
-
 
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
-    """Run `fn` and return the bytes that autograd saves for its backward, of eager and fused functions alike.
+    """Run `fn` and return the bytes that autograd saves for its backward, of an eager or a fused function.
 
     Each storage counts once, however many tensors share it. The parameters of `fn`, if it is a module, and the tensors
     in `parameters` do not count, since they stay in memory anyway.
@@ -38,7 +36,7 @@ def saved_by_call(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> int:
     """
     excluded = {_storage(tensor) for tensor in exempt}
     saved: dict[int, int] = {}
-    alive: list[Tensor] = []  # so that no storage is freed and its address used again while we count
+    alive: list[Tensor] = []  # so that no address is reused while we count
 
     def pack(tensor: Tensor) -> Tensor:
         alive.append(tensor.detach())

@@ -1,20 +1,22 @@
-"""side_effects -- which inputs a traced graph overwrites, and whether it draws random numbers. Used by auto.
+"""side_effects -- what a graph does besides computing. Used by auto.
 
-A run on fake tensors, which takes no memory, shows it: each op's schema names the arguments that the op writes to. A
-write through a view, or through `.data`, counts by its storage.
+It may overwrite inputs, draw random numbers, switch gradients or autocast, and hold checkpoints. A run on fake tensors,
+which takes no memory, shows the writes: each op's schema names the arguments that the op writes to. A write through a
+view, or through `.data`, counts by its storage.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from .._torch.dispatch import FakeTensorMode, TorchDispatchMode, pytree
+from .._torch.tracing import SWITCHES_OF_MODES, all_nodes
 from .passes import seed_ops
 
-__all__ = ["SideEffects", "side_effects"]
+_AUTOCAST: Final = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     watcher = _Watcher()
     with torch.inference_mode(False), torch.no_grad(), mode, watcher:
-        twins = [mode.from_tensor(one.detach()).clone() if isinstance(one, Tensor) else one for one in inputs]
+        copies = [mode.from_tensor(one.detach()).clone() if isinstance(one, Tensor) else one for one in inputs]
         watcher.written.clear()  # making them wrote to them
-        graph(*twins)
+        graph(*copies)
     changed = (
-        place for place, twin in enumerate(twins) if isinstance(twin, Tensor) and _storage(twin) in watcher.written
+        index for index, one in enumerate(copies) if isinstance(one, Tensor) and _storage(one) in watcher.written
     )
     return SideEffects(frozenset(changed), watcher.draws)
 
@@ -83,3 +85,43 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storage(value: Tensor) -> int:
     return int(value.untyped_storage()._cdata)
+
+
+class Modes:
+    """The present gradient mode and autocast, to be restored.
+
+    A graph of Dynamo's switches them by calls. An error between two of these calls leaves them switched.
+    """
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST]
+        self._cache = torch.is_autocast_cache_enabled()
+        self._depth = _autocast_depth()
+
+    def restore(self) -> None:
+        """Restore them. Autocast drops the weights that it cast where its outermost `with` ends."""
+        torch.set_grad_enabled(self._grad)
+        for kind, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._cache)
+        while _autocast_depth() > self._depth:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
+
+def _autocast_depth() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def switches_modes(graph_module: fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo's switches what `Modes` restores."""
+    return any(node.target in SWITCHES_OF_MODES for node in all_nodes(graph_module))
+
+
+def holds_checkpoints(graph_module: fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo's holds `torch.utils.checkpoint`, which running the graph ignores."""
+    op = torch.ops.higher_order.tag_activation_checkpoint
+    return any(node.target is op for node in all_nodes(graph_module))

@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["Step", "median_seconds", "time_in_turns"]
-
 _FEWEST_ROUNDS: Final = 3
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES: Final = 1 << 28

@@ -26,17 +26,6 @@ from .._torch.tracing import compiler_version
 from .cache import cache_file, locked, sources_hash, write_json
 from .machine import processor_name
 
-__all__ = [
-    "auto_file",
-    "has_choice",
-    "may_measure",
-    "measured_anew",
-    "remember",
-    "remembered",
-    "warm_up",
-    "warm_up_seconds",
-]
-
 _Times = Mapping[str, float | None]
 
 _log = logging.getLogger("fuselayers")

@@ -15,8 +15,6 @@ import torch
 
 from .._torch.dispatch import disable_current_modes
 
-__all__ = ["VECTOR_FUNCTIONS", "call_vector_functions"]
-
 # Those of ATen/cpu/vml.h that MKL serves.
 VECTOR_FUNCTIONS: Final = (
     *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp"),

@@ -91,7 +91,7 @@ class TestOnAModel:
         _, joint = gpt()
         least = least_of(joint)
         text = (
-            rf"^this graph cannot do with {least - 1:,} bytes saved for backward: the smallest cut found keeps "
+            rf"^this graph cannot do with {least - 1:,} bytes saved for backward: the smallest cut found saves "
             rf"{least:,}; give a larger budget, or fuse a smaller part of the model$"
         )
         with pytest.raises(PartitionError, match=text):
@@ -186,7 +186,7 @@ class TestThroughFuse:
         x = torch.randn(128, 64, requires_grad=True)
         with pytest.raises(PartitionError) as error:
             fuse(Stack(), backend="eager", partition=budget(100))(x)
-        named = re.search(r"keeps ([\d,]+);", str(error.value))
+        named = re.search(r"saves ([\d,]+);", str(error.value))
         assert named
         least = int(named[1].replace(",", ""))
         assert saved_bytes(fuse(Stack(), backend="eager", partition=budget(least)), x) <= least

@@ -13,8 +13,6 @@ from ..._torch.tracing import aot_autograd, forget_donated_buffers
 from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import replayed_dropout_pass, seeded_dropout_pass
 
-__all__ = ["compile_ahead_of_time"]
-
 
 def compile_ahead_of_time(
     graph_module: fx.GraphModule,
@@ -60,5 +58,4 @@ def compile_ahead_of_time(
         keep_inference_input_mutations=True,
         decompositions=None if decompositions is None else dict(decompositions),
     )
-    compiled: Callable[..., Any] = backend(graph_module, example_inputs)
-    return compiled
+    return backend(graph_module, example_inputs)

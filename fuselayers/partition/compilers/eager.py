@@ -10,20 +10,11 @@ from ..partitioners import Partitioner
 from ..passes import dropout_in_place_pass
 from .ahead_of_time import compile_ahead_of_time
 
-__all__ = ["compile_eager"]
-
 
 def compile_eager(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
-    """Trace forward and backward of a Dynamo graph, cut them, and return a function that runs them op by op.
-
-    Args:
-        graph_module: the graph; it is used up.
-        example_inputs: the inputs of the first call.
-        partition: as in `fuse`.
-        torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
-    """
+    """Return a function that runs forward and backward of a Dynamo graph op by op. See `compile_ahead_of_time`."""
     return compile_ahead_of_time(
         dropout_in_place_pass(graph_module),
         example_inputs,

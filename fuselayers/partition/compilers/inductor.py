@@ -13,8 +13,6 @@ from ..machine import machine_of
 from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
-__all__ = ["compile_inductor", "why_inductor_is_unavailable"]
-
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
     """Return None if Inductor can compile for `device_type` ("cpu", "cuda"), else what is missing."""
@@ -30,14 +28,7 @@ def why_inductor_is_unavailable(device_type: str) -> str | None:
 def compile_inductor(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph, forward and backward at once.
-
-    Args:
-        graph_module: the graph; it is used up.
-        example_inputs: the inputs of the first call.
-        partition: as in `fuse`.
-        torch_random: draw random numbers from torch's generator, in eager's order, not from Inductor's seeds.
-    """
+    """Compile a Dynamo graph, forward and backward at once. The arguments are those of `compile_ahead_of_time`."""
     graph_module = dropout_in_place_pass(graph_module)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)

@@ -11,8 +11,6 @@ import torch.fx as fx
 
 from ..._torch.tracing import CheckpointPolicy, is_effect, is_tagged_backward, must_recompute, placement
 
-__all__ = ["checkpoint_tags_pass"]
-
 
 def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Tag as MUST_SAVE: collectives outside checkpointed regions, results of ops with effects, the source of an input's

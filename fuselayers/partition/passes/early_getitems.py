@@ -4,8 +4,6 @@ import operator
 
 import torch.fx as fx
 
-__all__ = ["early_getitems_pass"]
-
 
 def early_getitems_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Move each getitem right behind the op that returns its tuple, in their order."""

@@ -5,8 +5,6 @@ import torch.fx as fx
 
 from ..._torch.tracing import mutated_inputs
 
-__all__ = ["keep_mutated_inputs_pass"]
-
 
 def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Put a clone between each input that is written to and its readers, so that the clone can be saved.

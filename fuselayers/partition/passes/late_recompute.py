@@ -4,13 +4,10 @@ As extracted from the joint graph, a backward begins with every op that it recom
 stay alive until the gradients reach them. Here each is recomputed right before its first reader.
 """
 
-import torch
 import torch.fx as fx
 
 from ..._torch.tracing import is_gradient_input
-from ..node_kinds import draws
-
-__all__ = ["late_recompute_pass"]
+from ..node_kinds import draws, writes
 
 
 def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -27,22 +24,22 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in nodes:
         if not gradients.isdisjoint(node.all_input_nodes):
             gradients.add(node)
-    place = {node: number for number, node in enumerate(nodes)}
+    position = {node: number for number, node in enumerate(nodes)}
     output = graph.output_node()
     placed: set[fx.Node] = set()
     anchors = [node for node in nodes if node in gradients or _has_effect(node) or (draws(node) and node.users)]
     for anchor in (*anchors, output):
         stack = list(anchor.all_input_nodes)
-        if _writes(anchor):
+        if writes(anchor):
             # Earlier nodes stay before a write: they may read the old value.
-            stack += [node for node in nodes if place[node] < place[anchor]]
+            stack += [node for node in nodes if position[node] < position[anchor]]
         wanted: set[fx.Node] = set()
         while stack:
             node = stack.pop()
-            if node in place and node not in placed and node not in wanted and node not in gradients:
+            if node in position and node not in placed and node not in wanted and node not in gradients:
                 wanted.add(node)
                 stack += node.all_input_nodes
-        for node in sorted(wanted, key=place.__getitem__):
+        for node in sorted(wanted, key=position.__getitem__):
             anchor.prepend(node)
         placed |= wanted
         placed.add(anchor)
@@ -54,9 +51,5 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
 def _has_effect(node: fx.Node) -> bool:
-    return _writes(node) or node.is_impure(impure_random=False)
+    return writes(node) or node.is_impure(impure_random=False)

@@ -7,8 +7,7 @@ import torch
 import torch.fx as fx
 
 from ..._torch.tracing import is_tagged_backward
-
-__all__ = ["merge_equal_nodes_pass"]
+from ..node_kinds import writes
 
 _FRESH_MEMORY: Final = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty)
 
@@ -24,8 +23,7 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     graph = graph_module.graph
     if any(_writes_elsewhere(node) for node in graph.nodes):
         return graph_module
-    output = next(iter(reversed(graph.nodes)))
-    returned = {_storage(node) for node in output.all_input_nodes} - {None}
+    returned = {_storage(node) for node in graph.output_node().all_input_nodes} - {None}
     first: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not _is_pure(node) or _storage(node) in returned:
@@ -47,11 +45,9 @@ def _writes_elsewhere(node: fx.Node) -> bool:
 
     Not for AOTAutograd's own copies back into inputs: they come last, and readers of such an input read a clone.
     """
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return False
     written = node.args[0] if node.args else None
-    copies_back = node.target is torch.ops.aten.copy_.default and isinstance(written, fx.Node)
-    return not (copies_back and isinstance(written, fx.Node) and written.op == "placeholder")
+    copies_back = node.target is torch.ops.aten.copy_.default and getattr(written, "op", None) == "placeholder"
+    return writes(node) and not copies_back
 
 
 def _is_pure(node: fx.Node) -> bool:
@@ -67,8 +63,8 @@ def _key(node: fx.Node) -> Any:
     """A hashable description of the call, or None where an argument cannot be hashed."""
     key = (
         node.target,
-        _frozen(node.args),
-        _frozen(node.kwargs),
+        _hashable(node.args),
+        _hashable(node.kwargs),
         node.meta.get("recompute"),
         node.meta.get("ac_graph_id"),
         is_tagged_backward(node),
@@ -80,14 +76,14 @@ def _key(node: fx.Node) -> Any:
     return key
 
 
-def _frozen(argument: Any) -> Any:
+def _hashable(argument: Any) -> Any:
     """Return a comparable form of an argument: lists become tuples, and 1, 1.0 and True stay apart."""
     if isinstance(argument, list | tuple):
-        return (type(argument), *map(_frozen, argument))
+        return (type(argument), *map(_hashable, argument))
     if isinstance(argument, dict):
-        return tuple((name, _frozen(value)) for name, value in argument.items())
+        return tuple((name, _hashable(value)) for name, value in argument.items())
     if isinstance(argument, slice):
-        return (slice, _frozen(argument.start), _frozen(argument.stop), _frozen(argument.step))
+        return (slice, _hashable(argument.start), _hashable(argument.stop), _hashable(argument.step))
     if isinstance(argument, float | complex):
         return (type(argument), repr(argument))  # 0.0 and -0.0 are equal, and nan is not equal to itself
     return argument if isinstance(argument, fx.Node) else (type(argument), argument)

@@ -15,17 +15,6 @@ import torch.fx as fx
 from ..._torch.dispatch import FakeTensor, FakeTensorMode
 from ..._torch.tracing import CheckpointPolicy
 
-__all__ = [
-    "SeededMask",
-    "dropout_in_place_pass",
-    "mask_ops",
-    "provide_seeded_mask",
-    "replayed_dropout_pass",
-    "seed_ops",
-    "seeded_dropout_calls_pass",
-    "seeded_dropout_pass",
-]
-
 
 @dataclass(frozen=True)
 class SeededMask:
@@ -34,9 +23,9 @@ class SeededMask:
 
     Attributes:
         draw: (fresh int64 tensor of shape [], *, device) -> seed, an int64 tensor of shape [].
-        mask: (seed, size, p) -> bool tensor, True where an element is kept.
+        mask: (seed, size, p) -> bool tensor, False where an element is dropped.
         scale: p -> the factor of an element that is not dropped.
-        pure: the ops that make masks, which may always run again.
+        pure: the ops that make masks, which may always be recomputed.
         dropout: (x, p) -> x with a fresh mask, as a formula that a compiler can fuse with its neighbours.
     """
 
@@ -110,11 +99,7 @@ def seeded_dropout_calls_pass(
 
     Inductor's own random numbers cost a Philox call per element on a CPU: dropout of 2048x1024 float32 takes 10.1 ms in
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
-    `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
-
-    Args:
-        graph_module: Dynamo's graph.
-        device_types: those of the tensors whose dropout is replaced.
+    `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays: only tensors of `device_types` change.
     """
     (ops,) = _provided
     changed = False
@@ -136,7 +121,7 @@ def seeded_dropout_calls_pass(
 
 
 def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Draw every mask from torch's generator as eager does, and tag it to be drawn again in backward.
+    """Draw every mask from torch's generator as eager does, and tag it to be recomputed in backward.
 
     Torch then saves the generator's state for each mask (5 KB on the CPU) and replays it. On a GPU nothing is replaced:
     only torch's fused kernel, which saves its mask, gives eager's numbers there.
@@ -175,11 +160,11 @@ class _Adder:
             return node
         return self(torch.ops.prims.convert_element_type.default, node, dtype)
 
-    def size(self, x: fx.Node, place: int) -> Any:
-        size = x.meta["val"].shape[place]
+    def size(self, x: fx.Node, index: int) -> Any:
+        size = x.meta["val"].shape[index]
         if isinstance(size, int):
             return size
-        node = self._graph.call_function(torch.ops.aten.sym_size.int, (x, place))
+        node = self._graph.call_function(torch.ops.aten.sym_size.int, (x, index))
         node.meta["val"] = size
         return node
 
@@ -199,7 +184,7 @@ def _replace_dropout(
         if training is False or not 0 < p < 1:
             continue
         with graph.inserting_before(node):
-            made = make_mask(add, [add.size(x, place) for place in range(value.dim())], p, value.device)
+            made = make_mask(add, [add.size(x, index) for index in range(value.dim())], p, value.device)
             if made is None:
                 continue
             mask, scale = made

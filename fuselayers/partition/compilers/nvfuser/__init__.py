@@ -3,5 +3,3 @@
 from .availability import nvfuser_hint as nvfuser_hint
 from .availability import why_nvfuser_is_unavailable as why_nvfuser_is_unavailable
 from .compile import compile_nvfuser as compile_nvfuser
-from .compile import with_masks_for_nvfuser as with_masks_for_nvfuser
-from .decompositions import nvfuser_decompositions as nvfuser_decompositions

@@ -12,8 +12,6 @@ from typing import Final
 
 import torch
 
-__all__ = ["OLDEST_VERSION", "fused_device_types", "load_nvfuser", "nvfuser_hint", "why_nvfuser_is_unavailable"]
-
 OLDEST_VERSION: Final = "0.2.35"
 """The oldest version of nvFuser that our definitions were built with; an older one may have other operations."""
 

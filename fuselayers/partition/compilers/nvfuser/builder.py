@@ -13,20 +13,6 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.fx as fx
 
-__all__ = [
-    "NAMES_OF_DTYPES",
-    "Builder",
-    "Kind",
-    "Rule",
-    "Value",
-    "argument_of",
-    "computed_in",
-    "is_number",
-    "is_size",
-    "source_of",
-    "tensor_of",
-]
-
 NAMES_OF_DTYPES: Final = {
     torch.float64: "Double",
     torch.float32: "Float",
@@ -58,9 +44,9 @@ def source_of(node: fx.Node) -> fx.Node:
     return source
 
 
-def argument_of(node: fx.Node, place: int, name: str, default: Any) -> Any:
+def argument_of(node: fx.Node, index: int, name: str, default: Any) -> Any:
     """An argument that is positional, or a keyword, or left out."""
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
 
 
 def is_number(argument: Any) -> bool:
@@ -105,12 +91,7 @@ class Rule:
 
 
 class Builder:
-    """A definition, and its value for each node of the graph.
-
-    Args:
-        definition: the `FusionDefinition` inside its `with`.
-        module: `nvfuser_direct`.
-    """
+    """A `FusionDefinition` inside its `with`, and its value for each node of the graph."""
 
     def __init__(self, definition: Any, module: ModuleType) -> None:
         self.definition = definition

@@ -16,35 +16,32 @@ from .decompositions import nvfuser_decompositions
 from .definitions import Region
 from .regions import extract, groups_of
 
-__all__ = ["compile_nvfuser", "with_masks_for_nvfuser", "with_regions"]
-
 
 def compile_nvfuser(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    partition: str | Partitioner,
+    torch_random: bool,
+    runnable: Callable[[fx.GraphModule], Callable[[list[Any]], Any]] | None = None,
 ) -> Callable[..., Any]:
-    """Trace forward and backward of a Dynamo graph, cut them, and return a function whose regions run in nvFuser.
+    """Return a function that runs forward and backward of a Dynamo graph. See `compile_ahead_of_time`.
 
-    Args:
-        graph_module: the graph; it is changed.
-        example_inputs: the inputs of the first call.
-        partition: chooses the values that are saved.
-        torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
+    By default regions of each graph run in nvFuser.
     """
+    graph_module = dropout_in_place_pass(graph_module)
+    if not torch_random:
+        # Our formula replaces torch's dropout, so that the kernel that uses the mask makes it.
+        graph_module = seeded_dropout_calls_pass(graph_module, device_types=fused_device_types() | {"cpu"})
     return compile_ahead_of_time(
-        dropout_in_place_pass(graph_module) if torch_random else with_masks_for_nvfuser(graph_module),
+        graph_module,
         example_inputs,
         compiler="nvfuser",
-        runnable=_runnable,
+        runnable=runnable or _runnable,
         partition=partition,
         torch_random=torch_random,
         decompositions=nvfuser_decompositions(),
     )
-
-
-def with_masks_for_nvfuser(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Replace torch's dropout in a Dynamo graph by our formula, so that the kernel that uses the mask makes it."""
-    device_types = fused_device_types() | {"cpu"}
-    return seeded_dropout_calls_pass(dropout_in_place_pass(graph_module), device_types=device_types)
 
 
 def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:

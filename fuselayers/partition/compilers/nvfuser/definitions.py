@@ -5,7 +5,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -15,8 +14,6 @@ from ...._torch.tracing import boxed
 from ...fallback_warning import say_once
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
-
-__all__ = ["CACHE_SIZE", "Definition", "Region", "definition_for"]
 
 CACHE_SIZE: Final = 1024
 """The number of cached definitions. A step of a transformer needs about twenty for each layout of its inputs, whatever
@@ -30,9 +27,6 @@ class Definition:
 
     nvFuser's first execution changes the definition, in several steps, so only one thread may be in it. Later
     executions only read.
-
-    Args:
-        fusion: the `FusionDefinition`, after its `with`.
     """
 
     def __init__(self, fusion: Any) -> None:
@@ -54,13 +48,7 @@ _lock: Final = threading.Lock()
 
 
 def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Definition:
-    """Return the definition of a region for a layout, from the cache or a new one.
-
-    Args:
-        text: `text_of(graph)`, the key of the cache together with the layout.
-        graph: the region.
-        layout: the layouts of its inputs.
-    """
+    """Return the definition of a region, whose text is `text`, for a layout of its inputs. Definitions are cached."""
     key = (text, layout)
     with _lock:
         found = _definitions.get(key)
@@ -88,24 +76,12 @@ def _define(graph: fx.Graph, layout: Layout) -> Any:
     return definition
 
 
-@dataclass(frozen=True)
 class _Result:
-    """One result of a region, as it was traced.
+    """The dtype, the sizes and the layout of a region's result, as traced. A symbolic size is None."""
 
-    Attributes:
-        dtype: its dtype.
-        shape: its sizes; None for a symbolic one.
-        order: its dimensions from the outermost in memory to the innermost.
-    """
-
-    dtype: torch.dtype
-    shape: tuple[int | None, ...]
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, value: torch.Tensor) -> "_Result":
-        shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-        return cls(value.dtype, shape, order_of(value))
+    def __init__(self, value: torch.Tensor) -> None:
+        self.dtype, self.order = value.dtype, order_of(value)
+        self.shape = [size if isinstance(size, int) else None for size in value.shape]
 
     def check(self, value: torch.Tensor) -> None:
         """Raise RuntimeError for another dtype or other sizes."""
@@ -116,7 +92,7 @@ class _Result:
 
 
 class Region:
-    """A part of a graph that nvFuser runs as one function, with torch as the fallback.
+    """A subgraph that nvFuser runs as one function, with torch as the fallback.
 
     torch runs a call with an empty input, and it runs every call after nvFuser has failed once, with a FallbackWarning.
 
@@ -136,7 +112,7 @@ class Region:
         self.failed = False
         self._device = device
         results: Any = self.graph.output_node().args[0]
-        self._results = [_Result.of(node.meta["val"]) for node in results]
+        self._results = [_Result(node.meta["val"]) for node in results]
         self._in_torch: Callable[[list[Any]], Any] = boxed(graph_module)
 
     def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:

@@ -1,5 +1,6 @@
 """Elementwise ops."""
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,8 +20,6 @@ from .builder import (
     source_of,
     tensor_of,
 )
-
-__all__ = ["POINTWISE"]
 
 _aten: Final = torch.ops.aten
 
@@ -114,23 +113,18 @@ def _float_test(name: str) -> Rule:
     return Rule(emit, accepts=lambda node: tensor_of(source_of(node)).dtype in _FLOATS)
 
 
+_POWERS: Final = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
 def _power(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(tensor_of(node).dtype)
     x = builder.operand(node.args[0], dtype, tensor_of(node).dim())
-    exponent = node.args[1]
+    exponent: Any = node.args[1]
     # Common powers have cheaper operations.
-    if exponent == 1:
-        return Value(x, dtype)
-    if exponent == 2:
-        return Value(builder.ops.mul(x, x), dtype)
-    if exponent == 3:
-        return Value(builder.ops.mul(builder.ops.mul(x, x), x), dtype)
-    if exponent == 0.5:
-        return Value(builder.ops.sqrt(x), dtype)
-    if exponent == -0.5:
-        return Value(builder.ops.rsqrt(x), dtype)
-    if exponent == -1:
-        return Value(builder.ops.reciprocal(x), dtype)
+    if exponent in (1, 2, 3):
+        return Value(functools.reduce(builder.ops.mul, [x] * int(exponent)), dtype)
+    if exponent in _POWERS:
+        return Value(getattr(builder.ops, _POWERS[exponent])(x), dtype)
     return Value(builder.ops.pow(x, builder.number(exponent, dtype)), dtype)
 
 
@@ -195,7 +189,11 @@ def _accepts_copy(node: fx.Node) -> bool:
 
 
 def _overloads(rule: Rule, overloads: str, *names: str) -> dict[Any, Rule]:
-    return {getattr(getattr(_aten, name), overload): rule for name in names for overload in overloads.split()}
+    return _each(lambda name: rule, overloads, *names)
+
+
+def _each(rule_of: Callable[[str], Rule], overloads: str, *names: str) -> dict[Any, Rule]:
+    return {getattr(getattr(_aten, name), overload): rule_of(name) for name in names for overload in overloads.split()}
 
 
 _ANGLES: Final = ("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh")
@@ -203,7 +201,9 @@ _EXPONENTIALS: Final = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2",
 _ROUNDINGS: Final = ("ceil", "floor", "frac", "round", "trunc")
 # nvFuser's relu of integers goes through float32 and loses digits.
 _FLOAT_FUNCTIONS: Final = ("erf", "erfc", "lgamma", "reciprocal", "relu", "rsqrt", "sqrt", *_ANGLES, *_EXPONENTIALS)
-_SHIFTS: Final = (("bitwise_left_shift", "__lshift__"), ("bitwise_right_shift", "__rshift__"))
+
+_LEFT: Final = _arithmetic("bitwise_left_shift", 2, *_INTEGERS)
+_RIGHT: Final = _arithmetic("bitwise_right_shift", 2, *_INTEGERS)
 
 _table: dict[Any, Rule] = {
     **{getattr(_aten, name).default: _arithmetic(name, 1, *_FLOATS) for name in (*_FLOAT_FUNCTIONS, *_ROUNDINGS)},
@@ -219,27 +219,19 @@ _table: dict[Any, Rule] = {
     **_overloads(_arithmetic("pow", 2, *_FLOATS), "Tensor_Tensor Scalar", "pow"),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
     _aten.atan2.default: _arithmetic("atan2", 2, *_FLOATS),
-    **{
-        target: rule
-        for name in ("eq", "ge", "gt", "le", "lt", "ne")
-        for target, rule in _overloads(_comparison(name), "Tensor Scalar", name).items()
-    },
+    **_each(_comparison, "Tensor Scalar", "eq", "ge", "gt", "le", "lt", "ne"),
     **{getattr(_aten, name).default: _logical(name, 2) for name in ("logical_and", "logical_or")},
     _aten.logical_not.default: _logical("logical_not", 1),
-    **{
-        target: rule
-        for name in ("bitwise_and", "bitwise_or", "bitwise_xor")
-        for target, rule in _overloads(_arithmetic(name, 2, *_INTEGERS, torch.bool), "Tensor Scalar", name).items()
-    },
+    **_each(
+        lambda name: _arithmetic(name, 2, *_INTEGERS, torch.bool),
+        "Tensor Scalar",
+        *("bitwise_and", "bitwise_or", "bitwise_xor"),
+    ),
     _aten.bitwise_not.default: _arithmetic("bitwise_not", 1, *_INTEGERS, torch.bool),
-    **{
-        target: rule
-        for name, operator in _SHIFTS
-        for target, rule in {
-            **_overloads(_arithmetic(name, 2, *_INTEGERS), "Tensor Tensor_Scalar", name),
-            **_overloads(_arithmetic(name, 2, *_INTEGERS), "Tensor Scalar", operator),
-        }.items()
-    },
+    **_overloads(_LEFT, "Tensor Tensor_Scalar", "bitwise_left_shift"),
+    **_overloads(_LEFT, "Tensor Scalar", "__lshift__"),
+    **_overloads(_RIGHT, "Tensor Tensor_Scalar", "bitwise_right_shift"),
+    **_overloads(_RIGHT, "Tensor Scalar", "__rshift__"),
     **_overloads(Rule(_sign, accepts=_has(1, *_FLOATS, *_INTEGERS)), "default", "sgn", "sign"),
     _aten.where.self: Rule(_where, accepts=_accepts_where),
     **_overloads(Rule(_clamp, accepts=_accepts_clamp), "default Tensor", "clamp", "clamp_min", "clamp_max"),

@@ -9,8 +9,6 @@ import torch.fx as fx
 
 from .builder import Builder, Rule, Value, argument_of, computed_in, source_of, tensor_of
 
-__all__ = ["REDUCTIONS"]
-
 _aten: Final = torch.ops.aten
 
 

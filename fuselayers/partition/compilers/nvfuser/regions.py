@@ -3,7 +3,7 @@
 Groups grow along the edges of the graph, unless an op outside of a group would have to run in the middle of it. Then:
 
 - views at the front of a group are removed, since torch makes them at no cost. A view or a constant that is read
-  outside is made again there: the results of a region are tensors of their own, never views of each other or of inputs;
+  outside is recomputed there: the results of a region are tensors of their own, never views of each other or of inputs;
 - a group with fewer than two ops that compute is left to torch: nothing would be fused.
 
 Note: [a pass of our own] torch.fx's CapabilityBasedPartitioner joins groups that are not connected, which makes values
@@ -20,15 +20,13 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ...node_kinds import draws, num_bytes
+from ...node_kinds import draws, num_bytes, writes
 from ...passes import merge_equal_nodes_pass
 from .availability import fused_device_types
 from .builder import NAMES_OF_DTYPES, Kind, Rule, source_of
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
 from .shapes import SHAPES
-
-__all__ = ["RULES", "Group", "extract", "groups_of", "rule_of"]
 
 RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**POINTWISE, **REDUCTIONS, **SHAPES})
 """The rule of each op that nvFuser can run."""
@@ -96,19 +94,12 @@ def _kind_of(node: fx.Node, rule: Rule) -> Kind:
 
 
 class _Growing:
-    """A group that grows.
+    """A group that grows: its nodes, the outside nodes that they read, the positions of its first and last node."""
 
-    Attributes:
-        nodes: its nodes.
-        sources: the nodes outside that they read.
-        first: the place of its first node in the graph.
-        last: the place of its last node.
-    """
-
-    def __init__(self, node: fx.Node, place: int) -> None:
+    def __init__(self, node: fx.Node, index: int) -> None:
         self.nodes = {node}
         self.sources = {*node.all_input_nodes}
-        self.first = self.last = place
+        self.first = self.last = index
 
     def add(self, other: "_Growing") -> None:
         """Add another group, in a time that depends on that one's size alone."""
@@ -119,7 +110,7 @@ class _Growing:
 
 
 def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]]:
-    place = {node: number for number, node in enumerate(graph.nodes)}
+    position = {node: number for number, node in enumerate(graph.nodes)}
     group_of: dict[fx.Node, _Growing] = {}
 
     def reaches(target: _Growing, source: _Growing) -> bool:
@@ -137,7 +128,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
                 return True
             between = group_of.get(node)
             seen |= {node} if between is None else between.nodes
-            if (place[node] if between is None else between.last) > source.first:
+            if (position[node] if between is None else between.last) > source.first:
                 stack += node.all_input_nodes if between is None else between.sources
         return False
 
@@ -151,7 +142,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
     for node in graph.nodes:
         if node not in kinds:
             continue
-        group_of[node] = _Growing(node, place[node])
+        group_of[node] = _Growing(node, position[node])
         for source in node.all_input_nodes:
             join(group_of[node], group_of.get(source))
     # Then join groups that read the same tensor, if it is the largest that both read: it is then read once.
@@ -162,7 +153,7 @@ def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]
             if all(num_bytes(source) >= num_bytes(other) for group in pair for other in group.sources):
                 join(*pair)
     grown = dict.fromkeys(group_of.values())
-    return [sorted(group.nodes, key=place.__getitem__) for group in grown]
+    return [sorted(group.nodes, key=position.__getitem__) for group in grown]
 
 
 def _without_views_at_front(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
@@ -242,13 +233,13 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
     """
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     unit_of: dict[fx.Node, int] = {}
-    place = {node: number for number, node in enumerate(nodes)}
+    position = {node: number for number, node in enumerate(nodes)}
     units: dict[int, Sequence[fx.Node]] = {}
     for group in groups:
-        last = max(place[node] for node in group)
+        last = max(position[node] for node in group)
         units[last] = group
         unit_of.update(dict.fromkeys(group, last))
-    for node, number in place.items():
+    for node, number in position.items():
         if node not in unit_of:
             unit_of[node] = number
             units[number] = [node]
@@ -257,9 +248,9 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
     for node in nodes:
         unit = unit_of[node]
         waits[unit].update(unit_of[source] for source in node.all_input_nodes if source in unit_of)
-        if _writes(node):
-            waits[unit].update(unit_of[earlier] for earlier in nodes[: place[node]])
-        if _writes(node) or draws(node) or node.is_impure():
+        if writes(node):
+            waits[unit].update(unit_of[earlier] for earlier in nodes[: position[node]])
+        if writes(node) or draws(node) or node.is_impure():
             if effect is not None:
                 waits[unit].add(effect)
             effect = unit
@@ -281,7 +272,3 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
             if open_waits[follower] == 0:
                 heapq.heappush(ready, follower)
     assert not any(open_waits.values()), "a region waits for itself"
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

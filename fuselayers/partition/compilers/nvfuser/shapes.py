@@ -23,8 +23,6 @@ from .builder import (
     tensor_of,
 )
 
-__all__ = ["SHAPES"]
-
 _aten: Final = torch.ops.aten
 
 
@@ -68,8 +66,8 @@ def _transpose(builder: Builder, node: fx.Node) -> Value:
 def _unsqueeze(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
     rank = _rank(node)
-    place = int(node.args[1]) % rank  # type: ignore[arg-type]
-    return Value(builder.ops.broadcast(handle, [dim == place for dim in range(rank)]), dtype)
+    index = int(node.args[1]) % rank  # type: ignore[arg-type]
+    return Value(builder.ops.broadcast(handle, [dim == index for dim in range(rank)]), dtype)
 
 
 def _squeeze(builder: Builder, node: fx.Node) -> Value:
@@ -95,8 +93,8 @@ def _expand(builder: Builder, node: fx.Node) -> Value:
     sizes: Any = node.args[1]
     # -1 for a dimension that stays: for nvFuser, a size would be a new one.
     grown = [
-        builder.size(size) if place < missing or _is_one(shape[place - missing]) else -1
-        for place, size in enumerate(sizes)
+        builder.size(size) if index < missing or _is_one(shape[index - missing]) else -1
+        for index, size in enumerate(sizes)
     ]
     return Value(builder.ops.expand(handle, grown), dtype)
 
@@ -131,21 +129,21 @@ def _accepts_slice(node: fx.Node) -> bool:
 
 def _select(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
-    dim, place, rank = _selected(node)
-    return Value(builder.ops.squeeze(_cut(builder, handle, rank, dim, place, place + 1), [dim]), dtype)
+    dim, index, rank = _selected(node)
+    return Value(builder.ops.squeeze(_cut(builder, handle, rank, dim, index, index + 1), [dim]), dtype)
 
 
 def _selected(node: fx.Node) -> tuple[int, Any, int]:
     shape = tensor_of(source_of(node)).shape
-    dim, place = int(node.args[1]) % len(shape), node.args[2]  # type: ignore[arg-type]
-    if isinstance(place, int) and place < 0 and isinstance(shape[dim], int):
-        place += shape[dim]
-    return dim, place, len(shape)
+    dim, index = int(node.args[1]) % len(shape), node.args[2]  # type: ignore[arg-type]
+    if isinstance(index, int) and index < 0 and isinstance(shape[dim], int):
+        index += shape[dim]
+    return dim, index, len(shape)
 
 
 def _accepts_select(node: fx.Node) -> bool:
-    dim, place, _ = _selected(node)
-    return isinstance(place, int) and isinstance(tensor_of(source_of(node)).shape[dim], int)
+    dim, index, _ = _selected(node)
+    return isinstance(index, int) and isinstance(tensor_of(source_of(node)).shape[dim], int)
 
 
 def _split(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -164,14 +162,14 @@ def _unbind(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
     handle, dtype = builder.value(source_of(node))
     rank = _rank(source_of(node))
     dim = int(argument_of(node, 1, "dim", 0)) % rank
-    cuts = (_cut(builder, handle, rank, dim, place, place + 1) for place in range(len(node.meta["val"])))
+    cuts = (_cut(builder, handle, rank, dim, index, index + 1) for index in range(len(node.meta["val"])))
     return tuple(Value(builder.ops.squeeze(cut, [dim]), dtype) for cut in cuts)
 
 
 def _cut(builder: Builder, handle: Any, rank: int, dim: int, start: int, end: Any) -> Any:
     """A range of one dimension, and the whole of the others: by `size_of`, nvFuser knows that they stay the same."""
-    starts = [start if place == dim else 0 for place in range(rank)]
-    ends = [end if place == dim else builder.size_of(handle, place) for place in range(rank)]
+    starts = [start if index == dim else 0 for index in range(rank)]
+    ends = [end if index == dim else builder.size_of(handle, index) for index in range(rank)]
     return builder.ops.slice(handle, starts, ends)
 
 
@@ -198,8 +196,8 @@ def _accepts_cat(node: fx.Node) -> bool:
 
 
 def _getitem(builder: Builder, node: fx.Node) -> Value:
-    (results, place) = node.args
-    value: Value = builder.values[results][place]  # type: ignore[index]
+    (results, index) = node.args
+    value: Value = builder.values[results][index]  # type: ignore[index]
     return value
 
 
@@ -240,29 +238,28 @@ def _accepts_slice_backward(node: fx.Node) -> bool:
     return step == 1 and all(isinstance(one, int) for one in (start, end, size))
 
 
-def _full(builder: Builder, node: fx.Node) -> Value:
+def _filled_with(builder: Builder, node: fx.Node, shape: list[Any], number: Any) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
+    return Value(builder.ops.full(shape, builder.number(number, dtype), builder.data_type(dtype)), dtype)
+
+
+def _full(builder: Builder, node: fx.Node) -> Value:
     sizes: Any = node.args[0]
-    shape = [builder.size(size) for size in sizes]
-    fill = builder.number(node.args[1], dtype)
-    return Value(builder.ops.full(shape, fill, builder.data_type(dtype)), dtype)
+    return _filled_with(builder, node, [builder.size(size) for size in sizes], node.args[1])
 
 
 def _full_like(builder: Builder, node: fx.Node) -> Value:
     # Only the sizes of the other tensor are read.
-    dtype = computed_in(node.meta["val"].dtype)
     like = builder.value(source_of(node)).handle
-    shape = [builder.size_of(like, place) for place in range(_rank(node))]
-    return Value(builder.ops.full(shape, builder.number(node.args[1], dtype), builder.data_type(dtype)), dtype)
+    return _filled_with(builder, node, [builder.size_of(like, dim) for dim in range(_rank(node))], node.args[1])
 
 
 def _scalar_tensor(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(node.meta["val"].dtype)
-    return Value(builder.ops.full([], builder.number(node.args[0], dtype), builder.data_type(dtype)), dtype)
+    return _filled_with(builder, node, [], node.args[0])
 
 
-def _accepts_number(place: int) -> Callable[[fx.Node], bool]:
-    return lambda node: is_number(node.args[place])
+def _accepts_number(index: int) -> Callable[[fx.Node], bool]:
+    return lambda node: is_number(node.args[index])
 
 
 def _arange(builder: Builder, node: fx.Node) -> Value:

@@ -17,8 +17,6 @@ from ...._torch.tracing import size_hint
 from .builder import Builder, Kind, Value, computed_in
 from .regions import RULES
 
-__all__ = ["Layout", "TensorLayout", "layout_of", "order_of", "text_of", "translate"]
-
 
 @dataclass(frozen=True)
 class TensorLayout:
@@ -85,19 +83,15 @@ def order_of(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def translate(graph: fx.Graph, layout: Layout, definition: Any, module: ModuleType) -> None:
-    """Add a region's graph to a definition.
-
-    Args:
-        graph: the region: ops of `RULES`, and a tuple of tensors as output.
-        layout: the layouts of its inputs.
-        definition: a `FusionDefinition`, inside its `with`.
-        module: `nvfuser_direct`.
-    """
+    """Add a region's graph to a `FusionDefinition` inside its `with`; `module` is `nvfuser_direct`."""
     builder = Builder(definition, module)
-    for node, known in zip(graph.find_nodes(op="placeholder"), layout, strict=True):
+    inputs = graph.find_nodes(op="placeholder")
+    for node, known in zip(inputs, layout, strict=True):
         builder.values[node] = _input(builder, known)
-    for node in graph.find_nodes(op="placeholder"):
-        _widen(builder, node)
+    for node in inputs:
+        found = builder.values[node]
+        if isinstance(found, Value):  # half precision becomes float32 once for all readers
+            builder.values[node] = builder.cast(found, computed_in(found.dtype))
     for node in graph.nodes:
         if node.op == "call_function":
             builder.values[node] = RULES[node.target].emit(builder, node)
@@ -116,13 +110,6 @@ def _input(builder: Builder, known: TensorLayout | None) -> Any:
         stride_order=list(known.stride_order),
     )
     return Value(handle, known.dtype)
-
-
-def _widen(builder: Builder, node: fx.Node) -> None:
-    """Cast an input in half precision to float32, once for all its readers."""
-    found = builder.values[node]
-    if isinstance(found, Value):
-        builder.values[node] = builder.cast(found, computed_in(found.dtype))
 
 
 def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
