@@ -49,6 +49,7 @@ setup(
         "rich>=13",
         "matplotlib>=3.8",
         "numpy>=1.26",
+        "typing-extensions>=4.10",
     ],
     extras_require={
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are

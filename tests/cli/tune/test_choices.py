@@ -65,8 +65,8 @@ def test_times_of_an_earlier_run_do_not_count(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_without_example_inputs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fuselayers.components import Decoder
+    from fuselayers.components.model.stack import Stack
 
-    monkeypatch.delattr(Decoder, "example_inputs")
+    monkeypatch.delattr(Stack, "example_inputs")
     with pytest.raises(ValueError, match=r"^model 'decoder' does not say what it is called with; give Dec"):
         tune_model(TINY, batch_size=2, device=CPU, keep=False, say=print)
