@@ -1,4 +1,4 @@
-"""For mkdocstrings: turns `>>>` examples of docstrings into code blocks. Markdown alone would show them as quotations."""
+"""For mkdocstrings: shows `>>>` examples of docstrings as code blocks. Markdown alone would show them as quotations."""
 
 from typing import Any
 
