@@ -1,4 +1,4 @@
-"""Pure functions: each file holds one op, its formula, its reference, what it keeps for backward. `forms` runs them."""
+"""Pure functions, one file for one op: formula, checks, reference, kernels. `implementations` dispatches the calls."""
 
 from . import graph_dropout as graph_dropout
 from .activations import ACTIVATIONS as ACTIVATIONS

@@ -49,9 +49,9 @@ def _star_relu(z: Tensor) -> Tensor:
 
 
 def _smelu(z: Tensor) -> Tensor:
-    # A clamp to [-b, b] gives the parabola on its interval and its end values outside; what lies above b is added.
+    # A clamp to [-b, b] gives the parabola on its interval and constants outside; `above` adds the linear part.
     inner = torch.clamp(z, -_SMELU_BETA, _SMELU_BETA) + _SMELU_BETA
-    # relu(z - b), which would keep its result for backward; threshold keeps z, which clamp keeps already.
+    # This is relu(z - b). relu would save its result for backward; threshold saves z, which clamp saves already.
     above = F.threshold(z, _SMELU_BETA, _SMELU_BETA) - _SMELU_BETA
     return inner * inner / (4 * _SMELU_BETA) + above
 
@@ -72,7 +72,7 @@ ACTIVATIONS: Final[MappingProxyType[str, Callable[[Tensor], Tensor]]] = MappingP
 
 
 def check_activation(activation: str | None) -> None:
-    """Raise unless `activation` is None or one of ACTIVATIONS: TypeError for what is no name, ValueError for others."""
+    """Raise unless `activation` is None or one of ACTIVATIONS: TypeError or ValueError for another value."""
     if activation is not None and not isinstance(activation, str):
         raise TypeError(f"activation must be a name or None, got a {type(activation).__name__}")
     if activation is not None and activation not in ACTIVATIONS:
@@ -83,7 +83,7 @@ def activate(z: Tensor, activation: str | None) -> Tensor:
     """Return the activation of z, elementwise; None returns z itself.
 
     Raises:
-        ValueError: no such activation; the message lists what there is.
+        ValueError: there is no such activation.
         TypeError: z is not floating, or the activation is not a name.
 
     >>> activate(torch.tensor([-1.0, 3.0]), "squared_relu")
@@ -100,9 +100,9 @@ def _normal_tile(z, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     density = tl.exp2(z * z * -0.7213475204444817)
     if EXACT:
         return 0.5 + 0.5 * tl.erf(z * 0.7071067811865476), density
-    # The logarithm of its odds is z times a smooth function of |z|, here a polynomial fitted to it: 11 instructions an
-    # element against 38, and infinities and NaN go the way they should. Wrong by 7e-6 of z at most, and where z < 0 by
-    # 6e-5 of the result down to -3: a tenth of the last bit of float16.
+    # The log-odds of the distribution function are z times a smooth function of |z|, approximated by a polynomial: 11
+    # instructions per element instead of 38, right for infinities and NaN. The error is at most 7e-6 of z, and 6e-5 of
+    # the result for -3 <= z < 0: a tenth of the last bit of float16.
     a = tl.abs(z)
     slope = (((-0.0004185767169 * a + 0.005151251876) * a - 0.01364286931) * a - 0.08870266675) * a - 0.008350429591
     return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(z * (slope * a - 2.300798056))), density
@@ -112,7 +112,7 @@ def _normal_tile(z, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
 def _sigmoid_tile(z, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     if EXACT:
         return tl.sigmoid(z)
-    # 8 instructions an element against 16; wrong by 2 in the last of 32 bits.
+    # 8 instructions per element instead of 16; the error is 2 units in the last place of float32.
     return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(z * -1.4426950408889634))
 
 
@@ -120,10 +120,10 @@ def _sigmoid_tile(z, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
 def activate_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
     """`activate` of a float32 tile.
 
-    EXACT is for results of 32 bits: it takes the slower of two forms where the faster one would show there.
+    EXACT is for float32 results: it selects the exact expression where the approximation would be visible.
     """
     if ACTIVATION == "relu":
-        z = tl.where(z < 0, 0.0, z)  # not a maximum, which would make a number of NaN
+        z = tl.where(z < 0, 0.0, z)  # not tl.maximum, which drops NaN
     elif ACTIVATION == "leaky_relu":
         z = tl.where(z > 0, z, 0.01 * z)
     elif ACTIVATION == "gelu":
@@ -150,7 +150,7 @@ def activate_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ig
 
 @tile_function
 def slope_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The derivative of `activate_tile` at z; where there is none, torch's choice."""
+    """The derivative of `activate_tile` at z; where it is undefined, torch's choice."""
     if ACTIVATION == "relu":
         slope = tl.where(z <= 0, 0.0, 1.0)
     elif ACTIVATION == "leaky_relu":
@@ -162,7 +162,7 @@ def slope_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignor
         square = z * z
         inner = z * (1.5957691216057308 + 0.07135481627260025 * square)
         sigmoid = _sigmoid_tile(inner, EXACT)
-        # What 1 - sigmoid loses where sigmoid is nearly 1 would be multiplied by z's third power.
+        # Near sigmoid = 1, the rounding error of 1 - sigmoid would be multiplied by z cubed.
         complement = _sigmoid_tile(-inner, EXACT) if EXACT else 1.0 - sigmoid
         slope = sigmoid + z * sigmoid * complement * (1.5957691216057308 + 0.21406444881780074 * square)
     elif ACTIVATION == "silu":

@@ -1,4 +1,4 @@
-"""bias_activation_dropout -- y = dropout(activation(x + bias), p): the inside of an MLP, between its two matmuls.
+"""bias_activation_dropout -- y = dropout(activation(x + bias), p): the part of an MLP between its two matmuls.
 
     x, y   [..., N]   any float dtype
     bias   [N]        optional
@@ -8,14 +8,13 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout, also for shards), and one tensor of x's size at most. The op's own
-forms keep x; a compiler what it finds best; the formula run op by op what its activation keeps (the pre-activation, or
-for relu, squared_relu and star_relu its positive part, for sigmoid its result; two for smelu). For the identity none of
-them keeps any.
+Saved for backward: a seed, no mask (see dropout, also for shards), and at most one tensor of x's size. The kernels and
+the compiled implementation save x. The eager formula saves what its activation saves: the pre-activation, the positive
+part for relu, squared_relu and star_relu, the result for sigmoid, two tensors for smelu. The identity saves none.
 
-Floor, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and 1
-where nothing is dropped either: dx is dy, which torch sums for the bias). The kernels move that, the bias once per
-program, and for its gradient one float32 row per program.
+Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and
+1 for the identity without dropout: dx is dy, which torch sums for the bias). In addition, each program of a kernel
+reads the bias and writes one float32 row for its gradient.
 """
 
 from typing import Any
@@ -24,17 +23,17 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .dropout import dropout_from, dropout_reference
-from .implementations import COMPILED_FROM, define, run, second_order
+from .dropout import dropout_formula, dropout_reference
+from .implementations import COMPILED_FROM, define, differentiable_gradients, run
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
 from .rows import as_rows, elementwise_plan, persistent_programs
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
 from .sums import sum_of_rows
 
-__all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula", "gradients_of_dropped"]
+__all__ = ["activation_gradients", "bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula"]
 
 
 def bias_activation_dropout(
@@ -55,10 +54,10 @@ def bias_activation_dropout(
         bias: [N], or None for no bias.
         activation: a name in ACTIVATIONS, or None for the identity.
         p: dropout probability, 0 <= p < 1.
-        training: False leaves the dropout out.
+        training: False drops nothing.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
-        shard: where x lies in a larger tensor whose mask it shall have its part of; None if x is whole.
-        backend: which form serves, see `forms`.
+        shard: the position of x in a larger tensor, whose mask it uses; None if x is the whole tensor.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Without a bias, an activation and dropout x itself is returned.
 
@@ -68,7 +67,7 @@ def bias_activation_dropout(
         TypeError: a tensor is not floating, the seed is not a tensor, p is one, the activation is no name, or the shard
             is no shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
-            backend that was asked for cannot take the call.
+            requested backend cannot take the call.
 
     >>> import torch
     >>> bias_activation_dropout(torch.tensor([[-1.0, 2.0]]), torch.tensor([0.5, 0.5]), activation="relu")
@@ -77,7 +76,7 @@ def bias_activation_dropout(
     check_rows("x", x)
     check_row_vector("bias", bias, x)
     check_activation(activation)
-    seed = seed_for(x, p, training=training, seed=seed)
+    seed = seed_or_draw(x, p, training=training, seed=seed)
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if bias is None and activation is None and seed is None:
         return x
@@ -99,7 +98,7 @@ def _formula(
     p: float,
 ) -> Tensor:
     y = activate(x if bias is None else x + bias, activation)
-    return y if seed is None else dropout_from(y, seed, row_R, first_column, p)
+    return y if seed is None else dropout_formula(y, seed, row_R, first_column, p)
 
 
 def bias_activation_dropout_reference(
@@ -111,7 +110,7 @@ def bias_activation_dropout_reference(
     seed: Tensor | None = None,
     shard: Shard | None = None,
 ) -> Tensor:
-    """What the op means in training, in plain torch; without a seed nothing is dropped."""
+    """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
     y = activate(x if bias is None else x + bias, activation)
     return y if seed is None else dropout_reference(y, p, seed=seed, shard=shard)
 
@@ -128,7 +127,7 @@ class _BiasActivationDropout(torch.autograd.Function):
         activation: str | None,
         p: float,
     ) -> Tensor:
-        # The identity's slope is one everywhere; only the dtypes of what came in are needed.
+        # The identity has slope one everywhere, so backward needs only the dtypes of x and bias.
         ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
         ctx.options = first_column, activation, p
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
@@ -146,11 +145,11 @@ class _BiasActivationDropout(torch.autograd.Function):
             def formula(x: Tensor, bias: Tensor | None) -> Tensor:
                 return _formula(x, bias, seed, row_R, first_column, activation, p)
 
-            dx, dbias = second_order(formula, (x, bias), (dy,), (wants_x, wants_bias))
+            dx, dbias = differentiable_gradients(formula, (x, bias), (dy,), (wants_x, wants_bias))
         else:
-            # Of the identity alone plain torch copies nothing, and its gradients can be differentiated again.
+            # For the identity without dropout plain torch makes no copy. Under create_graph it is differentiable.
             plain = activation is None and (seed is None or torch.is_grad_enabled())
-            dx, dbias = (gradients_formula if plain else gradients_of_dropped)(
+            dx, dbias = (gradients_formula if plain else activation_gradients)(
                 *(dy, x, bias, seed, row_R, first_column, activation, p, x_dtype),
                 bias_dtype if wants_bias else None,
             )
@@ -169,8 +168,8 @@ def gradients_formula(
     x_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and bias. Used by bias_dropout_residual too, whose are those of the identity."""
-    dz = dy if seed is None else dropout_from(dy, seed, row_R, first_column, p)
+    """Return the gradients of x and bias. bias_dropout_residual uses it too, with the identity as activation."""
+    dz = dy if seed is None else dropout_formula(dy, seed, row_R, first_column, p)
     if x is not None and activation is not None:
         z = x if bias is None else x + bias
         (dz,) = torch.func.vjp(ACTIVATIONS[activation], z)[1](dz)
@@ -180,7 +179,7 @@ def gradients_formula(
 
 
 def _new_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """As an op makes them: of the identity too the gradient of x is another tensor than dy."""
+    """Return the gradients as a registered op must: dx is a new tensor, never dy itself."""
     dx, dbias = gradients_formula(dy, *rest)
     return dx.clone() if dx is dy else dx, dbias
 
@@ -194,7 +193,7 @@ def _launch_forward(
     activation: str | None,
     p: float,
 ) -> Tensor:
-    y = _like_result(x, bias)
+    y = _empty_result(x, bias)
     if not y.numel():
         return y
     x_RN = as_rows(x)
@@ -211,7 +210,7 @@ def _launch_forward(
     return y
 
 
-def _like_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+def _empty_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
 
@@ -228,7 +227,7 @@ def _launch_backward(
     x_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    dx, dbias = _like_gradients(dy, x_dtype, bias_dtype)
+    dx, dbias = _empty_gradients(dy, x_dtype, bias_dtype)
     if not dy.numel():
         return dx, dbias.zero_()
     dy_RN = as_rows(dy)
@@ -237,7 +236,7 @@ def _launch_backward(
     num_tiles, num_column_tiles = plan.grid
     partial_PN = None
     if bias_dtype is not None:
-        # Each program adds up its rows and writes one: no atomics, so the same sums every time.
+        # Each program sums its rows and writes one row: without atomics the sums are deterministic.
         num_tiles = persistent_programs(num_tiles, processors=num_processors(dy.device), side_by_side=num_column_tiles)
         partial_PN = torch.empty(num_tiles, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
     launch(
@@ -252,7 +251,7 @@ def _launch_backward(
     return dx, dbias if partial_PN is None else partial_PN.sum(0).to(dbias.dtype)
 
 
-def _like_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     x_dtype, bias_dtype = rest[-2:]
     dx = torch.empty(dy.shape, dtype=x_dtype, device=dy.device)
     return dx, torch.empty(0 if bias_dtype is None else dy.shape[-1], dtype=bias_dtype or x_dtype, device=dy.device)
@@ -264,7 +263,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     bias_ptr,
     y_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     first_group,
     num_rows,
     num_columns,
@@ -289,7 +288,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     y = activate_tile(z, ACTIVATION, EXACT)
     if seed_ptr is not None:
         keep = keep_tile(
-            seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+            seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
         )
         y *= tl.where(keep, scale, 0.0)
     tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
@@ -301,7 +300,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     bias_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     first_group,
     dx_ptr,
     partial_ptr,
@@ -323,15 +322,15 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
-        rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+        rows = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         live = (rows < num_rows)[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
         dz = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if seed_ptr is not None:
             keep = keep_tile(
                 seed_ptr,
-                row_numbers_ptr,
+                row_indices_ptr,
                 first_group,
                 rows,
                 num_rows,
@@ -355,16 +354,16 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 
 
 _forward = define(
-    "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, Tensor? row_numbers, int first_column, "
+    "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, Tensor? row_indices, int first_column, "
     "str? activation, float p) -> Tensor",
     _launch_forward,
-    _like_result,
+    _empty_result,
     formula=_formula,
 )
-gradients_of_dropped = define(
-    "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, Tensor? row_numbers, "
+activation_gradients = define(
+    "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, Tensor? row_indices, "
     "int first_column, str? activation, float p, ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
     _launch_backward,
-    _like_gradients,
+    _empty_gradients,
     formula=_new_gradients,
 )

@@ -1,4 +1,4 @@
-"""bias_dropout_residual -- y = dropout(x + bias, p) + residual: how a sublayer's output joins the residual stream.
+"""bias_dropout_residual -- y = dropout(x + bias, p) + residual: a sublayer's output is added to the residual stream.
 
     x, residual, y   [..., N]   any float dtype
     bias             [N]        optional
@@ -11,9 +11,9 @@
 
 Saved for backward: a seed (see dropout, also for shards). Dtypes promote as in torch's own sums.
 
-Floor, in elements of x: 3 forward (read x and residual, write y), 2 backward (read dy, write dx; dresidual is dy
-itself). Where nothing is dropped dx is dy too: nothing backward, but for a bias 1, for torch to sum dy. The kernels
-move that, the bias once per program, and for its gradient one float32 row per program.
+Bytes moved, in elements of x: 3 forward (read x and residual, write y), 2 backward (read dy, write dx; dresidual is dy
+itself). Without dropout dx is dy too, and backward moves nothing, or 1 where torch sums dy for the bias. In addition,
+each program of a kernel reads the bias and writes one float32 row for its gradient.
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bias_activation_dropout import gradients_formula, gradients_of_dropped
-from .dropout import dropout_from, dropout_reference, dropped
+from .bias_activation_dropout import activation_gradients, gradients_formula
+from .dropout import dropout_formula, dropout_op, dropout_reference
 from .implementations import COMPILED_FROM, define, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
 from .rows import as_rows, elementwise_plan
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
@@ -49,20 +49,20 @@ def bias_dropout_residual(
 
     Args:
         x: [..., N], the sublayer's output, any float dtype.
-        residual: [..., N], the stream it joins.
+        residual: [..., N], the residual stream.
         bias: [N], or None for no bias.
         p: dropout probability, 0 <= p < 1.
-        training: False leaves the dropout out.
+        training: False drops nothing.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
-        shard: where x lies in a larger tensor whose mask it shall have its part of; None if x is whole.
-        backend: which form serves, see `forms`.
+        shard: the position of x in a larger tensor, whose mask it uses; None if x is the whole tensor.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: x has no dimension, the residual, the bias, the seed or the shard does not fit it, p is outside
             [0, 1), or the backend is unknown.
         TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the shard is no shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
-            backend that was asked for cannot take the call.
+            requested backend cannot take the call.
 
     >>> import torch
     >>> bias_dropout_residual(torch.tensor([1.0, 2.0]), torch.tensor([10.0, 10.0]), bias=torch.tensor([0.5, 0.5]))
@@ -71,7 +71,7 @@ def bias_dropout_residual(
     check_rows("x", x)
     check_like("residual", residual, x)
     check_row_vector("bias", bias, x)
-    seed = seed_for(x, p, training=training, seed=seed)
+    seed = seed_or_draw(x, p, training=training, seed=seed)
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     y: Tensor = run(
         *(backend, _formula, _BiasDropoutResidual.apply, (x, residual, bias, seed, row_R), (column, p)),
@@ -91,7 +91,7 @@ def _formula(
     p: float,
 ) -> Tensor:
     z = x if bias is None else x + bias
-    return (z if seed is None else dropout_from(z, seed, row_R, first_column, p)) + residual
+    return (z if seed is None else dropout_formula(z, seed, row_R, first_column, p)) + residual
 
 
 def bias_dropout_residual_reference(
@@ -103,7 +103,7 @@ def bias_dropout_residual_reference(
     seed: Tensor | None = None,
     shard: Shard | None = None,
 ) -> Tensor:
-    """What the op means in training, in plain torch; without a seed nothing is dropped."""
+    """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
     z = x if bias is None else x + bias
     return (z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)) + residual
 
@@ -121,7 +121,7 @@ class _BiasDropoutResidual(torch.autograd.Function):
         p: float,
     ) -> Tensor:
         ctx.save_for_backward(seed, row_R)
-        ctx.place = first_column, p
+        ctx.options = first_column, p
         ctx.dtypes = x.dtype, residual.dtype, None if bias is None else bias.dtype
         y: Tensor = _forward(x, residual, bias, seed, row_R, first_column, p)
         return y
@@ -129,19 +129,19 @@ class _BiasDropoutResidual(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         seed, row_R = ctx.saved_tensors
-        first_column, p = ctx.place
+        first_column, p = ctx.options
         x_dtype, residual_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_residual, wants_bias = ctx.needs_input_grad[:3]
         dx = dbias = None
-        if seed is None or torch.is_grad_enabled():  # plain torch copies nothing, and can be differentiated again
+        if seed is None or torch.is_grad_enabled():  # plain torch makes no copy and is differentiable
             dx, dbias = gradients_formula(
                 *(dy, None, None, seed, row_R, first_column, None, p, x_dtype),
                 bias_dtype if wants_bias else None,
             )
         elif wants_bias:
-            dx, dbias = gradients_of_dropped(dy, None, None, seed, row_R, first_column, None, p, x_dtype, bias_dtype)
+            dx, dbias = activation_gradients(dy, None, None, seed, row_R, first_column, None, p, x_dtype, bias_dtype)
         elif wants_x:
-            dx = dropped(dy, seed, row_R, first_column, p).to(x_dtype)
+            dx = dropout_op(dy, seed, row_R, first_column, p).to(x_dtype)
         return (
             dx if wants_x else None,
             dy.to(residual_dtype) if wants_residual else None,
@@ -159,7 +159,7 @@ def _launch_forward(
     first_column: int,
     p: float,
 ) -> Tensor:
-    y = _like_result(x, residual, bias)
+    y = _empty_result(x, residual, bias)
     if not y.numel():
         return y
     x_RN, residual_RN = as_rows(x), as_rows(residual)
@@ -176,7 +176,7 @@ def _launch_forward(
     return y
 
 
-def _like_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+def _empty_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = torch.promote_types(x.dtype, residual.dtype)
     dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -189,7 +189,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     bias_ptr,
     y_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     first_group,
     num_rows,
     num_columns,
@@ -213,7 +213,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if seed_ptr is not None:
         keep = keep_tile(
-            seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+            seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
         )
         z *= tl.where(keep, scale, 0.0)
     y = z + residual.to(tl.float32)
@@ -221,9 +221,9 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 
 _forward = define(
-    "bias_dropout_residual(Tensor x, Tensor residual, Tensor? bias, Tensor? seed, Tensor? row_numbers, "
+    "bias_dropout_residual(Tensor x, Tensor residual, Tensor? bias, Tensor? seed, Tensor? row_indices, "
     "int first_column, float p) -> Tensor",
     _launch_forward,
-    _like_result,
+    _empty_result,
     formula=_formula,
 )

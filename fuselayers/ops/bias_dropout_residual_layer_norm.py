@@ -1,16 +1,16 @@
-"""bias_dropout_residual_layer_norm -- a sublayer's output, dropped, added to the residual stream and normalised.
+"""bias_dropout_residual_layer_norm -- dropout of a sublayer's output, the residual sum and a norm.
 
     x, residual, y, s         [..., N]   any float dtype
     weight, norm_bias, bias   [N]        both biases optional
     seed                      []         int64
 
-With d = dropout(x + bias, p) and s = d + residual, `style` says which of the three known arrangements is meant:
+With d = dropout(x + bias, p) and s = d + residual, `style` selects one of three arrangements:
 
     "post"      y = norm(s)                 a post-norm block (Vaswani et al. 2017)
-    "pre"       y = norm(d) + residual      normalises the sublayer's output before it joins (xFormers' meaning of pre)
-    "prenorm"   (norm(s), s)                what a pre-norm block needs: the next sublayer's input, and the stream
+    "pre"       y = norm(d) + residual      normalises the sublayer's output before the sum ("pre" as in xFormers)
+    "prenorm"   (norm(s), s)                a pre-norm block: the next sublayer's input, and the residual stream
 
-Gradients, dtypes, what is saved and the floor are those of normalise; "prenorm" is its "post" with a second output, s.
+See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved; "prenorm" is "post" with a second output.
 """
 
 from typing import Literal, overload
@@ -20,7 +20,7 @@ from torch import Tensor
 from .bias_dropout_residual import bias_dropout_residual_reference
 from .dropout import dropout_reference
 from .normalise import NormStyle, check_style, norm_reference, normalise
-from .philox import seed_for
+from .philox import seed_or_draw
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 
@@ -90,28 +90,28 @@ def bias_dropout_residual_layer_norm(
     shard: Shard | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return norm(dropout(x + bias, p) + residual), arranged as `style` says.
+    """Return norm(dropout(x + bias, p) + residual), in the arrangement that `style` names.
 
     Args:
         x: [..., N], the sublayer's output, any float dtype.
-        residual: [..., N], the stream it joins.
+        residual: [..., N], the residual stream.
         weight: [N], the norm's scale.
         norm_bias: [N], the norm's shift, or None for none.
         bias: [N], added to x, or None for none.
         p: dropout probability, 0 <= p < 1.
         eps: added to the variance.
         style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
-        training: False leaves the dropout out.
+        training: False drops nothing.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
-        shard: where x lies, in whole rows, in a larger tensor whose mask it shall have its part of; None if x is whole.
-        backend: which form serves, see `forms`.
+        shard: the position of x, in whole rows, in a larger tensor, whose mask it uses; None if x is the whole tensor.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, or p is
             outside [0, 1).
         TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the style is no name.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
-            backend that was asked for cannot take the call.
+            requested backend cannot take the call.
 
     >>> import torch
     >>> x, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0])
@@ -130,7 +130,7 @@ def bias_dropout_residual_layer_norm(
         bias=bias,
         weight=weight,
         norm_bias=norm_bias,
-        seed=seed_for(x, p, training=training, seed=seed),
+        seed=seed_or_draw(x, p, training=training, seed=seed),
         shard=shard,
         p=p,
         eps=eps,
@@ -154,7 +154,7 @@ def bias_dropout_residual_layer_norm_reference(
     seed: Tensor | None = None,
     shard: Shard | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What the op means in training, in plain torch; without a seed nothing is dropped."""
+    """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
     if style == "pre":
         z = x if bias is None else x + bias
         dropped = z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)

@@ -1,4 +1,4 @@
-"""cross_entropy -- the loss of a row: -log softmax(logits)[target], smoothed, with a z-loss, then reduced.
+"""cross_entropy -- the loss of a row: -log softmax(logits)[target], smoothed, with a z-loss, then reduce_losses.
 
     logits   [..., V]   any float dtype; V classes
     target   [...]      int64, in [0, V) or ignore_index
@@ -9,23 +9,21 @@
                loss   = l + (1 - a) * (m - logits_target) + a * (m - mean_j(logits_j)) + z * lse^2
     backward   dlogits_j = dloss * (exp(logits_j - m) exp(-l) (1 + 2 * z * lse) - (1 - a) * [j = target] - a / V)
 
-Note: [m and l] They are kept apart, and nothing is taken from lse: where logits lie far from 0, as a bias common to all
-classes lets them, lse is rounded in steps as large as the loss of a row that is well predicted, and a probability
-exp(logits_j - lse) would have that error. The difference of a logit and the largest one is exact.
+Note: [m and l] They stay separate, and nothing is subtracted from lse. If a common offset moves all logits far from 0,
+the rounding of lse is as large as the loss of a well predicted row, and a probability exp(logits_j - lse) would have
+that error. The difference of a logit and the largest one is exact.
 
 The loss of a row whose target is ignore_index is 0, and so is its gradient. "mean" divides by the number of the other
-rows, on the device: nothing waits for a GPU. All of it is computed in float32 at least and rounded once.
+rows, on the device, without synchronisation. The arithmetic is float32 at least, rounded once.
 
-Saved for backward: by the op's own forms logits, target, m and l (for "mean" the number of rows too), never a softmax,
-and backward writes dlogits without touching them. The formula run op by op keeps log_softmax(logits), in float32 at
-least; with a z-loss the logits too. A compiler keeps what it finds best.
+Saved for backward: logits, target, m and l (for "mean" the number of rows too), never a softmax; backward does not
+overwrite them. The eager formula saves log_softmax(logits), in float32 at least, and with a z-loss the logits too.
 
-Floor, in elements of logits: 1 forward (read logits), 2 backward (read logits, write dlogits). The kernels move that,
-and skip rows that are ignored. Rows are gone through in pieces of 4096 with a running maximum, so V may be anything;
-short rows share a program.
+Bytes moved by the kernels, in elements of logits: 1 forward (read logits), 2 backward (read logits, write dlogits).
+They skip ignored rows. Rows are read in pieces of 4096 with a running maximum, for any V; short rows share a program.
 
-Note: [targets out of range] On the CPU a call raises an IndexError, as torch does. The kernels cannot without
-waiting for the GPU: there the loss and the gradient of such a row are NaN, and no memory beside the row is read.
+Note: [targets out of range] On the CPU a call raises an IndexError, as torch does. Kernels cannot raise without a
+synchronisation: there the loss and the gradient of such a row are NaN, and no memory outside of the row is read.
 
 Label smoothing: Szegedy et al., "Rethinking the Inception architecture", 2015. z-loss: Chowdhery et al., "PaLM", 2022,
 section 5. The running maximum: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
@@ -37,16 +35,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .implementations import define, needs_grad, run, second_order
+from .implementations import define, differentiable_gradients, needs_grad, run
 from .implementations.launch import INTERPRETED, kernel, launch
 from .implementations.triton_language import libdevice, tl
-from .losses import check_loss_options, check_target, count_for, loss_dtype, reduced
+from .losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from .rows import as_rows, cdiv, elementwise_plan, next_power_of_2, vector_of
 from .shapes import check_rows
 
-__all__ = ["cross_entropy", "cross_entropy_reference", "gradients_in_one_piece", "loss_in_one_piece"]
+__all__ = ["cross_entropy", "cross_entropy_reference", "fused_loss", "fused_loss_gradients"]
 
-# Elements from which the compiled implementation pays: torch has one kernel for all but the mean.
+# Elements from which the compiled implementation is faster: torch has one kernel for all but the mean.
 _COMPILED_FROM: Final = 1 << 20
 _PIECE: Final = 4096
 _TILE: Final = 2048
@@ -65,23 +63,23 @@ def cross_entropy(
 ) -> Tensor:
     """Return the cross entropy of logits with class indices.
 
-    It is in the logits' dtype; under autocast in float32 at least, as with `torch.nn.functional.cross_entropy`.
+    The loss has the logits' dtype; under autocast it is float32 at least, as in `torch.nn.functional.cross_entropy`.
 
     Args:
-        logits: [..., V], any float dtype. The classes are last, where torch's own function has them second.
+        logits: [..., V], any float dtype. Classes come last; in torch's own function they come second.
         target: [...], int64: classes in [0, V), or ignore_index.
-        ignore_index: rows with this target count for nothing.
-        label_smoothing: between 0 and 1, the share of the target that is spread evenly over all classes.
+        ignore_index: rows with this target are ignored.
+        label_smoothing: between 0 and 1, the share of the target spread evenly over all classes.
         z_loss: times logsumexp(logits)^2 is added to a row's loss, which keeps the logits from drifting; 1e-4 in PaLM.
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
-        backend: which form serves, see `forms`.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: logits have no dimension or no class, target does not fit them, label_smoothing or z_loss is out of
             range, or the reduction or the backend is unknown.
         TypeError: logits are not floating, target is not int64, or an option is no number.
         IndexError: a target is out of range; the kernels give NaN instead.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 50.0]]), torch.tensor([1, -100])).round(decimals=4)
@@ -116,13 +114,13 @@ def _loss_by_formula(
         loss = F.cross_entropy(wide_RV, target_R, ignore_index=ignore_index, reduction=reduction)
         return loss if loss.dtype == dtype else loss.to(dtype)
     losses = _losses_by_formula(logits_RV, target_R, ignore_index, label_smoothing, z_loss)
-    return reduced(losses.reshape(target.shape), count_for(reduction, target, ignore_index), reduction, dtype)
+    return reduce_losses(losses.reshape(target.shape), row_count(reduction, target, ignore_index), reduction, dtype)
 
 
 def _losses_by_formula(
     logits_RV: Tensor, target_R: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> Tensor:
-    """The losses of rows, in float32 at least. On the CPU it raises an IndexError for a target that is out of range."""
+    """Return the losses of rows, in float32 at least. On the CPU it raises an IndexError for a target out of range."""
     log_probabilities_RV = logits_RV.log_softmax(-1, torch.promote_types(logits_RV.dtype, torch.float32))
     losses_R = F.nll_loss(log_probabilities_RV, target_R, ignore_index=ignore_index, reduction="none")
     if label_smoothing:
@@ -143,7 +141,7 @@ def cross_entropy_reference(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """What the op means, written out: no class is looked up, the target is a row of probabilities."""
+    """The definition of the op, in plain torch: the target is a row of probabilities."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     lse = wide.logsumexp(-1, keepdim=True)
     used = target != ignore_index
@@ -161,12 +159,12 @@ def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
         _check_classes(target, logits.shape[-1], options[0])
     recorded = needs_grad(logits)
     call = logits, target, *options
-    loss: Tensor = _CrossEntropy.apply(*call) if recorded else loss_in_one_piece(*call)[0]  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(*call) if recorded else fused_loss(*call)[0]  # type: ignore[no-untyped-call]
     return loss
 
 
 def _check_classes(target: Tensor, num_classes: int, ignore_index: int) -> None:
-    # From the quickest answer on: 6, 20 and 30 us for 2048 targets (one core of a Xeon).
+    # The fastest check first: 6, 20 and 30 us for 2048 targets (one core of a Xeon).
     if _in_range(target, num_classes) or _in_range(target.masked_fill(target == ignore_index, 0), num_classes):
         return
     wrong = target[(target != ignore_index) & ((target < 0) | (target >= num_classes))]
@@ -184,7 +182,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, *options: Any) -> Tensor:
         loss: Tensor
-        loss, sums, count = loss_in_one_piece(logits, target, *options)
+        loss, sums, count = fused_loss(logits, target, *options)
         ctx.save_for_backward(logits, target, sums, count if count.numel() else None)
         ctx.options = options
         return loss
@@ -197,9 +195,9 @@ class _CrossEntropy(torch.autograd.Function):
             def formula(logits: Tensor) -> Tensor:
                 return _loss_by_formula(logits, target, *ctx.options)
 
-            (dlogits,) = second_order(formula, (logits,), (dloss,), (True,))
+            (dlogits,) = differentiable_gradients(formula, (logits,), (dloss,), (True,))
         else:
-            dlogits = gradients_in_one_piece(dloss, count, logits, target, sums, *ctx.options[:3])
+            dlogits = fused_loss_gradients(dloss, count, logits, target, sums, *ctx.options[:3])
         return dlogits, None, *(None for _ in ctx.options)
 
 
@@ -212,17 +210,17 @@ def _loss_formula(
     reduction: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, m and l as [2, R], and by what the loss was divided (empty where by nothing)."""
-    logits_RV, place_R1, used_R1 = _wide_rows(logits, target, ignore_index)
+    """Return the loss, m and l as [2, R], and the divisor of the loss (empty if there is none)."""
+    logits_RV, column_R1, used_R1 = _wide_rows(logits, target, ignore_index)
     largest_R = logits_RV.amax(-1)
     log_total_R = (logits_RV - largest_R[:, None]).exp().sum(-1).log()
-    losses_R = log_total_R + (1 - label_smoothing) * (largest_R - logits_RV.gather(-1, place_R1)[:, 0])
+    losses_R = log_total_R + (1 - label_smoothing) * (largest_R - logits_RV.gather(-1, column_R1)[:, 0])
     losses_R = losses_R + z_loss * (largest_R + log_total_R).square()
     if label_smoothing:
         losses_R = losses_R + label_smoothing * (largest_R[:, None] - logits_RV).mean(-1)
     losses_R = torch.where(used_R1[:, 0], losses_R, 0.0)
     if reduction != "none":
-        # Inductor's C++ adds one after the other: of equal ones, each addition in float32 is off to the same side.
+        # Inductor's C++ adds sequentially: for equal losses, float32 rounding would accumulate in one direction.
         losses_R = losses_R.double()
     sums = torch.stack((largest_R, log_total_R))
     return _reduced_with_count(losses_R.view(target.shape), sums, target, ignore_index, reduction, dtype)
@@ -231,9 +229,9 @@ def _loss_formula(
 def _reduced_with_count(
     losses: Tensor, sums: Tensor, target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the op returns, of the losses of rows. An op cannot return None: the count is empty where nothing counts."""
-    count = count_for(reduction, target, ignore_index)
-    loss = reduced(losses, count, reduction, dtype)
+    """Return the op's results. A registered op cannot return None: the count is empty for "sum" and "none"."""
+    count = row_count(reduction, target, ignore_index)
+    loss = reduce_losses(losses, count, reduction, dtype)
     return loss, sums, target.new_empty(0) if count is None else count
 
 
@@ -247,7 +245,7 @@ def _gradients_formula(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    logits_RV, place_R1, used_R1 = _wide_rows(logits, target, ignore_index)
+    logits_RV, column_R1, used_R1 = _wide_rows(logits, target, ignore_index)
     largest_R1, log_total_R1, dloss_R1 = sums[0, :, None], sums[1, :, None], dloss.reshape(-1, 1).to(logits_RV.dtype)
     dloss_R1 = dloss_R1 if count is None else dloss_R1 / count
     of_probability_R1 = (1 + 2 * z_loss * (largest_R1 + log_total_R1)) * (-log_total_R1).exp()
@@ -256,20 +254,20 @@ def _gradients_formula(
         dlogits = dloss_R1 * ((logits - largest_R1).exp() * of_probability_R1 - wanted)
         return torch.where(used_R1, dlogits, 0.0)
 
-    # As if no class were the target, then the one that is. With each class compared with it, backward of 2048x1024
-    # float32 takes 1.5 ms and not 1.2 (two cores of a Xeon, AVX-512).
+    # All classes first, then a scatter of the target's. A comparison of each class with the target takes 1.5 ms instead
+    # of 1.2 for backward of 2048x1024 float32 (two cores of a Xeon, AVX-512).
     of_all = label_smoothing / logits.shape[-1]
-    dtarget_R1 = gradients(logits_RV.gather(-1, place_R1), of_all + (1 - label_smoothing))
+    dtarget_R1 = gradients(logits_RV.gather(-1, column_R1), of_all + (1 - label_smoothing))
     dlogits_RV = gradients(logits_RV, of_all).to(logits.dtype)
-    return dlogits_RV.scatter(-1, place_R1, dtarget_R1.to(logits.dtype)).view(logits.shape)
+    return dlogits_RV.scatter(-1, column_R1, dtarget_R1.to(logits.dtype)).view(logits.shape)
 
 
 def _wide_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits as rows, in float32 at least; where in each the target lies; and which rows count."""
+    """Return the logits as rows, in float32 at least; each row's target column; and the mask of rows not ignored."""
     logits_RV, target_R1 = logits.reshape(-1, logits.shape[-1]), target.reshape(-1, 1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # Of a row that does not count any place will do, and where no row may be out of range nothing is asked: the code
-    # could not raise, in threads of OpenMP's. That there is none was checked before.
+    # The clamp gives ignored rows a valid column. `_check_classes` has checked the others: compiled code cannot raise
+    # from OpenMP threads.
     return logits_RV.to(wide), target_R1.clamp(0, logits.shape[-1] - 1), target_R1 != ignore_index
 
 
@@ -304,7 +302,7 @@ def _launch_loss(
     return _reduced_with_count(losses, sums, target, ignore_index, reduction, dtype)
 
 
-def _like_loss(logits: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_loss(logits: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     *_, reduction, dtype = options
     wide = torch.promote_types(logits.dtype, torch.float32)
     return (
@@ -324,7 +322,7 @@ def _launch_gradients(
     label_smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    dlogits = _like_gradients(dloss, count, logits)
+    dlogits = _empty_gradients(dloss, count, logits)
     if not target.numel():
         return dlogits
     logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
@@ -335,7 +333,7 @@ def _launch_gradients(
         plan.grid,
         (
             *(dloss_R, count, logits_RV, target_R, sums[0], sums[1], dlogits, num_rows, width),
-            # One incoming number serves all rows.
+            # One incoming gradient is broadcast to all rows.
             *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_stride, target_R.stride(0)),
             *(ignore_index, label_smoothing, z_loss),
         ),
@@ -344,7 +342,7 @@ def _launch_gradients(
     return dlogits
 
 
-def _like_gradients(dloss: Tensor, count: Tensor | None, logits: Tensor, *_: Any) -> Tensor:
+def _empty_gradients(dloss: Tensor, count: Tensor | None, logits: Tensor, *_: Any) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
@@ -384,12 +382,12 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
         live = used[:, None] & (columns < width)[None, :]
         x = tl.load(logits_row[:, None] + columns[None, :], mask=live, other=float("-inf")).to(tl.float32)
         new = tl.maximum(largest, tl.max(x, 1)[:, None])
-        # Where all classes so far are -inf there is nothing to take off: -inf less -inf is no number.
+        # If all classes so far are -inf the shift is 0, since -inf - (-inf) is NaN.
         shift = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(largest - shift) + libdevice.fast_expf(x - shift)
         largest = new
         if SMOOTH:
-            # Summed as differences from the first piece's largest.
+            # Sums of differences from the first piece's maximum.
             origin = tl.where(first == 0, shift, origin)
             plain += tl.where(live, x - origin, 0.0)
     shift, origin = tl.sum(shift, 1), tl.sum(origin, 1)  # of one column: [BLOCK_ROWS]
@@ -441,7 +439,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
         scale /= tl.load(count_ptr).to(tl.float32)
     in_range = (target >= 0) & (target < width)
     scale = tl.where(in_range, scale, float("nan"))
-    place = tl.where(in_range, target, -1).to(tl.int32)[:, None]  # half the work of comparing in int64
+    wanted = tl.where(in_range, target, -1).to(tl.int32)[:, None]  # int32 comparisons are half the work
     of_probability = scale * (1 + 2 * z_loss * (shift + log_total)) * tl.exp(-log_total)
     of_target = scale * (1 - label_smoothing)
     of_all = scale * (label_smoothing / width)
@@ -449,22 +447,22 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     logits_row = (logits_ptr + row * logits_stride * VECTOR)[:, None]
     x = tl.load(logits_row + columns[None, :], mask=used[:, None] & in_row, other=0.0).to(tl.float32)
     dlogits = tl.exp(x - shift[:, None]) * of_probability[:, None] - of_all[:, None]
-    dlogits -= tl.where(columns[None, :] == place, of_target[:, None], 0.0)
+    dlogits -= tl.where(columns[None, :] == wanted, of_target[:, None], 0.0)
     dlogits = tl.where(used[:, None], dlogits, 0.0).to(dlogits_ptr.dtype.element_ty)
     tl.store(dlogits_ptr + row[:, None] * width + columns[None, :], dlogits, mask=in_column[:, None] & in_row)
 
 
-loss_in_one_piece = define(
+fused_loss = define(
     "cross_entropy_forward(Tensor logits, Tensor target, int ignore_index, float label_smoothing, float z_loss, "
     "str reduction, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
     _launch_loss,
-    _like_loss,
+    _empty_loss,
     formula=_loss_formula,
 )
-gradients_in_one_piece = define(
+fused_loss_gradients = define(
     "cross_entropy_backward(Tensor dloss, Tensor? count, Tensor logits, Tensor target, Tensor sums, int ignore_index, "
     "float label_smoothing, float z_loss) -> Tensor",
     _launch_gradients,
-    _like_gradients,
+    _empty_gradients,
     formula=_gradients_formula,
 )

@@ -1,24 +1,22 @@
-"""dropout -- y = x * keep(seed) * scale, with nothing but a seed kept for backward.
+"""dropout -- y = x * keep(seed) * scale, with only a seed saved for backward.
 
     x, y       [..., N]   any float dtype
     seed       []         int64
 
     forward    y  = x  * keep * scale
-    backward   dx = dy * keep * scale          keep is computed again from the seed (see philox)
+    backward   dx = dy * keep * scale          keep is recomputed from the seed (see philox)
 
-The product is made in float32 at least, and rounded to x's dtype once. p is rounded to a multiple of 1/65536.
+The product is computed in float32 at least and rounded once, to x's dtype. p is rounded to a multiple of 1/65536.
 
-Saved for backward: the seed, 8 bytes, whatever the size of x; of a shard also the numbers of its rows, 8 bytes for
-each. torch's own dropout saves a mask of one byte per element.
-Under plain `torch.compile`, torch's partitioner may still choose to keep a mask of one byte per element: where a later
-op needs y, it weighs keeping y against making y again. `fuselayers.partition.fuse` never keeps one. In eager mode the
-mask is made in memory of its own, forward and backward; a compiler makes it in the kernel that uses it, on a CPU from
-random words that were written before.
+Saved for backward: the seed, 8 bytes for any size of x; for a shard also its row indices, 8 bytes each. torch's own
+dropout saves a mask of one byte per element. Under plain `torch.compile`, torch's partitioner may still save a mask:
+where a later op needs y, it weighs saving y against recomputing it. `fuselayers.partition.fuse` never saves one. In
+eager mode forward and backward allocate a mask; on a GPU a compiler fuses it into the kernel that uses it.
 
-Floor, in elements of x: 2, forward and backward; the kernel moves that.
+Bytes moved by the kernel, in elements of x: 2, forward and backward.
 
-It is linear in x: in eager mode it may be differentiated any number of times, in either direction, under `torch.vmap`
-too. What is compiled may be differentiated once; torch raises at the second time.
+Dropout is linear in x: in eager mode it is differentiable any number of times, in either direction, and under
+`torch.vmap`. A compiled dropout is differentiable once; torch raises at the second derivative.
 """
 
 from collections.abc import Callable
@@ -31,12 +29,12 @@ from .._torch.dispatch import is_compiling, is_of_a_transform, transforms_are_ac
 from .implementations import COMPILED_FROM, define, needs_grad, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .philox import keep_bytes, keep_scale, keep_threshold, keep_tile, seed_for
+from .philox import keep_bytes, keep_scale, keep_threshold, keep_tile, seed_or_draw
 from .rows import as_rows, elementwise_plan
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
 
-__all__ = ["dropout", "dropout_from", "dropout_reference", "dropped"]
+__all__ = ["dropout", "dropout_formula", "dropout_op", "dropout_reference"]
 
 
 def dropout(
@@ -55,49 +53,49 @@ def dropout(
         p: probability of dropping an element, 0 <= p < 1. At 0 x itself is returned.
         training: False returns x itself.
         seed: int64 tensor of shape [] on x's device; drawn from torch's default generator when None.
-        shard: where x lies in a larger tensor whose mask it shall have its part of; None if x is whole.
-        backend: which form serves, see `forms`.
+        shard: the position of x in a larger tensor, whose mask it uses; None if x is the whole tensor.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: p is outside [0, 1), the seed has another shape, dtype or device, x does not fit the shard, or the
             backend is unknown.
-        TypeError: x is not floating, the seed is not a tensor, p is one, or the shard is no shard.
+        TypeError: x is not floating, the seed is not a tensor, p is a tensor, or `shard` is not a Shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
-            backend that was asked for cannot take the call.
+            requested backend cannot take the call.
 
     >>> dropout(torch.ones(2, 8), 0.5, seed=torch.tensor(7))
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
             [2., 0., 2., 0., 2., 2., 0., 2.]])
     """
     check_floating("x", x)
-    seed = seed_for(x, p, training=training, seed=seed)
+    seed = seed_or_draw(x, p, training=training, seed=seed)
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if seed is None:
         return x
     y: Tensor = run(
-        *(backend, dropout_from, _fused, (x, seed, row_R), (column, p)),
+        *(backend, dropout_formula, _fused, (x, seed, row_R), (column, p)),
         compiled_from=COMPILED_FROM,
         unsupported_reason=reason,
     )
     return y
 
 
-def dropout_from(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    """Dropout's formula, of a place in a larger tensor. Used by the formulas of all ops that drop."""
-    # Note: [three functions] Dynamo refuses a function that brings its own jvp, and needs none: it differentiates what
-    # it traced. Transforms need all rules. Eager mode needs none.
+def dropout_formula(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+    """Return the dropout of x at a position in a larger tensor. Used by the formulas of all ops with dropout."""
+    # Note: [three functions] Dynamo refuses a function with its own jvp, and differentiates the trace. Transforms need
+    # a vmap rule and a jvp. Eager mode needs neither, see _EagerDropout.
     y: Tensor
     if is_compiling():
         y = _TracedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
     elif transforms_are_active() or is_of_a_transform(x) or is_of_a_transform(seed):
         y = _SeededDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
     else:
-        y = _eager(_dropped, x, seed, row_R, first_column, p)
+        y = _eager(_masked, x, seed, row_R, first_column, p)
     return y
 
 
 def _fused(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return _eager(dropped, x, seed, row_R, first_column, p)
+    return _eager(dropout_op, x, seed, row_R, first_column, p)
 
 
 def _eager(
@@ -112,19 +110,19 @@ def _eager(
 
 
 def dropout_reference(x: Tensor, p: float, *, seed: Tensor, shard: Shard | None = None) -> Tensor:
-    """What dropout means, in plain torch: the truth every other form is held to."""
-    return _dropped(x, seed, row_indices(shard, x.shape, device=x.device), first_column(shard), p)
+    """The definition of dropout, in plain torch."""
+    return _masked(x, seed, row_indices(shard, x.shape, device=x.device), first_column(shard), p)
 
 
-def _dropped(
+def _masked(
     x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float, *, again: bool = False
 ) -> Tensor:
-    # The scale in bfloat16 would be off by up to 0.4 %, and the mean of every dropped tensor with it.
+    # In bfloat16 the scale would be off by up to 0.4 %, and so would the mean of the result.
     wide = torch.promote_types(x.dtype, torch.float32)
     factor = keep_bytes(seed, x.shape, row_R, first_column, p=p, again=again).to(wide) * keep_scale(p)
     y = x.to(wide) * factor
-    # Note: [no cast that does nothing] Where an autograd function ends in one, Dynamo of torch 2.11 loses the incoming
-    # gradient without a word, and every gradient before it is zero.
+    # Note: [no cast that does nothing] If an autograd function ends in one, Dynamo of torch 2.11 silently loses the
+    # incoming gradient, and every gradient before it is zero.
     return y if x.dtype == wide else y.to(x.dtype)
 
 
@@ -133,28 +131,28 @@ class _SeededDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-        return _dropped(x, seed, row_R, first_column, p)
+        return _masked(x, seed, row_R, first_column, p)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, seed, row_R, *ctx.place = inputs
+        _, seed, row_R, *ctx.options = inputs
         ctx.save_for_backward(seed, row_R)
         ctx.save_for_forward(seed, row_R)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        dx = dropout_from(dy, *ctx.saved_tensors, *ctx.place)
+        dx = dropout_formula(dy, *ctx.saved_tensors, *ctx.options)
         return dx, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Tensor:
-        return dropout_from(x_tangent, *ctx.saved_tensors, *ctx.place)
+        return dropout_formula(x_tangent, *ctx.saved_tensors, *ctx.options)
 
 
 class _TracedDropout(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-        return _dropped(x, seed, row_R, first_column, p)
+        return _masked(x, seed, row_R, first_column, p)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -164,12 +162,14 @@ class _TracedDropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         seed, row_R = ctx.saved_tensors
-        return _dropped(dy, seed, row_R, ctx.first_column, ctx.p, again=True), None, None, None, None
+        return _masked(dy, seed, row_R, ctx.first_column, ctx.p, again=True), None, None, None, None
 
 
 class _EagerDropout(torch.autograd.Function):
-    """`drop` is the formula or the op. Torch inspects the signature of a function with `setup_context` at each call,
-    which takes 40 us; this one has none."""
+    """`drop` is the formula or the op.
+
+    It has no `setup_context`: with one, torch inspects the signature at each call, which takes 40 us.
+    """
 
     @staticmethod
     def forward(
@@ -182,20 +182,20 @@ class _EagerDropout(torch.autograd.Function):
         p: float,
     ) -> Tensor:
         ctx.save_for_backward(seed, row_R)
-        ctx.drop, ctx.place = drop, (first_column, p)
+        ctx.drop, ctx.options = drop, (first_column, p)
         return drop(x, seed, row_R, first_column, p)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.drop is _dropped:  # where a transform may have come between
-            dx = dropout_from(dy, *ctx.saved_tensors, *ctx.place)
+        if ctx.drop is _masked:  # backward may run inside a transform
+            dx = dropout_formula(dy, *ctx.saved_tensors, *ctx.options)
         else:
-            dx = _fused(dy, *ctx.saved_tensors, *ctx.place)
+            dx = _fused(dy, *ctx.saved_tensors, *ctx.options)
         return None, dx, None, None, None, None
 
 
 def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    y = _like(x, seed, row_R, first_column, p)
+    y = _empty(x, seed, row_R, first_column, p)
     if not y.numel():
         return y
     x_RN = as_rows(x.reshape(1, 1) if not x.dim() else x)
@@ -209,7 +209,7 @@ def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p:
     return y
 
 
-def _like(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+def _empty(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
@@ -218,7 +218,7 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     y_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     first_group,
     num_rows,
     num_columns,
@@ -236,15 +236,15 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     row = rows.to(tl.int64)[:, None]
     x = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
     keep = keep_tile(
-        seed_ptr, row_numbers_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+        seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
     )
     y = x * tl.where(keep, scale, 0.0)
     tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
-dropped = define(
-    "dropout(Tensor x, Tensor seed, Tensor? row_numbers, int first_column, float p) -> Tensor",
+dropout_op = define(
+    "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
-    _like,
-    formula=_dropped,
+    _empty,
+    formula=_masked,
 )

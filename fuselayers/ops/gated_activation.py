@@ -1,4 +1,4 @@
-"""gated_activation -- y = act(gate) * up: the inside of a gated MLP (swiglu, geglu, reglu; glu for sigmoid).
+"""gated_activation -- y = act(gate) * up: the gate of a gated MLP (swiglu, geglu, reglu; glu for sigmoid).
 
     gate, up, y   [..., N]    any float dtype
     gate packed   [..., 2N]   the gate's half first, when `up` is None
@@ -7,12 +7,11 @@
     backward   dgate = dy * up * act'(gate)
                dup   = dy * act(gate)
 
-Saved for backward: gate and up by the op's own forms and when a compiler fuses it. The formula run op by op keeps
-act(gate) too, so three tensors of up's size (two for relu and sigmoid, whose results stand for the gate, and for the
-identity; four for smelu).
+Saved for backward: gate and up. The eager formula saves act(gate) too, so three tensors of up's size (two for the
+identity, and for relu and sigmoid, which save their result in place of the gate; four for smelu).
 
-Floor, in elements of y: 3 forward (read gate and up, write y), 5 backward (read dy, gate and up, write two gradients).
-The kernels move that.
+Bytes moved by the kernels, in elements of y: 3 forward (read gate and up, write y), 5 backward (read dy, gate and up,
+write two gradients).
 
 Shazeer, "GLU variants improve transformer", 2020.
 """
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .implementations import COMPILED_FROM, define, run, second_order
+from .implementations import COMPILED_FROM, define, differentiable_gradients, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .rows import as_rows, elementwise_plan
@@ -41,13 +40,13 @@ def gated_activation(
         gate: [..., N], any float dtype; or [..., 2N] with gate and up side by side when `up` is None.
         up: [..., N] or None.
         activation: a name in ACTIVATIONS, or None for the identity (a bilinear layer).
-        backend: which form serves, see `forms`.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: gate has no dimension, up does not fit it, a packed gate has an odd width, or the activation or the
             backend is unknown.
         TypeError: a tensor is not floating, or the activation is no name.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> gated_activation(torch.tensor([2.0, -1.0, 3.0, 5.0]), activation="relu")
@@ -76,7 +75,7 @@ def _halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def gated_activation_reference(gate: Tensor, up: Tensor, *, activation: str | None = "silu") -> Tensor:
-    """What the op means, in plain torch."""
+    """The definition of the op, in plain torch."""
     return activate(gate, activation) * up
 
 
@@ -96,7 +95,7 @@ class _GatedActivation(torch.autograd.Function):
             def formula(gate: Tensor, up: Tensor | None) -> Tensor:
                 return _formula(gate, up, ctx.activation)
 
-            return (*second_order(formula, (gate, up), (dy,), ctx.needs_input_grad[:2]), None)
+            return (*differentiable_gradients(formula, (gate, up), (dy,), ctx.needs_input_grad[:2]), None)
         dgate, dup = _backward(dy, gate, up, ctx.activation)
         wants_gate, wants_up = ctx.needs_input_grad[:2]
         return dgate if wants_gate else None, dup if wants_up else None, None
@@ -115,10 +114,10 @@ def _gradients_formula(dy: Tensor, gate: Tensor, up: Tensor | None, activation: 
 
 
 def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
-    y = _like_result(gate, up, activation)
+    y = _empty_result(gate, up, activation)
     if not y.numel():
         return y
-    # The halves of a packed gate are rows that lie further apart.
+    # The halves of a packed gate are strided rows.
     gate_RN, up_RN = map(as_rows, _halves(gate, up))
     plan = elementwise_plan(gate.element_size(), *gate_RN.shape, gate_RN.stride(0), up_RN.stride(0))
     launch(
@@ -130,18 +129,18 @@ def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> 
     return y
 
 
-def _like_result(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+def _empty_result(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
     width = gate.shape[-1] // 2 if up is None else gate.shape[-1]
     dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
     return torch.empty(*gate.shape[:-1], width, dtype=dtype, device=gate.device)
 
 
 def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
-    dgate, dup = _like_gradients(dy, gate, up, activation)
+    dgate, dup = _empty_gradients(dy, gate, up, activation)
     if not dy.numel():
         return dgate, dup
     dy_RN, gate_RN, up_RN = map(as_rows, (dy, *_halves(gate, up)))
-    # A packed gradient is written half by half, in place: no concatenation follows.
+    # Both halves of a packed gradient are written in place, so no concatenation follows.
     dgate_RN, dup_RN = map(as_rows, _halves(dgate, None if up is None else dup))
     strides = (rows.stride(0) for rows in (dy_RN, gate_RN, up_RN, dgate_RN))
     plan = elementwise_plan(dy.element_size(), *dy_RN.shape, *strides)
@@ -154,7 +153,7 @@ def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: st
     return dgate, dup
 
 
-def _like_gradients(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+def _empty_gradients(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
     dgate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     return dgate, gate.new_empty(0) if up is None else torch.empty(up.shape, dtype=up.dtype, device=up.device)
 
@@ -220,12 +219,12 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 _forward = define(
     "gated_activation(Tensor gate, Tensor? up, str? activation) -> Tensor",
     _launch_forward,
-    _like_result,
+    _empty_result,
     formula=_formula,
 )
 _backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor? up, str? activation) -> (Tensor, Tensor)",
     _launch_backward,
-    _like_gradients,
+    _empty_gradients,
     formula=_gradients_formula,
 )

@@ -1,7 +1,7 @@
-"""graph_dropout -- what the fusion core puts in the place of torch's own dropout.
+"""graph_dropout -- the seeded dropout that the fusion core substitutes for torch's own.
 
-A graph that is run op by op wants the mask as one op, from a seed and a size; a graph for a compiler wants the formula.
-It is the same mask as everywhere else in this library: `keep_mask` of `philox`.
+A graph that runs op by op needs the mask as one op of a seed and a size; a graph for a compiler needs the formula. Both
+use `keep_mask` of `philox`, as every op of this library does.
 """
 
 import torch

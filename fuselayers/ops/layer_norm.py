@@ -3,7 +3,7 @@
     x, y           [..., N]   any float dtype
     weight, bias   [N]        bias optional
 
-Formula, gradients, dtypes, what is saved and the floor are those of normalise, with s = x.
+See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved, with s = x.
 
 Ba, Kiros, Hinton 2016.
 """
@@ -26,12 +26,12 @@ def layer_norm(
         weight: [N], the scale.
         bias: [N], the shift, or None for none.
         eps: added to the variance.
-        backend: which form serves, see `forms`.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: x has no dimension, weight or bias does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> layer_norm(torch.tensor([1.0, 3.0]), weight=torch.ones(2)).round(decimals=3)
@@ -45,5 +45,5 @@ def layer_norm(
 
 
 def layer_norm_reference(x: Tensor, *, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """What the op means, written out."""
+    """The definition of the op, in plain torch."""
     return norm_reference(x, weight, bias, eps=eps, rms=False)

@@ -1,4 +1,4 @@
-"""linear_activation -- y = act(x W^T + b): a linear layer with its activation in the matmul's epilogue.
+"""linear_activation -- y = act(x W^T + b): a linear layer with the activation in the matmul's epilogue.
 
     x        [..., K]   any float dtype; R rows of it
     weight   [N, K]     of x's dtype, as in nn.Linear
@@ -11,18 +11,18 @@
                dweight = dz^T x
                dbias   = dz summed over every dimension but the last
 
-Saved for backward: x, the weight, and z; y in place of z where it has the same slope (relu, leaky_relu), and neither
-for the identity. The kernel keeps the bias too, for a second derivative: unlike after F.linear it may not be changed in
-place before backward. The formula run op by op keeps what its activation keeps.
+Saved for backward: x, the weight, and z; y in place of z where it gives the same slope (relu, leaky_relu), and neither
+for the identity. The kernel saves the bias too, for a second derivative: unlike with F.linear, it must not be changed
+in place before backward. The eager formula saves what its activation saves.
 
-Floor, in elements: R K + N K + R N forward, and R N more where z is kept, for 2 R N K operations: what the kernel moves
-but for tiles of x and of the weight that the caches have lost. cuBLAS and an activation's kernel after it move 2 R N
-more (R N where z is kept). Backward, 3 R N for dz and dbias beside the two matmuls (2 for the identity).
+Bytes moved, in elements: R K + N K + R N forward, and R N more where z is saved, for 2 R N K operations; the kernel
+reads tiles of x and of the weight again where the caches miss. cuBLAS and a separate activation kernel move 2 R N more
+(R N where z is saved). Backward moves 3 R N for dz and dbias beside the two matmuls (2 for the identity).
 
-The kernel's y comes from the float32 sums and its slope from z in the result's dtype: y is rounded once where plain
+The kernel computes y from the float32 sums and the slope from z in the result's dtype: y is rounded once where plain
 torch rounds twice, and the gradients are as exact as torch's.
 
-Autocast does to it what it does to F.linear: all three tensors in its dtype, and the result too.
+Under autocast it behaves as F.linear: it casts all three tensors to autocast's dtype, which the result has too.
 """
 
 from typing import Any, Final
@@ -33,8 +33,8 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling
 from .activations import activate, activate_tile, check_activation
-from .bias_activation_dropout import bias_activation_dropout, gradients_of_dropped
-from .implementations import autocast_dtype, define, each_once, needs_grad, second_order, takes_kernels
+from .bias_activation_dropout import activation_gradients, bias_activation_dropout
+from .implementations import autocast_dtype, define, differentiable_gradients, needs_grad, uses_kernels, without_repeats
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tl
 from .rows import cdiv, next_power_of_2, vector_of
@@ -42,19 +42,19 @@ from .shapes import check_linear
 
 __all__ = ["linear_activation", "linear_activation_reference"]
 
-# Activations whose result has the slope that the pre-activation has.
+# Activations whose slope at the result is the slope at the pre-activation.
 _SLOPE_OF_RESULT: Final = frozenset({"relu", "leaky_relu"})
 
-# (rows, columns, inner, warps, stages) of a tile: where such tiles keep all processors busy; where they do not; and for
-# sizes that are no multiples of 8, whose loads and stores are one element each and would spill a larger tile. At most
-# 96 KiB of shared memory: sm_86 and sm_120 have 99. Compiled for sm_80, sm_90, sm_100 and gfx942, none of them spills.
+# (rows, columns, inner, warps, stages) of a tile: large, where such tiles occupy all processors; small; and for sizes
+# that are no multiples of 8, whose single-element loads and stores would spill in a larger tile. At most 96 KiB of
+# shared memory: sm_86 and sm_120 have 99. Compiled for sm_80, sm_90, sm_100 and gfx942, none of them spills.
 _TILES: Final = {
     "16 bits": ((128, 128, 64, 8, 3), (64, 64, 64, 4, 3), (64, 64, 32, 4, 3)),
     "tf32": ((128, 128, 32, 8, 3), (64, 64, 32, 4, 3), (64, 64, 32, 4, 3)),
     "ieee": ((128, 128, 16, 8, 3), (64, 64, 16, 8, 3), (64, 64, 16, 8, 3)),
 }
-_SMALLEST: Final = 16  # what tl.dot takes
-# Tiles of a column that follow each other before the next column's: their rows of x stay in the second-level cache.
+_SMALLEST: Final = 16  # the smallest size of tl.dot
+# Row tiles that run before the next column tile: their rows of x stay in the L2 cache.
 _GROUP: Final = 8
 
 
@@ -68,13 +68,13 @@ def linear_activation(
         weight: [N, K].
         bias: [N], or None for no bias.
         activation: a name in ACTIVATIONS, or None for the identity.
-        backend: "auto", which leaves the matmul to cuBLAS, "eager" for the formula, or "triton" for the matmul with an
+        backend: "auto", which calls cuBLAS for the matmul, "eager" for the formula, or "triton" for the matmul with an
             epilogue, inside a compiled function too.
 
     Raises:
         ValueError: x has no dimension, weight or bias do not fit it, or the activation or the backend is unknown.
         TypeError: a tensor is not floating or, outside autocast, not of x's dtype; or the activation is no name.
-        RuntimeError: "triton" was asked for and cannot take the call.
+        RuntimeError: backend "triton" cannot take the call.
 
     >>> import torch
     >>> linear_activation(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 1.0], [1.0, -1.0]]), activation="relu")
@@ -82,18 +82,18 @@ def linear_activation(
     """
     check_linear(x, weight, bias)
     check_activation(activation)
-    if not takes_kernels(backend, x, weight, bias):
-        return _formula(x, weight, bias, activation)
-    # Note: [who multiplies] The one place that chooses. An epilogue of our own saves two trips of y to memory, and
-    # cuBLAS is a better matmul than ours; which of the two weighs more has not been measured on a GPU. So "auto" takes
-    # what cannot be slower than F.linear and an activation.
+    if not uses_kernels(backend, x, weight, bias):
+        return linear_activation_reference(x, weight, bias, activation=activation)
+    # Note: [which matmul] Our epilogue saves two trips of y to memory, but cuBLAS is a better matmul than ours. Which
+    # effect is larger has not been measured on a GPU, so "auto" takes the one that cannot be slower than F.linear and
+    # an activation.
     if backend == "auto":
         return _beside_cublas(x, weight, bias, activation)
     dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if is_compiling():
-        x, weight, bias = each_once((x, weight, bias))
+        x, weight, bias = without_repeats((x, weight, bias))
     if needs_grad(x, weight, bias):
         y: Tensor = _LinearActivation.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
         return y
@@ -101,28 +101,24 @@ def linear_activation(
     return y
 
 
-def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    return activate(F.linear(x, weight, bias), activation)
-
-
 def linear_activation_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None
 ) -> Tensor:
-    """What the op means, in plain torch."""
+    """The definition of the op, and its formula, in plain torch."""
     return activate(F.linear(x, weight, bias), activation)
 
 
 def _beside_cublas(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """cuBLAS adds the bias to its sums before they are rounded; the activation is one kernel after it.
+    """cuBLAS adds the bias to its sums before rounding; the activation is a separate kernel.
 
-    The activation is not left to cuBLASLt, which `torch._addmm_activation` does: its relu makes 0 of NaN
-    (https://forums.developer.nvidia.com/t/329783), its gelu is the tanh form, and how exact is not said, neither keeps
-    z, and where K is 0 torch leaves the activation out.
+    `torch._addmm_activation` would leave the activation to cuBLASLt, but its relu turns NaN into 0
+    (https://forums.developer.nvidia.com/t/329783), its gelu is the tanh form with undocumented precision, neither
+    returns z, and for K = 0 torch skips the activation.
     """
     if activation is None:
         return F.linear(x, weight, bias)
-    # As rows: torch adds the bias afterwards to an x of more dimensions that does not lie as rows do.
-    z = F.linear(_rows_of(x), weight, None if bias is None else bias.detach())
+    # As rows: with a strided x of more dimensions torch adds the bias in a separate kernel.
+    z = F.linear(_as_rows(x), weight, None if bias is None else bias.detach())
     z = z.view(*x.shape[:-1], weight.shape[0])
     if needs_grad(z, bias):
         y: Tensor = _Activation.apply(z, bias, activation)  # type: ignore[no-untyped-call]
@@ -131,14 +127,18 @@ def _beside_cublas(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
 
 
 class _Activation(torch.autograd.Function):
-    """act(z) for a z that has the bias in it. The bias is here for its gradient: dz is at hand in backward, so that its
-    sum costs no trip to memory, which it does in the backward of F.linear."""
+    """act(z) for a z that includes the bias.
+
+    The bias is an argument for its gradient: the kernel that computes dz sums it too, where the backward of F.linear
+    would read dz from memory again.
+    """
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor | None, activation: str) -> Tensor:
         y = bias_activation_dropout(z, activation=activation)
         ctx.save_for_backward(y if activation in _SLOPE_OF_RESULT else z)
-        # Not saved: its values are not read, and may be changed before backward, as after F.linear.
+        # Not saved with save_for_backward: backward reads no values of it, and the caller may change them, as with
+        # F.linear.
         ctx.bias, ctx.activation = bias, activation
         return y
 
@@ -149,11 +149,11 @@ class _Activation(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def formula(z: Tensor, bias: Tensor | None) -> Tensor:
-                # Its value is in z already, its derivative is not.
+                # z includes the value of the bias but not its derivative.
                 return activate(z if bias is None else z + (bias - bias.detach()).to(z.dtype), ctx.activation)
 
-            return (*second_order(formula, (z, bias), (dy,), (wants_z, wants_bias)), None)
-        dz, dbias = gradients_of_dropped(
+            return (*differentiable_gradients(formula, (z, bias), (dy,), (wants_z, wants_bias)), None)
+        dz, dbias = activation_gradients(
             dy, z, None, None, None, 0, ctx.activation, 0.0, dy.dtype, bias.dtype if wants_bias else None
         )
         return dz if wants_z else None, dbias if wants_bias else None, None
@@ -162,10 +162,10 @@ class _Activation(torch.autograd.Function):
 class _LinearActivation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-        keeps_z = activation is not None and activation not in _SLOPE_OF_RESULT
+        saves_z = activation is not None and activation not in _SLOPE_OF_RESULT
         y: Tensor
-        y, z = _forward(x, weight, bias, activation, keeps_z)
-        ctx.save_for_backward(x, weight, bias, z if keeps_z else y if activation is not None else None)
+        y, z = _forward(x, weight, bias, activation, saves_z)
+        ctx.save_for_backward(x, weight, bias, z if saves_z else y if activation is not None else None)
         ctx.activation = activation
         return y
 
@@ -176,38 +176,38 @@ class _LinearActivation(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def formula(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-                return _formula(x, weight, bias, ctx.activation)
+                return linear_activation_reference(x, weight, bias, activation=ctx.activation)
 
-            return (*second_order(formula, (x, weight, bias), (dy,), ctx.needs_input_grad[:3]), None)
+            return (*differentiable_gradients(formula, (x, weight, bias), (dy,), ctx.needs_input_grad[:3]), None)
         dz, dbias = dy, None
         if ctx.activation is not None:
             bias_dtype = bias.dtype if wants_bias else None
-            dz, dbias = gradients_of_dropped(dy, z, None, None, None, 0, ctx.activation, 0.0, dy.dtype, bias_dtype)
+            dz, dbias = activation_gradients(dy, z, None, None, None, 0, ctx.activation, 0.0, dy.dtype, bias_dtype)
         elif wants_bias:
-            dbias = _rows_of(dy).sum(0)
+            dbias = _as_rows(dy).sum(0)
         dx = dz.matmul(weight) if wants_x else None
-        dweight = _rows_of(dz).mT.matmul(_rows_of(x)) if wants_weight else None
+        dweight = _as_rows(dz).mT.matmul(_as_rows(x)) if wants_weight else None
         return dx, dweight, dbias if wants_bias else None, None
 
 
-def _rows_of(x: Tensor) -> Tensor:
+def _as_rows(x: Tensor) -> Tensor:
     return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
 def _run_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, keeps_z: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, saves_z: bool
 ) -> tuple[Tensor, Tensor]:
-    y, z = _like_results(x, weight, bias, activation, keeps_z)
+    y, z = _empty_results(x, weight, bias, activation, saves_z)
     if not y.numel():
         return y, z
-    x_RK, y_RN = _side_by_side(_rows_of(x)), _rows_of(y)
-    # Both layouts of a weight are read as they lie: nn.Linear's, and the transpose of a [K, N] one.
+    x_RK, y_RN = _contiguous_rows(_as_rows(x)), _as_rows(y)
+    # The kernel reads both layouts of a weight: nn.Linear's, and the transpose of a [K, N] weight.
     transposed = weight.stride(0) == 1 and weight.stride(1) != 1
     if transposed:
         vectors = vector_of(x_RK.shape[1], x_RK.stride(0)), vector_of(y_RN.shape[1], weight.stride(1))
         weight_stride = weight.stride(1) // vectors[1]
     else:
-        weight = _side_by_side(weight)
+        weight = _contiguous_rows(weight)
         vectors = vector_of(x_RK.shape[1], x_RK.stride(0), weight.stride(0)), vector_of(y_RN.shape[1])
         weight_stride = weight.stride(0) // vectors[0]
     sizes = x_RK.shape[0], weight.shape[0], x_RK.shape[1]
@@ -217,7 +217,7 @@ def _run_forward(
         _forward_kernel,
         (cdiv(sizes[0], rows) * cdiv(sizes[1], columns),),
         (
-            *(x_RK, weight, None if bias is None else bias.contiguous(), y_RN, z if keeps_z else None),
+            *(x_RK, weight, None if bias is None else bias.contiguous(), y_RN, z if saves_z else None),
             *(sizes[0], sizes[1] // vectors[1], sizes[2] // vectors[0]),
             *(x_RK.stride(0) // vectors[0], weight_stride),
         ),
@@ -231,37 +231,37 @@ def _run_forward(
     return y, z
 
 
-def _side_by_side(matrix: Tensor) -> Tensor:
-    """The matrix with the elements of a row side by side. Unlike `as_rows` it takes rows without elements."""
+def _contiguous_rows(matrix: Tensor) -> Tensor:
+    """Return the matrix with contiguous rows. Unlike `as_rows` it takes rows without elements."""
     return matrix if matrix.stride(1) == 1 or matrix.shape[1] == 1 else matrix.contiguous()
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """Which of _TILES a dtype takes; float32 is rounded to tf32 where torch is allowed to do so."""
+    """Return the key of _TILES for a dtype; float32 uses tf32 where torch's settings allow it."""
     if dtype != torch.float32:
         return "16 bits"
-    # Of torch's three names for it the one that can be asked whichever was set. On AMD few GPUs have it.
+    # Of torch's three settings for tf32, this one reflects the others too. On AMD few GPUs support tf32.
     allowed = torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.version.hip is None
     return "tf32" if allowed else "ieee"
 
 
 def _tile(sizes: tuple[int, int, int], precision: str, *, odd: bool, processors: int) -> tuple[int, int, int, int, int]:
-    """The tile out of _TILES for sizes R, N, K, no larger than they are."""
+    """Return the tile from _TILES for sizes R, N, K, no larger than needed."""
     large, small, unaligned = _TILES[precision]
     busy = cdiv(sizes[0], large[0]) * cdiv(sizes[1], large[1]) >= processors
     *block, warps, stages = unaligned if odd else large if busy else small
     rows, columns, inner = (
         min(most, max(next_power_of_2(size), _SMALLEST)) for most, size in zip(block, sizes, strict=True)
     )
-    # A processor of AMD has 64 KiB, and a stage there is one more in the registers.
+    # An AMD processor has 64 KiB of shared memory, and Triton keeps one more stage in registers there.
     return rows, columns, inner, warps, stages if torch.version.hip is None else 2
 
 
-def _like_results(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, keeps_z: bool
+def _empty_results(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, saves_z: bool
 ) -> tuple[Tensor, Tensor]:
     y = torch.empty(*x.shape[:-1], weight.shape[0], dtype=x.dtype, device=x.device)
-    return y, torch.empty_like(y) if keeps_z else x.new_empty(0)
+    return y, torch.empty_like(y) if saves_z else x.new_empty(0)
 
 
 @kernel
@@ -290,14 +290,13 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     width, depth = num_columns * VECTOR_COLUMNS, num_inner * VECTOR_INNER
     row_tiles, column_tiles = tl.cdiv(num_rows, BLOCK_ROWS), tl.cdiv(width, BLOCK_COLUMNS)
     group = tl.program_id(0) // (GROUP * column_tiles)
-    place = tl.program_id(0) % (GROUP * column_tiles)
+    tile = tl.program_id(0) % (GROUP * column_tiles)
     height = tl.minimum(row_tiles - group * GROUP, GROUP)
-    rows = (group * GROUP + place % height) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    columns = place // height * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    rows = (group * GROUP + tile % height) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    columns = tile // height * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     inner = tl.arange(0, BLOCK_INNER)
     in_row = columns < width
-    # Beyond the last row of x and of the weight the last one is read again: what it gives is not stored, and the loop
-    # has no mask but that of its last step.
+    # Rows beyond the end read the last row again and are not stored, so that the loop needs a mask only along `inner`.
     row = tl.minimum(rows, num_rows - 1).to(tl.int64)[:, None]
     x_at = x_ptr + row * x_stride * VECTOR_INNER + inner[None, :]
     if TRANSPOSED:
@@ -329,7 +328,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 
 _forward = define(
-    "linear_activation(Tensor x, Tensor weight, Tensor? bias, str? activation, bool keeps_z) -> (Tensor, Tensor)",
+    "linear_activation(Tensor x, Tensor weight, Tensor? bias, str? activation, bool saves_z) -> (Tensor, Tensor)",
     _run_forward,
-    _like_results,
+    _empty_results,
 )

@@ -1,4 +1,4 @@
-"""losses -- what cross_entropy and linear_cross_entropy share: their options, and the step from rows to one loss."""
+"""losses -- option checks and reductions that cross_entropy and linear_cross_entropy share."""
 
 import math
 from typing import Final
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..names import no_such
 from .implementations import autocast_dtype
 
-__all__ = ["check_loss_options", "check_target", "count_for", "loss_dtype", "reduced"]
+__all__ = ["check_loss_options", "check_target", "loss_dtype", "reduce_losses", "row_count"]
 
 _REDUCTIONS: Final = ("mean", "sum", "none")
 
@@ -47,21 +47,21 @@ def check_loss_options(ignore_index: int, label_smoothing: float, z_loss: float,
 
 
 def loss_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of the loss of logits of a dtype."""
-    # Under autocast torch gives losses in float32: in float16 a loss that a GradScaler has scaled would be infinite.
+    """Return the dtype of the loss for logits of `dtype`."""
+    # As in torch, losses are float32 under autocast: a float16 loss that a GradScaler has scaled would overflow.
     if dtype.itemsize > 2 or autocast_dtype(device) is None:
         return dtype
     return torch.promote_types(dtype, torch.float32)
 
 
-def reduced(losses: Tensor, count: Tensor | None, reduction: str, dtype: torch.dtype) -> Tensor:
-    """Return the loss of rows' losses; `count` is the number of rows for "mean"."""
+def reduce_losses(losses: Tensor, count: Tensor | None, reduction: str, dtype: torch.dtype) -> Tensor:
+    """Reduce the losses of all rows; `count` is the number of rows for "mean", else None."""
     if reduction != "none":
         losses = losses.sum()
     loss = losses if count is None else losses / count
     return loss if loss.dtype == dtype else loss.to(dtype)  # see dropout: [no cast that does nothing]
 
 
-def count_for(reduction: str, target: Tensor, ignore_index: int) -> Tensor | None:
-    """Return by what a reduction divides: for "mean" the number of rows that are not ignored."""
+def row_count(reduction: str, target: Tensor, ignore_index: int) -> Tensor | None:
+    """Return the divisor of a reduction: for "mean" the number of rows that are not ignored, else None."""
     return (target != ignore_index).sum() if reduction == "mean" else None

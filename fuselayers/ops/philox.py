@@ -1,6 +1,6 @@
 """philox -- dropout's mask as a pure function of (seed, row, column).
 
-A mask is never stored: whoever needs it again, in backward or on another machine, computes it again from eight bytes.
+A mask is never stored: backward, or another machine, recomputes it from eight bytes.
 
     word(seed, row, group, offset)  = Philox4x32-10 with key = seed (low half, high half)
                                       and counter = (group, row, offset, 0)               -> 4 x 32 bits
@@ -8,10 +8,10 @@ A mask is never stored: whoever needs it again, in backward or on another machin
     keep[row, column]               = lane(column % 8 of group column // 8) >= round(p * 65536)
     scale                           = 65536 / (65536 - round(p * 65536))
 
-The row is the flattened index of all leading dimensions modulo 2^32, the column the index in the last one; of a shard,
-those that its elements have in the whole tensor (see shards). One Philox call serves eight neighbours, so the generator
-costs an eighth of one draw per element. The probability is rounded to a multiple of 1/65536 and the scale is taken from
-the rounded value, so the mean of `keep * scale` is exactly one. A p below 1/131072 is rounded to 0, and drops nothing.
+The row is the flattened index of all leading dimensions modulo 2^32, the column the index in the last one; both refer
+to the whole tensor of a shard (see shards). One Philox call gives eight neighbours, so an element costs an eighth of a
+draw. The probability is rounded to a multiple of 1/65536, and the scale follows from the rounded value, so the mean of
+`keep * scale` is exactly one. A p below 1/131072 rounds to 0 and drops nothing.
 
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -40,7 +40,7 @@ __all__ = [
     "keep_threshold",
     "keep_tile",
     "philox_4x32",
-    "seed_for",
+    "seed_or_draw",
 ]
 
 LANES: Final = 8
@@ -49,9 +49,9 @@ _WORD: Final = 0xFFFFFFFF
 _LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 63) - 1
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
-# Where in eight bytes the first of eight neighbours lies.
+# The shift of the first of eight neighbours within an int64.
 _FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
-# From this many groups on a mask on the CPU is compiled; the bits are the same.
+# The number of groups from which a mask on the CPU is compiled; the bits are the same.
 _COMPILED_FROM: Final = 1 << 13
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -62,7 +62,7 @@ def philox_4x32(counter: Words, key: tuple[Tensor, Tensor], *, rounds: int = 10)
 
     Args:
         counter: four int64 tensors with values in [0, 2**32), broadcastable against each other.
-        key: two int64 tensors likewise.
+        key: two int64 tensors with the same range.
         rounds: 10 is the published standard.
 
     >>> zero = torch.zeros((), dtype=torch.int64)
@@ -82,9 +82,9 @@ def philox_4x32(counter: Words, key: tuple[Tensor, Tensor], *, rounds: int = 10)
 def _multiply(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     """The high and the low 32 bits of a * multiplier, both operands below 2**32."""
     # Note: [no product above 2**63] a * multiplier would need 64 unsigned bits. In int64 it overflows, which is
-    # undefined in the C++ that Inductor writes: gcc takes the product for non-negative, drops the mask that takes off
-    # the sign, and the words come out wrong wherever the operand is a scalar. Both multipliers are above 2**31, so
-    # what they lack to 2**32 is small: that product fits, and a * 2**32 adds a to the high word and nothing to the low.
+    # undefined in the C++ that Inductor writes: gcc assumes a non-negative product, drops the mask that clears the
+    # sign, and the words are wrong wherever the operand is a scalar. Both multipliers are above 2**31, so the product
+    # with (multiplier - 2**32) fits, and a * 2**32 adds a to the high word and nothing to the low.
     product = a * (multiplier - (1 << 32))
     return (product >> 32) + a, product & _WORD
 
@@ -98,7 +98,7 @@ def check_probability(p: float) -> None:
 
 
 def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
-    """Raise unless `seed` is None or an int64 tensor of shape [], on `device` if one is given. Used by what drops."""
+    """Raise unless `seed` is None or an int64 tensor of shape [], on `device` if one is given."""
     if seed is None:
         return
     if not isinstance(seed, Tensor):
@@ -111,7 +111,7 @@ def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
 
 
 def keep_scale(p: float) -> float:
-    """Return what a kept value is multiplied by: 1 / (1 - p), for p as it is rounded here.
+    """Return the factor of a kept value: 1 / (1 - p), for the rounded p.
 
     Raises:
         ValueError: p is outside [0, 1).
@@ -129,15 +129,15 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, 
 
     Args:
         seed: int64 tensor of shape [], for example from `draw_seed`.
-        shape: the shape of the tensor that is dropped from; its last dimension counts columns, the others rows.
+        shape: the shape of the dropout's input; the last dimension counts columns, the others rows.
         p: the probability of dropping an element, 0 <= p < 1, rounded to a multiple of 1/65536.
-        offset: tells apart several masks made from one seed, 0 <= offset < 2**32.
-        shard: where that tensor lies in the one it was cut from; None if it is whole.
+        offset: selects one of several masks of a seed, 0 <= offset < 2**32.
+        shard: the position of that tensor in the one it was cut from; None for a whole tensor.
 
     Raises:
         ValueError: p or offset is outside its range, the seed is not an int64 tensor of shape [], or the shape does
             not fit the shard.
-        TypeError: the seed is not a tensor, p is one, or the shard is no shard.
+        TypeError: the seed is not a tensor, p is a tensor, or `shard` is not a Shard.
 
     >>> keep_mask(torch.tensor(7), (2, 8), p=0.5).int()
     tensor([[0, 1, 1, 1, 1, 0, 1, 0],
@@ -167,13 +167,10 @@ def keep_bytes(
     """Return `keep_mask` as zeros and ones to multiply with: uint8 on a CPU, bool elsewhere. Used by dropout.
 
     Args:
-        seed: as `keep_mask` takes it, like shape, p and offset.
-        shape: as there.
-        p: as there.
-        offset: as there.
+        seed, shape, p, offset: as for `keep_mask`.
         row_R: `row_indices`, or None for a whole tensor.
-        first_column: that of the whole tensor with which this one begins.
-        again: True in backward, for the mask that forward had; see [forward and backward do not share].
+        first_column: the column of the whole tensor at which this one begins.
+        again: True in backward; the mask is the same, see [forward and backward do not share].
     """
     columns = shape[-1] if len(shape) else 1
     first_group, skipped = divmod(first_column, LANES)
@@ -186,47 +183,47 @@ def keep_bytes(
         keep = torch.ops.fuselayers.philox_keep(
             seed, row_R, num_rows, first_group, groups, threshold, offset, again=again
         )
-        fits = False
+        is_whole = False
     else:
         row_R = torch.arange(num_rows, device=seed.device) if row_R is None else row_R
         group_G = torch.arange(first_group, first_group + groups, device=seed.device)
         keep = _unpacked(_packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)))
-        # A slice of all of it would be a kernel more for nvFuser. Of a size that is not known nothing is asked, since
-        # the answer would be a guard.
-        fits = statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
-    kept: Tensor = (keep if fits else keep[:, skipped : skipped + columns]).view(shape)
+        # A slice of the whole range would be one more kernel for nvFuser. A condition on an unknown size would be a
+        # guard.
+        is_whole = statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
+    kept: Tensor = (keep if is_whole else keep[:, skipped : skipped + columns]).view(shape)
     return kept
 
 
 def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
-    """The eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
+    """Return the eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
     counter = (group_G[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return [half for word in words for half in (word & 0xFFFF, word >> 16)]
 
 
 def _packed(seed: Tensor, row_R: Tensor, group_G: Tensor, threshold: Tensor, offset: Tensor) -> Tensor:
-    """The eight bytes of every group, each 0 or 1, as one int64: [R, G]."""
-    # A difference's sign instead of a comparison, and eight bytes in one number: both are what C++ vectorises. Bytes
-    # stored one by one take three times as long.
+    """Return the eight bytes of every group, each 0 or 1, as one int64: [R, G]."""
+    # C++ compilers vectorise the sign of a difference, not the comparison, and eight bytes in one number. Single bytes
+    # take three times as long.
     packed = torch.zeros_like(seed)
-    for place, lane in enumerate(_lanes(seed, row_R, group_G, offset)):
-        packed = packed | (((threshold - 1 - lane) >> 63) & (1 << abs(_FIRST_BYTE - 8 * place)))
+    for index, lane in enumerate(_lanes(seed, row_R, group_G, offset)):
+        packed = packed | (((threshold - 1 - lane) >> 63) & (1 << abs(_FIRST_BYTE - 8 * index)))
     return packed
 
 
 def _unpacked(packed_RG: Tensor) -> Tensor:
-    """The bytes of every group beside each other, as bools: [R, 8 G]."""
-    # Not put together from eight tensors: of that nvFuser makes several kernels. The group does not depend on which of
-    # its neighbours is asked for, so a compiler may compute it once for those that a thread has.
-    place_L = 8 * torch.arange(LANES, device=packed_RG.device)
+    """Return the bytes of every group in order, as bools: [R, 8 G]."""
+    # Not a stack of eight tensors, from which nvFuser makes several kernels. The group is the same for all of its
+    # lanes, so a compiler can compute it once per thread.
+    shift_L = 8 * torch.arange(LANES, device=packed_RG.device)
     if _FIRST_BYTE:
-        place_L = _FIRST_BYTE - place_L
-    return ((packed_RG[:, :, None] >> place_L) & 1).flatten(1) != 0
+        shift_L = _FIRST_BYTE - shift_L
+    return ((packed_RG[:, :, None] >> shift_L) & 1).flatten(1) != 0
 
 
 def keep_threshold(p: float) -> int:
-    """Return the lane below which an element is dropped: p as it is rounded here, times 65536. Used by the kernels."""
+    """Return the lane value below which an element is dropped: the rounded p times 65536. Used by the kernels."""
     # p just below one must not round up to "drop everything", whose scale would be infinite.
     return min(round(p * _LANE_VALUES), _LANE_VALUES - 1)
 
@@ -236,9 +233,9 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
 
     This is the library's only source of randomness. Fused ops take a seed and draw nothing, so that
     `torch.manual_seed`, `torch.utils.checkpoint` and `torch.compile` replay exactly this one call. Under a compiler, a
-    dispatch mode or a transform it is an op of its own; else it is `torch.randint`, which takes a tenth of the time.
-    Inside `torch.vmap` its `randomness` is obeyed: "error" raises, "same" draws one seed for all samples, "different"
-    one for each.
+    dispatch mode or a transform it is a registered op; else it is `torch.randint`, which takes a tenth of the time.
+    Inside `torch.vmap` it obeys `randomness`: "error" raises, "same" draws one seed for all samples, "different" one
+    for each.
 
     Raises:
         RuntimeError: inside a `torch.vmap` whose `randomness` is "error", which is its default.
@@ -253,16 +250,16 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     if not is_intercepted():
         return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
     # Note: [a fresh tensor for every draw] torch's partitioner merges equal calls and knows only its own random ops as
-    # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. vmap asks only
-    # its own random ops what `randomness` allows, too. A permutation of nothing is such an op: it takes no number from
-    # the generator, is never merged, raises where vmap forbids randomness, and is batched where samples shall differ.
+    # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. vmap checks
+    # `randomness` for torch's random ops only. An empty permutation is such an op: it takes no number from the
+    # generator, is never merged, raises where vmap forbids randomness, and is batched where samples must differ.
     fresh = torch.randperm(0, device=device)
     seed: Tensor = torch.ops.fuselayers.draw_seed(fresh, device=device)
     return seed
 
 
-def seed_for(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
-    """Return the seed of a call: the given one, or one drawn; None if the call drops nothing. Used by what drops.
+def seed_or_draw(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
+    """Return the given seed, or draw one; None if the call drops nothing. Used by ops with dropout.
 
     Raises:
         ValueError, TypeError: as `check_probability` and `check_seed`.
@@ -276,8 +273,8 @@ def seed_for(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Ten
     return draw_seed(device=x.device) if seed is None else seed
 
 
-# How torch sees the draw. The tag tells partitioners and checkpoint policies that it must not run twice; the device is
-# keyword-only, where selective checkpointing looks for it when it replays the call.
+# The tag tells partitioners and checkpoint policies that the draw must not run twice. The device is keyword-only, where
+# selective checkpointing looks for it when it replays the call.
 _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped-call]
 _library.define("draw_seed(Tensor fresh, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
 
@@ -294,21 +291,20 @@ def _draw_for_every_sample(
     return torch.stack([draw(one, device=device) for one in fresh.unbind(in_dims[0] or 0)]), 0
 
 
-# Note: [forward and backward do not share] torch's own partitioner merges equal calls, and would then keep forward's
-# mask for backward, since it does not know that an op of ours is cheap to repeat. `again` changes nothing but the call,
-# so that backward's is another one, which needs the seed alone.
+# Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
+# mask for backward, since it does not know that our op is cheap to recompute. `again` changes only the call, so that
+# backward makes its own, which needs the seed alone.
 _library.define(  # type: ignore[no-untyped-call]
-    "philox_keep(Tensor seed, Tensor? row_numbers, SymInt num_rows, SymInt first_group, SymInt groups, int threshold, "
+    "philox_keep(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, int threshold, "
     "int offset, *, bool again=False) -> Tensor"
 )
 
 
-# Note: [one kernel for all masks on the CPU] Ten rounds make some 400 operations. Left in the formula they are C++ in
-# every kernel that drops something, forward and backward: gpt_nano then takes minutes to compile. As an op of its own
-# they are compiled once, and what the formula does with the mask is fused with its neighbours as before. The mask comes
-# as bytes: Inductor's C++ multiplies by a uint8 at the memory's speed, by a bool at an eighth of it (2048x1024 float32,
-# two cores of an AMD EPYC: 0.13 ms against 0.92 ms). A GPU's compiler takes the formula whole, which saves the trip to
-# memory.
+# Note: [one kernel for all masks on the CPU] Ten rounds are about 400 operations. Inlined, they would be C++ in every
+# kernel with dropout, forward and backward: gpt_nano then takes minutes to compile. As an op they are compiled once,
+# and the use of the mask still fuses with its neighbours. The mask is uint8: Inductor's C++ multiplies by a uint8 at
+# memory speed, by a bool at an eighth of it (2048x1024 float32, two cores of an AMD EPYC: 0.13 ms against 0.92 ms). On
+# a GPU the compiler inlines the formula, which avoids a trip to memory.
 @disable_dynamo("an op of torch calls it, perhaps after a graph break")
 def _keep_on_cpu(
     seed: Tensor,
@@ -321,9 +317,9 @@ def _keep_on_cpu(
     *,
     again: bool = False,
 ) -> Tensor:
-    # As tensors, since numbers would be compiled for themselves. The threshold is there for each group: Inductor makes
-    # one loop of steps that read alike. The last ones would read single numbers only, and run in a loop of their own,
-    # with four words for each group written to memory and read again between the two.
+    # Tensors, since every number would be compiled as a constant. The threshold has one element per group, so that all
+    # steps have one shape and Inductor makes one loop of them. With a scalar threshold it makes two loops, with four
+    # words per group written to memory between them.
     row_R = torch.arange(num_rows) if row_R is None else row_R
     group_G = torch.arange(first_group, first_group + groups)
     arguments = seed, row_R, group_G, torch.full((groups,), threshold), torch.full_like(seed, offset)
@@ -343,7 +339,7 @@ def _keep_for_every_sample(
     return torch.stack([keep(one, row_R, *numbers, again=again) for one in seed.unbind(in_dims[0] or 0)]), 0
 
 
-def _like_keep(
+def _empty_keep(
     seed: Tensor, row_R: Tensor | None, num_rows: int, first_group: int, groups: int, *_: int, again: bool = False
 ) -> Tensor:
     return seed.new_empty((num_rows, groups * LANES), dtype=torch.uint8)
@@ -351,7 +347,7 @@ def _like_keep(
 
 _compiled_packed = compiled(_packed, any_size=True)
 _library.impl("philox_keep", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuselayers::philox_keep", _like_keep, lib=_library)
+torch.library.register_fake("fuselayers::philox_keep", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::philox_keep", _keep_for_every_sample, lib=_library)
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake(
@@ -362,7 +358,7 @@ torch.library.register_vmap("fuselayers::draw_seed", _draw_for_every_sample, lib
 
 @tile_function
 def _philox_4x32_tile(seed, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
-    # One 64-bit product where `tl.philox` takes a high and a low one: 8 instructions an element less.
+    # One 64-bit product, where `tl.philox` takes a high and a low one: 8 instructions per element fewer.
     k0 = seed.to(tl.uint32)
     k1 = (seed >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
@@ -380,7 +376,7 @@ def _philox_4x32_tile(seed, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
 @tile_function
 def keep_tile(  # type: ignore[no-untyped-def]
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     first_group,
     rows,
     num_rows,
@@ -389,18 +385,18 @@ def keep_tile(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    """`keep_mask` for rows [BLOCK_ROWS] and the BLOCK_COLUMNS columns from `first_column`, both multiples of 8.
+    """Return `keep_mask` for rows [BLOCK_ROWS] and BLOCK_COLUMNS columns from `first_column`, both multiples of 8.
 
-    `row_numbers_ptr` and `first_group` say where in the whole tensor its rows and its first column lie.
+    `row_indices_ptr` and `first_group` give the position of rows and columns in the whole tensor of a shard.
     """
-    if row_numbers_ptr is not None:
-        rows = tl.load(row_numbers_ptr + rows, mask=rows < num_rows, other=0)
+    if row_indices_ptr is not None:
+        rows = tl.load(row_indices_ptr + rows, mask=rows < num_rows, other=0)
     group = first_group + first_column // 8 + tl.arange(0, BLOCK_COLUMNS // 8)
     zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS // 8), tl.uint32)
     seed = tl.load(seed_ptr).to(tl.uint64)
     row_word = zero + rows.to(tl.uint32)[:, None]
     w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, zero, zero)
-    # A lane is compared where it lies, in the upper half of a word; what is below it cannot change the outcome.
+    # A lane is compared in the upper half of its word; the lower half cannot change the result.
     lowest = threshold.to(tl.uint32) << 16
     even = tl.join(
         tl.join((w0 << 16) >= lowest, (w2 << 16) >= lowest), tl.join((w1 << 16) >= lowest, (w3 << 16) >= lowest)

@@ -1,9 +1,9 @@
-"""residual_layer_norm -- s = x + residual; y = layer_norm(s): a pre-norm block's norm, and the stream that goes on.
+"""residual_layer_norm -- s = x + residual; y = layer_norm(s): the norm of a pre-norm block, and its residual stream.
 
     x, residual, y, s   [..., N]   any float dtype
     weight, bias        [N]        bias optional
 
-Formula, gradients, dtypes, what is saved and the floor are those of normalise, with s as a second output.
+See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved, with s as a second output.
 
 Layer norm: Ba, Kiros, Hinton 2016.
 """
@@ -29,16 +29,16 @@ def residual_layer_norm(
 
     Args:
         x: [..., N], the sublayer's output, any float dtype.
-        residual: [..., N], the stream it joins.
+        residual: [..., N], the residual stream.
         weight: [N], the norm's scale.
         bias: [N], the norm's shift, or None for none.
         eps: added to the variance.
-        backend: which form serves, see `forms`.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: x has no dimension, residual, weight or bias does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> y, s = residual_layer_norm(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]), weight=torch.ones(2))
@@ -56,6 +56,6 @@ def residual_layer_norm(
 def residual_layer_norm_reference(
     x: Tensor, residual: Tensor, *, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """What the op means, written out."""
+    """The definition of the op, in plain torch."""
     total = x + residual
     return norm_reference(total, weight, bias, eps=eps, rms=False), total

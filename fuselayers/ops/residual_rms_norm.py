@@ -1,9 +1,9 @@
-"""residual_rms_norm -- s = x + residual; y = rms_norm(s): a pre-norm block's norm, and the stream that goes on.
+"""residual_rms_norm -- s = x + residual; y = rms_norm(s): the norm of a pre-norm block, and its residual stream.
 
     x, residual, y, s   [..., N]   any float dtype
     weight              [N]
 
-Formula, gradients, dtypes, what is saved and the floor are those of normalise, with s as a second output.
+See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved, with s as a second output.
 """
 
 from torch import Tensor
@@ -21,15 +21,15 @@ def residual_rms_norm(
 
     Args:
         x: [..., N], the sublayer's output, any float dtype.
-        residual: [..., N], the stream it joins.
+        residual: [..., N], the residual stream.
         weight: [N], the norm's scale.
         eps: added to the mean square.
-        backend: which form serves, see `forms`.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: x has no dimension, residual or weight does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> y, s = residual_rms_norm(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -4.0]), weight=torch.ones(2))
@@ -46,6 +46,6 @@ def residual_rms_norm(
 def residual_rms_norm_reference(
     x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """What the op means, written out."""
+    """The definition of the op, in plain torch."""
     total = x + residual
     return norm_reference(total, weight, None, eps=eps, rms=True), total

@@ -3,7 +3,7 @@
     x, y     [..., N]   any float dtype
     weight   [N]
 
-Formula, gradients, dtypes, what is saved and the floor are those of normalise, with s = x.
+See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved, with s = x.
 
 Zhang, Sennrich, "Root mean square layer normalization", 2019.
 """
@@ -23,12 +23,12 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
         x: [..., N], any float dtype.
         weight: [N], the scale.
         eps: added to the mean square.
-        backend: which form serves, see `forms`.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: x has no dimension, weight does not fit it, or the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> rms_norm(torch.tensor([3.0, -3.0]), weight=torch.ones(2)).round(decimals=3)
@@ -41,5 +41,5 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
 
 
 def rms_norm_reference(x: Tensor, *, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """What the op means, written out."""
+    """The definition of the op, in plain torch."""
     return norm_reference(x, weight, None, eps=eps, rms=True)

@@ -4,19 +4,19 @@
     k          [B, G, T, C]           G key heads
     cos, sin   [T, R] or [B, T, R]    of position * frequency, for R pairs of channels, 2 R <= C
 
-    forward    (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels from 2 R on stay as they are
+    forward    (a, b) -> (a cos - b sin, b cos + a sin) for each pair; channels from 2 R on are copied
     backward   the same with -sin
 
 Pair i is channels (i, i + R), as in GPT-NeoX and Llama, or (2 i, 2 i + 1) where they are interleaved, as in RoFormer
-and GPT-J. GPT-NeoX and Phi turn a part of the channels only.
+and GPT-J. GPT-NeoX and Phi rotate only a part of the channels.
 
 The rotation is computed in the wider of x's and cos's dtypes, float32 at least, and rounded to x's once. Saved for
 backward: cos and sin, and q and k only where cos or sin needs a gradient.
 
-Floor, in elements of q and k together: 2 forward (read, write), 2 backward. The kernel moves that in one launch (two
-where their dtypes differ), and reads the tables once for every `_HEADS` heads. It reads q and k where they lie. What it
-writes has q's and k's own order of heads and tokens, and no gaps: for heads cut out of a projection [B, T, H * C] that
-is the order in which flash attention reads and writes, and a gradient in it becomes one of the projection as a view.
+Bytes moved, in elements of q and k: 2 forward (read, write), 2 backward. The kernel needs one launch (two where
+the dtypes differ), and reads the tables once for every `_HEADS` heads. It reads q and k through their strides. The
+results are dense, in the same order of heads and tokens as q and k: for heads cut out of a projection [B, T, H * C]
+that is the layout of flash attention, and the gradient of the projection is a view.
 
 Su et al., "RoFormer", 2021.
 """
@@ -36,9 +36,9 @@ from .shapes import check_floating
 
 __all__ = ["rotary", "rotary_reference"]
 
-# What a program of four warps turns at a time: 16 elements a thread, in 16 bits two loads of 128 bits.
+# Elements per tile of a program with four warps: 16 per thread, in 16 bits two loads of 128 bits.
 _TILE: Final = 2048
-# For how many heads, one after the other, it keeps the tables of its tokens.
+# Heads for which a program reuses the tables in registers.
 _HEADS: Final = 8
 
 
@@ -48,18 +48,18 @@ def rotary(
     """Return (q, k), each position rotated by its angles; each keeps its dtype.
 
     Args:
-        q: [B, H, T, C], any float dtype. Any leading shape will do, [T, C] too.
-        k: [B, G, T, C], like q but for the number of heads, and the dtype.
+        q: [B, H, T, C], any float dtype. Any leading shape is valid, also [T, C].
+        k: [B, G, T, C], as q except for the number of heads and the dtype.
         cos: [T, R], usually float32, R from 1 to C / 2; or [B, T, R], with q's leading shape without the heads.
         sin: of cos's shape and dtype.
-        interleaved: whether pair i is channels (2 i, 2 i + 1), and not (i, i + R).
-        backend: which form serves, see `forms`.
+        interleaved: True if pair i is channels (2 i, 2 i + 1), False if it is (i, i + R).
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: q has fewer than two dimensions, a shape or a device does not fit q, sin's dtype is not cos's, or
             the backend is unknown.
         TypeError: a tensor is not floating.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> q = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
     >>> quarter_turn = torch.zeros(1, 1), torch.ones(1, 1)
@@ -67,10 +67,10 @@ def rotary(
     tensor([0., 1.])
     """
     _check(q, k, cos, sin)
-    turned: tuple[Tensor, Tensor] = run(
+    rotated: tuple[Tensor, Tensor] = run(
         backend, _formula, _fused, (q, k, cos, sin), (interleaved,), compiled_from=COMPILED_FROM
     )
-    return turned
+    return rotated
 
 
 def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -82,8 +82,8 @@ def _formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) 
 def _fused(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     q_BHTC, k_BGTC = _as_heads(q), _as_heads(k)
     cos, sin = (table if table.dim() < 4 else table.flatten(0, -3) for table in (cos, sin))
-    by_token = [x.stride(1) < x.stride(2) for x in (q_BHTC, k_BGTC)]
-    turned_q, turned_k = _turned([q_BHTC, k_BGTC], cos, sin, interleaved, False, by_token)
+    token_major = [x.stride(1) < x.stride(2) for x in (q_BHTC, k_BGTC)]
+    turned_q, turned_k = _rotated([q_BHTC, k_BGTC], cos, sin, interleaved, False, token_major)
     return (turned_q, turned_k) if q.dim() == 4 else (turned_q.view(q.shape), turned_k.view(k.shape))
 
 
@@ -128,7 +128,7 @@ def _as_heads(x: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Turn x by tables that broadcast against it."""
+    """Rotate x by tables that broadcast against it."""
     width = 2 * cos.shape[-1]
     first, second = _pairs(x, cos, interleaved)
     turned = first * cos - second * sin, second * cos + first * sin
@@ -137,7 +137,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def _pairs(x: Tensor, cos: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Return both channels of each pair that is turned, [..., T, R], in the dtype of the arithmetic."""
+    """Return both channels of each rotated pair, [..., T, R], in the dtype of the arithmetic."""
     width = 2 * cos.shape[-1]
     x = (x if width == x.shape[-1] else x[..., :width]).to(_wide(x, cos))
     first, second = x.reshape(*x.shape[:-1], cos.shape[-1], 2).unbind(-1) if interleaved else x.chunk(2, dim=-1)
@@ -151,7 +151,7 @@ def _wide(x: Tensor, cos: Tensor) -> torch.dtype:
 def rotary_reference(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """What the op means: each pair of channels times the matrix of its rotation."""
+    """The definition of the op: each pair of channels times its rotation matrix."""
     turn_TR22 = torch.stack((torch.stack((cos, -sin), -1), torch.stack((sin, cos), -1)), -2)
     turn_TR22 = turn_TR22 if cos.dim() == 2 else turn_TR22.unsqueeze(-5)
     num_pairs = cos.shape[-1]
@@ -170,71 +170,73 @@ def rotary_reference(
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, interleaved: bool, back: bool, by_token: list[bool], cos: Tensor, sin: Tensor, *heads: Tensor
+        ctx: Any, interleaved: bool, back: bool, token_major: list[bool], cos: Tensor, sin: Tensor, *heads: Tensor
     ) -> tuple[Tensor, ...]:
-        tables_learn = any(ctx.needs_input_grad[3:5])
-        ctx.save_for_backward(cos, sin, *(heads if tables_learn else ()))
-        ctx.options = interleaved, back, by_token
+        saves_heads = any(ctx.needs_input_grad[3:5])
+        ctx.save_for_backward(cos, sin, *(heads if saves_heads else ()))
+        ctx.options = interleaved, back, token_major
         ctx.set_materialize_grads(False)
-        return tuple(_turn_as_they_lie(heads, cos, sin, interleaved, back, by_token))
+        return tuple(_rotate_in_memory_order(heads, cos, sin, interleaved, back, token_major))
 
     @staticmethod
     def backward(ctx: Any, *dy: Tensor | None) -> tuple[Any, ...]:
         cos, sin, *heads = ctx.saved_tensors
-        interleaved, back, by_token = ctx.options
+        interleaved, back, token_major = ctx.options
         _, _, _, wants_cos, wants_sin, *wants = ctx.needs_input_grad
-        given = {place: one for place, one in enumerate(dy) if one is not None and wants[place]}
+        given = {index: one for index, one in enumerate(dy) if one is not None and wants[index]}
         gradients: list[Tensor | None] = [None] * len(dy)
         if given:
-            orders = [by_token[place] for place in given]
-            turned_back = _turned(list(given.values()), cos, sin, interleaved, not back, orders)
-            for place, gradient in zip(given, turned_back, strict=True):
-                gradients[place] = gradient
+            orders = [token_major[index] for index in given]
+            rotated_back = _rotated(list(given.values()), cos, sin, interleaved, not back, orders)
+            for index, gradient in zip(given, rotated_back, strict=True):
+                gradients[index] = gradient
         dcos = dsin = None
         if wants_cos or wants_sin:
             dcos, dsin = _table_gradients(heads, dy, cos, interleaved, back)
         return None, None, None, dcos if wants_cos else None, dsin if wants_sin else None, *gradients
 
 
-def _turned(
-    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+def _rotated(
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, token_major: list[bool]
 ) -> Sequence[Tensor]:
-    """Return q and k turned, or turned back, as one piece; it can be differentiated any number of times.
+    """Rotate q and k, or rotate them back; differentiable any number of times.
 
-    A gradient of it is a rotation too, so that this op needs no formula for its second derivative.
+    The gradient of a rotation is a rotation, so the second derivative needs no formula.
     """
     if needs_grad(cos, sin, *heads):
-        recorded: Sequence[Tensor] = _Rotary.apply(interleaved, back, by_token, cos, sin, *heads)  # type: ignore[no-untyped-call]
+        recorded: Sequence[Tensor] = _Rotary.apply(interleaved, back, token_major, cos, sin, *heads)  # type: ignore[no-untyped-call]
         return recorded
-    return _turn_as_they_lie(heads, cos, sin, interleaved, back, by_token)
+    return _rotate_in_memory_order(heads, cos, sin, interleaved, back, token_major)
 
 
-def _turn_as_they_lie(
-    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, by_token: list[bool]
+def _rotate_in_memory_order(
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, token_major: list[bool]
 ) -> list[Tensor]:
-    """Turn heads [B, H, T, C]; by token or not says how the results shall lie in memory.
+    """Rotate heads [B, H, T, C]; `token_major` gives the memory order of the results.
 
-    The op takes and gives them as they lie, [B, T, H, C] where it is by token: nothing has to be copied then to make it
-    contiguous for the compiled form.
+    The registered op takes and returns token-major heads as [B, T, H, C], which is contiguous: the compiled
+    implementation then makes no copy.
     """
-    lies_by_token = [x.stride(1) < x.stride(2) for x in heads]
-    turned = _turn(_swapped(heads, lies_by_token), cos, sin, interleaved, back, lies_by_token, by_token)
-    return _swapped(turned, by_token)
+    inputs_token_major = [x.stride(1) < x.stride(2) for x in heads]
+    turned = _rotate_heads(
+        _transposed(heads, inputs_token_major), cos, sin, interleaved, back, inputs_token_major, token_major
+    )
+    return _transposed(turned, token_major)
 
 
-def _swapped(heads: Sequence[Tensor], by_token: list[bool]) -> list[Tensor]:
-    return [x.transpose(1, 2) if order else x for x, order in zip(heads, by_token, strict=True)]
+def _transposed(heads: Sequence[Tensor], token_major: list[bool]) -> list[Tensor]:
+    return [x.transpose(1, 2) if order else x for x, order in zip(heads, token_major, strict=True)]
 
 
-def _reordered(heads: Sequence[Tensor], lies_by_token: list[bool], by_token: list[bool]) -> list[Tensor]:
-    """Heads as they lie, in the order of the results."""
-    return _swapped(heads, [lies != order for lies, order in zip(lies_by_token, by_token, strict=True)])
+def _reordered(heads: Sequence[Tensor], inputs_token_major: list[bool], token_major: list[bool]) -> list[Tensor]:
+    """Return the heads, given in their memory order, in the memory order of the results."""
+    return _transposed(heads, [given != order for given, order in zip(inputs_token_major, token_major, strict=True)])
 
 
 def _table_gradients(
     heads: Sequence[Tensor], dy: Sequence[Tensor | None], cos: Tensor, interleaved: bool, back: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of cos and sin: sums over the heads, and over the sequences that share a table."""
+    """Return the gradients of cos and sin, summed over heads and over sequences that share a table."""
     shared = (0, 1) if cos.dim() == 2 else (1,)
     dcos = dsin = torch.zeros_like(cos, dtype=_wide(cos, cos))
     for x, one in zip(heads, dy, strict=True):
@@ -245,22 +247,22 @@ def _table_gradients(
     return dcos.to(cos.dtype), (-dsin if back else dsin).to(cos.dtype)
 
 
-def _turn_formula(
+def _rotation_formula(
     heads: list[Tensor],
     cos: Tensor,
     sin: Tensor,
     interleaved: bool,
     back: bool,
-    lies_by_token: list[bool],
-    by_token: list[bool],
+    inputs_token_major: list[bool],
+    token_major: list[bool],
 ) -> list[Tensor]:
     sin = -sin if back else sin
-    # A table has no heads; in a tensor by token they stand behind the tokens.
-    by_token_tables = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    by_head_tables = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    # Tables have no head dimension; in token-major heads it comes after the tokens.
+    token_major_tables = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    head_major_tables = cos.unsqueeze(-3), sin.unsqueeze(-3)
     return [
-        _rotate(x, *(by_token_tables if order else by_head_tables), interleaved)
-        for x, order in zip(_reordered(heads, lies_by_token, by_token), by_token, strict=True)
+        _rotate(x, *(token_major_tables if order else head_major_tables), interleaved)
+        for x, order in zip(_reordered(heads, inputs_token_major, token_major), token_major, strict=True)
     ]
 
 
@@ -270,19 +272,19 @@ def _launch(
     sin: Tensor,
     interleaved: bool,
     back: bool,
-    lies_by_token: list[bool],
-    by_token: list[bool],
+    inputs_token_major: list[bool],
+    token_major: list[bool],
 ) -> list[Tensor]:
     if len({x.dtype for x in heads}) > 1:
-        one_by_one = zip(heads, lies_by_token, by_token, strict=True)
-        return [_launch([x], cos, sin, interleaved, back, [lies], [order])[0] for x, lies, order in one_by_one]
-    results = _like_results(heads, lies_by_token, by_token)
+        one_by_one = zip(heads, inputs_token_major, token_major, strict=True)
+        return [_launch([x], cos, sin, interleaved, back, [given], [order])[0] for x, given, order in one_by_one]
+    results = _empty_results(heads, inputs_token_major, token_major)
     if not any(y.numel() for y in results):
         return results
-    heads, turned = _swapped(heads, lies_by_token), _swapped(results, by_token)
+    heads, turned = _transposed(heads, inputs_token_major), _transposed(results, token_major)
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    # Where there is one tensor only, it stands in the second one's place too, with no heads.
+    # A single tensor is passed as the second one too, with zero heads.
     num_heads = [x.shape[1] for x in heads] + [0]
     x0, x1 = (x if x.stride(3) == 1 else x.contiguous() for x in (heads[0], heads[-1]))
     y0, y1 = turned[0], turned[-1]
@@ -294,20 +296,20 @@ def _launch(
     vector = math.gcd(8, num_pairs, rest, *strides)
     block_rows = max(min(_TILE, _TILE // 4 * vector) // channels, 1)
     num_tiles = cdiv(batch * tokens, block_rows)
-    together = _HEADS
-    # Where tokens are few, as in decoding, rather more programs than fewer reads of the tables.
-    while together > 1 and num_tiles * cdiv(sum(num_heads), together) < 4 * num_processors(x0.device):
-        together //= 2
+    heads_per_program = _HEADS
+    # For few tokens, as in decoding, more programs matter more than fewer reads of the tables.
+    while heads_per_program > 1 and num_tiles * cdiv(sum(num_heads), heads_per_program) < 4 * num_processors(x0.device):
+        heads_per_program //= 2
     launch(
         _kernel,
-        (num_tiles, sum(cdiv(number, together) for number in num_heads)),
+        (num_tiles, sum(cdiv(number, heads_per_program) for number in num_heads)),
         (
             *(x0, x1, y0, y1, cos, sin),
             *(batch * tokens, tokens, *num_heads[:2]),
             *(stride // vector for stride in strides),
         ),
         (
-            *(interleaved, back, num_pairs, rest, vector, together, block_rows),
+            *(interleaved, back, num_pairs, rest, vector, heads_per_program, block_rows),
             next_power_of_2(block_rows * (num_pairs // vector)),
             next_power_of_2(block_rows * (rest // vector)),
         ),
@@ -315,12 +317,12 @@ def _launch(
     return results
 
 
-def _like_results(heads: list[Tensor], *rest: Any) -> list[Tensor]:
+def _empty_results(heads: list[Tensor], *rest: Any) -> list[Tensor]:
     ordered = _reordered(heads, *rest[-2:])
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in ordered]
 
 
-# The widths are constants: a model has one, and its masks and divisions then cost nothing.
+# The widths are constants: a model has one head size, and constant masks and divisions are free.
 @kernel
 def _kernel(  # type: ignore[no-untyped-def]
     x0_ptr,
@@ -357,7 +359,7 @@ def _kernel(  # type: ignore[no-untyped-def]
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    # A row is a token of a sequence; a unit of it is VECTOR pairs, or VECTOR channels that stay as they are.
+    # A row is a token of a sequence; a unit of it is VECTOR pairs, or VECTOR unrotated channels.
     batch, token, unit, live = _units(num_rows, num_tokens, NUM_PAIRS // VECTOR, BLOCK_ROWS, BLOCK_PAIRS)
     table = (batch * table_batch + token * table_token + unit) * VECTOR + tl.arange(0, VECTOR)[None, :]
     cos = tl.load(cos_ptr + table, mask=live, other=0.0).to(tl.float32)
@@ -385,7 +387,7 @@ def _kernel(  # type: ignore[no-untyped-def]
         channel = unit * (2 * VECTOR) + tl.arange(0, 2 * VECTOR)[None, :]
         x, y = x + channel, y + channel
         for _ in range(first, last):
-            # Loaded and stored as they lie, and taken apart and put together in registers.
+            # Loads and stores are contiguous; the pairs are split and joined in registers.
             pairs = tl.load(x, mask=live, other=0.0).to(tl.float32)
             a, b = tl.split(tl.reshape(pairs, (BLOCK_PAIRS, VECTOR, 2)))
             turned = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (BLOCK_PAIRS, 2 * VECTOR))
@@ -417,18 +419,18 @@ def _kernel(  # type: ignore[no-untyped-def]
 def _units(  # type: ignore[no-untyped-def]
     num_rows, num_tokens, UNITS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the sequence, the token and the place in it of each of a program's units, and which there are."""
-    place = tl.arange(0, BLOCK)
-    row = tl.program_id(0) * BLOCK_ROWS + place // UNITS
-    live = (place < BLOCK_ROWS * UNITS) & (row < num_rows)
+    """Return sequence, token and index within the token for each unit of a program, and the mask of valid units."""
+    index = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * BLOCK_ROWS + index // UNITS
+    live = (index < BLOCK_ROWS * UNITS) & (row < num_rows)
     batch, token = (row // num_tokens).to(tl.int64), (row % num_tokens).to(tl.int64)
-    return batch[:, None], token[:, None], (place % UNITS)[:, None], live[:, None]
+    return batch[:, None], token[:, None], (index % UNITS)[:, None], live[:, None]
 
 
-_turn = define(
-    "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] lies_by_token, "
-    "bool[] by_token) -> Tensor[]",
+_rotate_heads = define(
+    "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] inputs_token_major, "
+    "bool[] token_major) -> Tensor[]",
     _launch,
-    _like_results,
-    formula=_turn_formula,
+    _empty_results,
+    formula=_rotation_formula,
 )

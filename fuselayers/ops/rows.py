@@ -1,8 +1,8 @@
-"""rows -- how the kernels of this folder look at memory: as [R, N] rows, cut into tiles. Used by every op with kernels.
+"""rows -- memory as [R, N] rows, cut into tiles. Used by every op with kernels.
 
-VECTOR    8 where the width and the distances between rows are multiples of 8, else 1. The kernels are given both
-          divided by it and multiply again, which is how the compiler learns that eight neighbours can be loaded and
-          stored at once; from the number alone it would learn it for multiples of 16 only.
+VECTOR    8 where the width and the row strides are multiples of 8, else 1. The kernels receive both divided by VECTOR
+          and multiply again. That tells the compiler that it can load and store eight neighbours at once; from the
+          number alone Triton infers divisibility by 16 only.
 """
 
 import functools
@@ -23,10 +23,10 @@ __all__ = [
     "vector_of",
 ]
 
-# What a program of four warps works on: 32 elements a thread, in 16 bits four loads of 128 bits.
+# The tile of a program with four warps: 32 elements per thread, in 16 bits four loads of 128 bits.
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
-# Of a kernel that needs a whole row at once.
+# The longest row that a kernel holds in registers.
 _LONGEST_ROW: Final = 8192
 _PIECE: Final = 4096
 _ELEMENTS: Final = 2048
@@ -34,7 +34,7 @@ _ELEMENTS_OF_A_WARP: Final = 512
 
 
 class ElementwisePlan(NamedTuple):
-    """How an elementwise kernel goes through rows.
+    """The tiling of an elementwise kernel.
 
     Attributes:
         grid: tiles of rows, tiles of columns.
@@ -49,10 +49,10 @@ class ElementwisePlan(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def elementwise_plan(itemsize: int, num_rows: int, num_columns: int, *strides: int) -> ElementwisePlan:
-    """Return the plan for tensors of `num_rows` x `num_columns` whose rows are `strides` elements apart.
+    """Return the plan for tensors of `num_rows` x `num_columns` with these row strides.
 
     Args:
-        itemsize: bytes of an element of the first of them.
+        itemsize: bytes per element of the first tensor.
 
     >>> elementwise_plan(4, 512, 4096, 4096)
     ElementwisePlan(grid=(512, 2), sizes=(512, 512, 512), constants=(8, 1, 2048))
@@ -68,7 +68,7 @@ def elementwise_plan(itemsize: int, num_rows: int, num_columns: int, *strides: i
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """Return x, [..., N] and not empty, as [R, N] with the elements of a row side by side; it is copied at need.
+    """Return x, [..., N] and not empty, as [R, N] with contiguous rows; copies only if it must.
 
     >>> import torch
     >>> as_rows(torch.zeros(2, 3, 8)).shape
@@ -79,13 +79,13 @@ def as_rows(x: Tensor) -> Tensor:
 
 
 def vector_of(num_columns: int, *strides: int) -> int:
-    """Return VECTOR for tensors of so many columns whose rows are `strides` elements apart."""
+    """Return VECTOR for tensors of `num_columns` columns and these row strides."""
     return 1 if num_columns % 8 or any(stride % 8 for stride in strides) else 8
 
 
 @functools.lru_cache(maxsize=4096)
 def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
-    """Return, for a kernel that needs whole rows, if they are taken in pieces, the tile's rows and columns, and warps.
+    """Return the tile of a kernel that needs whole rows: is the row split, rows, columns, number of warps.
 
     Used by the norms and by softmax.
 
@@ -100,10 +100,9 @@ def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
 
 
 def persistent_programs(num_tiles: int, *, processors: int, num_warps: int = 4, side_by_side: int = 1) -> int:
-    """Return how many programs share `num_tiles` tiles in turn, `side_by_side` such groups running at a time.
+    """Return how many persistent programs share `num_tiles` tiles, if `side_by_side` such groups run at a time.
 
-    16 warps of a kernel that keeps its sums in registers are about what a processor holds; a program that would have to
-    wait for its turn had better leave its tiles to the others.
+    A processor holds about 16 warps of a kernel whose sums are in registers. More programs would only wait.
     """
     each = 1 if INTERPRETED else max(16 // num_warps, 1)
     return max(1, min(num_tiles, each * processors // side_by_side))
@@ -119,7 +118,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def cdiv(number: int, by: int) -> int:
-    """Return how many parts of size `by` cover `number`.
+    """Return number / by, rounded up.
 
     >>> cdiv(7, 4)
     2

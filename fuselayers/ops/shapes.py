@@ -1,4 +1,4 @@
-"""Checks of tensor arguments, at the door of every op of this folder."""
+"""Checks of tensor arguments, which every public op calls first."""
 
 from torch import Tensor
 

@@ -1,7 +1,7 @@
-"""shards -- where a tensor lies in the one it was cut from, so that dropout's mask does not depend on the cut.
+"""shards -- the position of a tensor in the one it was cut from, so that dropout's mask does not depend on the cut.
 
-Tensor, sequence and data parallelism give each process a block of a tensor. Its mask is that block of the whole
-tensor's mask, if the op is told which block it is and all processes take one seed.
+Tensor, sequence and data parallelism give each process a block of a tensor. With its `Shard` and a common seed, each
+process computes its block of the mask of the whole tensor.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ class Shard:
     """A block of a larger tensor.
 
     Args:
-        start: where the block begins in each dimension of the whole.
-        shape: the shape of the whole.
+        start: the first index of the block in each dimension of the whole tensor.
+        shape: the shape of the whole tensor.
 
     Raises:
-        ValueError: start and shape have no number, or not one for each dimension, or the block begins outside.
-        TypeError: a number is not whole.
+        ValueError: start and shape are empty or differ in length, or the block begins outside of the whole tensor.
+        TypeError: a number is no integer.
 
-    >>> Shard(start=(0, 512, 0), shape=(8, 1024, 768))  # of the tokens, the second half
+    >>> Shard(start=(0, 512, 0), shape=(8, 1024, 768))  # the second half of the tokens
     Shard(start=(0, 512, 0), shape=(8, 1024, 768))
     """
 
@@ -45,16 +45,16 @@ class Shard:
 
 
 def check_shard(shard: Shard | None, shape: Sequence[int], *, whole_rows: bool = False) -> None:
-    """Raise unless a tensor of `shape` can be that shard. Used by every op that drops.
+    """Raise unless a tensor of `shape` fits into `shard`. Used by every op with dropout.
 
     Args:
-        shard: None for a tensor that is whole.
-        shape: of the tensor at hand.
-        whole_rows: True for an op that looks along whole rows.
+        shard: None for a whole tensor.
+        shape: the shape of the local tensor.
+        whole_rows: True for an op that needs whole rows.
 
     Raises:
-        TypeError: it is no shard.
-        ValueError: it does not fit.
+        TypeError: `shard` is not a Shard.
+        ValueError: the tensor does not fit.
     """
     if shard is None:
         return
@@ -72,14 +72,14 @@ def check_shard(shard: Shard | None, shape: Sequence[int], *, whole_rows: bool =
 
 
 def first_column(shard: Shard | None) -> int:
-    """Return the column of the whole in which the shard's first one lies."""
+    """Return the first column of the shard in the whole tensor."""
     return 0 if shard is None else shard.start[-1]
 
 
 def row_indices(shard: Shard | None, shape: Sequence[int], *, device: torch.device) -> Tensor | None:
-    """Return the index that each row of a tensor of `shape` has in the whole: int64 [R], rows flattened.
+    """Return the index of each row of a tensor of `shape` in the whole tensor: int64 [R], rows flattened.
 
-    For a tensor that is whole it is None, which the kernels read as 0..R-1.
+    For a whole tensor it is None, which the kernels read as 0..R-1.
 
     >>> row_indices(Shard((0, 1, 0), (2, 4, 8)), (2, 2, 8), device=torch.device("cpu"))
     tensor([1, 2, 5, 6])
@@ -96,9 +96,9 @@ def locate(shard: Shard, x: Tensor, *, dropping: bool) -> tuple[Tensor | None, i
     """Return `row_indices`, `first_column`, and why the kernels cannot take the call (None if they can).
 
     Args:
-        shard: of the call.
-        x: the tensor that is dropped from.
-        dropping: False for a call that drops nothing; the shard is only checked then.
+        shard: the shard of the call.
+        x: the input of the dropout.
+        dropping: False for a call without dropout, which only checks the shard.
 
     Raises:
         TypeError, ValueError: as `check_shard`.

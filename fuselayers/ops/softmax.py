@@ -3,29 +3,29 @@
     scores, y   [..., T, S]   any float dtype; T queries, S keys (without causality [..., S])
     mask        bool, broadcastable to scores' shape: True takes part, as in torch's scaled_dot_product_attention
 
-    forward    e = exp(scale * scores - max),   y = e / sum(e)     max and sum over what a row sees; hidden places are 0
+    forward    e = exp(scale * scores - max),   y = e / sum(e)     max and sum over visible positions
     backward   dscores = scale * y * (dy - sum(dy * y) / sum(y))
 
-Causal: query t sees keys 0..t, whatever T and S are. That is `torch.ones(T, S).tril()`, aligned top left, as torch's
-scaled_dot_product_attention documents its `is_causal`. Queries that stand at the end of longer keys need a mask:
+Causal: query t sees keys 0..t, for any T and S. That is `torch.ones(T, S).tril()`, aligned top left, as torch's
+scaled_dot_product_attention documents its `is_causal`. Queries at the end of longer keys need a mask:
 `torch.ones(T, S, dtype=torch.bool).tril(S - T)`.
 
-A row with nothing to see is 0, and so is its gradient; torch.softmax would give NaN. What is hidden has no part at all:
-a NaN there changes nothing. What is seen passes as through torch.softmax: with NaN or inf among it, or with nothing but
--inf, all of it becomes NaN.
+Hidden positions are 0 and have no influence: a NaN there changes nothing. A row without visible positions is 0, and so
+is its gradient; torch.softmax would give NaN. Visible positions behave as in torch.softmax: with NaN or inf among them,
+or with only -inf, all of them become NaN.
 
 The arithmetic is float32 (float64 where scores are), scale and mask included; y is rounded once, to scores' dtype.
 
-Note: [sum(y)] It is 1, but for the rounding of y that backward reads. Divided by it, a gradient is made of differences
-within dy. Without, a row whose weight lies on one place would lose its gradient in 16 bits: y * (dy - sum(dy * y)) is
-there the difference of nearly equal numbers.
+Note: [sum(y)] It is 1, but for the rounding of y. Dividing by it makes the gradient a sum of differences within dy.
+Without it, a row with one large weight would lose its gradient in 16 bits: y * (dy - sum(dy * y)) would be the
+difference of nearly equal numbers.
 
-Saved for backward: y by the op's own forms, neither scores nor mask. The formula run op by op keeps the softmax in
-float32 at least, and what is hidden, a byte for each element of the mask.
+Saved for backward: y, neither scores nor mask. The eager formula saves the softmax in float32 at least, and the mask,
+one byte per element.
 
-Floor, in elements of y: 2 forward (read scores, write y) and the bytes of the mask, 3 backward (read dy and y, write
-dscores). The kernels move that for rows of up to 8192 elements, which one program holds in registers; scores above the
-diagonal are not read. Longer rows are gone through in pieces, twice: scores and mask, or dy and y, are read twice.
+Bytes moved, in elements of y: 2 forward (read scores, write y) and the bytes of the mask, 3 backward (read dy and y,
+write dscores). The kernels reach that for rows of up to 8192 elements, which one program holds in registers; they do
+not read scores above the diagonal. Longer rows are split: scores and mask, or dy and y, are read twice.
 
 The online sum of long rows: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
@@ -52,22 +52,22 @@ def softmax(
 ) -> Tensor:
     """Return softmax(scale * scores) over the last dimension, of scores' shape and dtype.
 
-    A row that sees nothing is 0, with gradient 0. A hidden place is 0.
+    A row without visible positions is 0, with gradient 0. A hidden position is 0.
 
     Args:
         scores: [..., S], or [..., T, S] if causal; any float dtype.
-        mask: bool, broadcastable to scores' shape; True takes part. It is read where it lies, however it is broadcast
-            ([S], [T, S], [B, 1, 1, S], [B, H, T, S], ...). The kernels copy it only where its leading dimensions need
+        mask: bool, broadcastable to scores' shape; True is visible. The kernels read it through its strides, for any
+            broadcast ([S], [T, S], [B, 1, 1, S], [B, H, T, S], ...). They copy it only if its leading dimensions need
             more than three strides.
-        causal: query t sees keys 0..t: aligned top left, whatever T and S are. Together with a mask, both hide.
-        scale: what scores are multiplied by, in float32; a finite number.
-        backend: which form serves, see `forms`.
+        causal: query t sees keys 0..t: aligned top left, for any T and S. With a mask, both apply.
+        scale: a finite factor of the scores, applied in float32.
+        backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: scores have no dimension, or fewer than two if causal; the mask does not fit scores or is on another
             device; scale is not finite; or the backend is unknown.
         TypeError: scores are not floating, the mask is not bool, or scale is no number.
-        RuntimeError: the backend that was asked for cannot take the call.
+        RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
     >>> softmax(torch.zeros(3, 3), torch.tensor([True, True, False]), causal=True)
@@ -110,39 +110,39 @@ def _check_scale(scale: float) -> None:
 
 
 def _formula(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    seen = _seen(scores, mask, causal)
-    if seen is None and scale == 1:
-        y = scores.softmax(-1)  # which computes in float32 at least, and rounds once
+    visible = _visible(scores, mask, causal)
+    if visible is None and scale == 1:
+        y = scores.softmax(-1)  # computes in float32 at least, and rounds once
         return y if y.dtype == scores.dtype else y.to(scores.dtype)
     wide = scores if scores.dtype.itemsize > 2 else scores.float()
     wide = wide if scale == 1 else wide * scale
-    if seen is None:
+    if visible is None:
         return wide.softmax(-1).to(scores.dtype)
-    instead = torch.full((), -math.inf, dtype=wide.dtype, device=wide.device)
+    hidden_value = torch.full((), -math.inf, dtype=wide.dtype, device=wide.device)
     if mask is not None:
-        # A row that sees nothing becomes zeros before the softmax: -inf alone would make NaN on the way, in backward
-        # too, which anomaly detection stops at. On a CPU a row of bytes is looked at in a tenth of the time of bools;
-        # they are converted, since torch 2.11's Inductor knows no view of bools as bytes.
-        instead = torch.where(seen.to(torch.uint8).any(-1, keepdim=True).bool(), instead, 0.0)
-    return torch.where(seen, torch.where(seen, wide, instead).softmax(-1), 0.0).to(scores.dtype)
+        # A row without visible positions is filled with 0: only -inf would give NaN within, in backward too, which
+        # anomaly detection reports. On a CPU any() of bytes takes a tenth of the time of bools; they are converted,
+        # since torch 2.11's Inductor cannot view bools as bytes.
+        hidden_value = torch.where(visible.to(torch.uint8).any(-1, keepdim=True).bool(), hidden_value, 0.0)
+    return torch.where(visible, torch.where(visible, wide, hidden_value).softmax(-1), 0.0).to(scores.dtype)
 
 
-def _seen(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+def _visible(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
     if not causal:
         return mask
-    sees = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
-    return sees if mask is None else sees & mask
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril_()
+    return visible if mask is None else visible & mask
 
 
 def softmax_reference(
     scores: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float = 1.0
 ) -> Tensor:
-    """What the op means, in plain torch."""
-    seen = torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
-    seen = seen if mask is None else seen & mask
-    seen = seen.tril() if causal else seen
+    """The definition of the op, in plain torch."""
+    visible = torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
+    visible = visible if mask is None else visible & mask
+    visible = visible.tril() if causal else visible
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
-    return wide.masked_fill(~seen, -math.inf).softmax(-1).masked_fill(~seen, 0.0).to(scores.dtype)
+    return wide.masked_fill(~visible, -math.inf).softmax(-1).masked_fill(~visible, 0.0).to(scores.dtype)
 
 
 class _Softmax(torch.autograd.Function):
@@ -156,7 +156,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = ctx.saved_tensors
-        # Of plain torch it can be differentiated again: y, an output, leads to scores by itself.
+        # The formula is differentiable again: y is an output, so autograd continues from it to scores.
         dscores = (_gradient_formula if torch.is_grad_enabled() else _backward)(dy, y, *ctx.options)
         return dscores, None, None, None
 
@@ -171,7 +171,7 @@ def _gradient_formula(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tens
 
 
 def _launch_forward(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    y = _like_result(scores, mask, causal, scale)
+    y = _empty_result(scores, mask, causal, scale)
     if not y.numel():
         return y
     scores_RN = as_rows(scores)
@@ -196,16 +196,16 @@ def _launch_forward(scores: Tensor, mask: Tensor | None, causal: bool, scale: fl
     return y
 
 
-def _like_result(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+def _empty_result(scores: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
     return torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
 
 
 def _mask_levels(mask: Tensor, shape: torch.Size) -> tuple[Tensor, tuple[int, int], tuple[int, int, int], int]:
-    """Return the mask, and how the kernels find its rows.
+    """Return the mask, and the sizes and strides by which the kernels find its rows.
 
-    Its leading dimensions, as broadcast to `shape`, become three: neighbours that are gone through with one stride, 0
-    for what is broadcast, are one. Returned are the sizes of the second and the third, the strides of all three, and
-    that of the columns.
+    The leading dimensions, broadcast to `shape`, become three: adjacent dimensions with one common stride (0 for a
+    broadcast one) are merged. Returned are the sizes of the second and third, the strides of all three, and the stride
+    of the columns.
     """
     leading = mask.expand(shape).stride()[:-1]
     levels: list[tuple[int, int]] = []
@@ -222,7 +222,7 @@ def _mask_levels(mask: Tensor, shape: torch.Size) -> tuple[Tensor, tuple[int, in
 
 
 def _launch_backward(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
-    dscores = _like_gradient(dy, y, causal, scale)
+    dscores = _empty_gradient(dy, y, causal, scale)
     if not dy.numel():
         return dscores
     dy_RN, y_RN = as_rows(dy), as_rows(y)
@@ -241,26 +241,26 @@ def _launch_backward(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tenso
     return dscores
 
 
-def _like_gradient(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
+def _empty_gradient(dy: Tensor, y: Tensor, causal: bool, scale: float) -> Tensor:
     return torch.empty(y.shape, dtype=y.dtype, device=y.device)
 
 
 @tile_function
-def _reached(columns, last, live, CAUSAL: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What of a tile is loaded: up to each row's last place, rounded up to whole vectors, which load as one."""
-    reached = live
+def _loaded_tile(columns, last, live, CAUSAL: tl.constexpr, VECTOR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the loaded part of a tile: up to each row's last column, rounded up to whole vectors."""
+    loaded = live
     if CAUSAL:
-        reached = reached & ((columns // VECTOR)[None, :] <= (last // VECTOR)[:, None])
-    return reached
+        loaded = loaded & ((columns // VECTOR)[None, :] <= (last // VECTOR)[:, None])
+    return loaded
 
 
 @tile_function
-def _sees(  # type: ignore[no-untyped-def]
+def _visible_tile(  # type: ignore[no-untyped-def]
     mask_ptr,
     rows,
     columns,
     last,
-    reached,
+    loaded,
     num_middle,
     num_inner,
     outer_stride,
@@ -271,10 +271,10 @@ def _sees(  # type: ignore[no-untyped-def]
     ADJACENT: tl.constexpr,
     MASK_VECTOR: tl.constexpr,
 ):
-    """What of a tile takes part."""
-    sees = reached
+    """Return the visible part of a tile."""
+    visible = loaded
     if CAUSAL:
-        sees = sees & (columns[None, :] <= last[:, None])
+        visible = visible & (columns[None, :] <= last[:, None])
     if mask_ptr is not None:
         above = rows // num_inner
         inner = (rows % num_inner).to(tl.int64) * inner_stride
@@ -282,11 +282,11 @@ def _sees(  # type: ignore[no-untyped-def]
         outer = (above // num_middle).to(tl.int64) * outer_stride
         row = (outer + middle + inner) * MASK_VECTOR
         if ADJACENT:
-            place = row[:, None] + columns[None, :]
+            offset = row[:, None] + columns[None, :]
         else:
-            place = row[:, None] + (columns.to(tl.int64) * column_stride)[None, :]
-        sees = sees & tl.load(mask_ptr + place, mask=reached, other=0)
-    return sees
+            offset = row[:, None] + (columns.to(tl.int64) * column_stride)[None, :]
+        visible = visible & tl.load(mask_ptr + offset, mask=loaded, other=0)
+    return visible
 
 
 @kernel
@@ -317,16 +317,16 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     width = num_columns * VECTOR
     live = (rows < num_rows)[:, None] & (columns < width)[None, :]
     last = rows % num_queries
-    reached = _reached(columns, last, live, CAUSAL, VECTOR)
+    loaded = _loaded_tile(columns, last, live, CAUSAL, VECTOR)
     row = rows.to(tl.int64)[:, None]
-    scores = tl.load(scores_ptr + row * scores_stride * VECTOR + columns[None, :], mask=reached, other=0.0)
-    sees = _sees(
-        *(mask_ptr, rows, columns, last, reached, num_middle, num_inner, outer_stride, middle_stride, inner_stride),
+    scores = tl.load(scores_ptr + row * scores_stride * VECTOR + columns[None, :], mask=loaded, other=0.0)
+    visible = _visible_tile(
+        *(mask_ptr, rows, columns, last, loaded, num_middle, num_inner, outer_stride, middle_stride, inner_stride),
         *(column_stride, CAUSAL, ADJACENT, MASK_VECTOR),
     )
-    z = tl.where(sees, scores.to(tl.float32) * scale, float("-inf"))
+    z = tl.where(visible, scores.to(tl.float32) * scale, float("-inf"))
     e = libdevice.fast_expf(z - tl.max(z, 1)[:, None])
-    y = tl.where(sees, e * (1.0 / tl.sum(e, 1))[:, None], 0.0)
+    y = tl.where(visible, e * (1.0 / tl.sum(e, 1))[:, None], 0.0)
     tl.store(y_ptr + row * width + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
@@ -361,20 +361,20 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     if CAUSAL:
         end = tl.minimum(width, tl.program_id(0) % num_queries + 1)
     scores_row = scores_ptr + row * scores_stride * VECTOR
-    # Each lane has a largest value and a sum of its own. They start from the lowest finite number: with -inf, a lane
-    # that has seen nothing would be NaN.
+    # Each lane has its own maximum and sum. The maximum starts at the lowest finite number: -inf would give NaN in a
+    # lane without visible positions.
     largest = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), -3.4028234663852886e38, tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in tl.range(0, end, BLOCK_COLUMNS):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
-        reached = _reached(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
-        scores = tl.load(scores_row + columns[None, :], mask=reached, other=0.0)
-        sees = _sees(
-            *(mask_ptr, rows, columns, last, reached, num_middle, num_inner, outer_stride, middle_stride),
+        loaded = _loaded_tile(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
+        scores = tl.load(scores_row + columns[None, :], mask=loaded, other=0.0)
+        visible = _visible_tile(
+            *(mask_ptr, rows, columns, last, loaded, num_middle, num_inner, outer_stride, middle_stride),
             *(inner_stride, column_stride, CAUSAL, ADJACENT, MASK_VECTOR),
         )
-        z = tl.where(sees, scores.to(tl.float32) * scale, float("-inf"))
-        # Of exp(largest - new) and exp(z - new) one is exp(0).
+        z = tl.where(visible, scores.to(tl.float32) * scale, float("-inf"))
+        # One of exp(largest - new) and exp(z - new) is exp(0).
         less = libdevice.fast_expf(-tl.abs(z - largest))
         total = tl.where(z > largest, total * less + 1.0, total + less)
         largest = tl.where(z > largest, z, largest)
@@ -383,13 +383,13 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     for first in tl.range(0, width, BLOCK_COLUMNS):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
         live = (columns < width)[None, :]
-        reached = _reached(columns, last, live, CAUSAL, VECTOR)
-        scores = tl.load(scores_row + columns[None, :], mask=reached, other=0.0)
-        sees = _sees(
-            *(mask_ptr, rows, columns, last, reached, num_middle, num_inner, outer_stride, middle_stride),
+        loaded = _loaded_tile(columns, last, live, CAUSAL, VECTOR)
+        scores = tl.load(scores_row + columns[None, :], mask=loaded, other=0.0)
+        visible = _visible_tile(
+            *(mask_ptr, rows, columns, last, loaded, num_middle, num_inner, outer_stride, middle_stride),
             *(inner_stride, column_stride, CAUSAL, ADJACENT, MASK_VECTOR),
         )
-        y = tl.where(sees, libdevice.fast_expf(scores.to(tl.float32) * scale - most) * inverse, 0.0)
+        y = tl.where(visible, libdevice.fast_expf(scores.to(tl.float32) * scale - most) * inverse, 0.0)
         tl.store(y_ptr + row * width + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
@@ -413,11 +413,11 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK_COLUMNS)
     width = num_columns * VECTOR
     live = (rows < num_rows)[:, None] & (columns < width)[None, :]
-    reached = _reached(columns, rows % num_queries, live, CAUSAL, VECTOR)
+    loaded = _loaded_tile(columns, rows % num_queries, live, CAUSAL, VECTOR)
     row = rows.to(tl.int64)[:, None]
-    dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + row * y_stride * VECTOR + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-    # What is hidden has no part: neither what comes in for it, be it infinite, nor a NaN elsewhere in the row.
+    dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + row * y_stride * VECTOR + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
+    # Hidden positions contribute nothing, even if their dy is infinite or another position is NaN.
     mean = (tl.sum(tl.where(y == 0.0, 0.0, dy * y), 1) / tl.sum(y, 1))[:, None]
     dscores = tl.where(y == 0.0, 0.0, scale * y * (dy - mean))
     tl.store(dscores_ptr + row * width + columns[None, :], dscores.to(dscores_ptr.dtype.element_ty), mask=live)
@@ -452,18 +452,18 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
     weights = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in tl.range(0, end, BLOCK_COLUMNS):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
-        reached = _reached(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
-        dy = tl.load(dy_row + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-        y = tl.load(y_row + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-        products += tl.where(y == 0.0, 0.0, dy * y)  # as above, where rows are in registers
+        loaded = _loaded_tile(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
+        dy = tl.load(dy_row + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
+        y = tl.load(y_row + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
+        products += tl.where(y == 0.0, 0.0, dy * y)  # see _backward_kernel
         weights += y
     mean = (tl.sum(products, 1) / tl.sum(weights, 1))[:, None]
     for first in tl.range(0, width, BLOCK_COLUMNS):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
         live = (columns < width)[None, :]
-        reached = _reached(columns, last, live, CAUSAL, VECTOR)
-        dy = tl.load(dy_row + columns[None, :], mask=reached, other=0.0).to(tl.float32)
-        y = tl.load(y_row + columns[None, :], mask=reached, other=0.0).to(tl.float32)
+        loaded = _loaded_tile(columns, last, live, CAUSAL, VECTOR)
+        dy = tl.load(dy_row + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
+        y = tl.load(y_row + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
         dscores = tl.where(y == 0.0, 0.0, scale * y * (dy - mean))
         tl.store(dscores_ptr + row * width + columns[None, :], dscores.to(dscores_ptr.dtype.element_ty), mask=live)
 
@@ -471,12 +471,12 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
 _forward = define(
     "softmax(Tensor scores, Tensor? mask, bool causal, float scale) -> Tensor",
     _launch_forward,
-    _like_result,
+    _empty_result,
     formula=_formula,
 )
 _backward = define(
     "softmax_backward(Tensor dy, Tensor y, bool causal, float scale) -> Tensor",
     _launch_backward,
-    _like_gradient,
+    _empty_gradient,
     formula=_gradient_formula,
 )

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ..ops.implementations.interpreter import mend_interpreter
+from ..ops.implementations.interpreter import patch_interpreter
 from ..ops.implementations.triton_language import HAS_TRITON
 
 __all__ = ["KernelFault", "Launch", "Traffic", "metered"]
@@ -96,7 +96,7 @@ def metered() -> Iterator[list[Launch]]:
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     if hasattr(builder, "meter"):
         raise RuntimeError("a meter is at work already; use its list of launches")
-    mend_interpreter()
+    patch_interpreter()
     meter = builder.meter = _Meter(interpreter.interpreter_builder)
     patches = [
         (builder, "create_masked_load", meter.load),

@@ -1,4 +1,4 @@
-"""Every op that has kernels, in the form in which `tests/ops/contract.py` takes it: tensors first, one reference."""
+"""Every op that has kernels, with its reference, as `tests/ops/contract.py` takes them: tensors first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,18 +32,19 @@ class Case:
     Attributes:
         op: takes tensors, the options, and `backend`.
         reference: takes the same tensors and options.
-        shapes: of its tensors, for the shape of the first; for some shapes of the first there may be none.
-        kept: what its kernels keep for backward, in tensors of the first one's size, beside numbers per row and a seed.
-        options: as given to both.
-        floor: what its kernels load and store, forward and backward, in elements per element of the first tensor, as
-            the op's docstring says; beside it come numbers per row, vectors per program and a seed. None where the op
-            is not measured so, and a test of its own says what it moves.
+        shapes: the shapes of its tensors, for the shape of the first.
+        saved: bytes that its kernels save for backward, in tensors of the first one's size, without numbers per row
+            and a seed.
+        options: of both.
+        floor: elements that its kernels load and store, forward and backward, per element of the first tensor, as in
+            the op's docstring, without numbers per row, vectors per program and a seed. None if a test of the op
+            measures them.
     """
 
     op: Callable[..., Any]
     reference: Callable[..., Any]
     shapes: Callable[[Shape], list[Shape]]
-    kept: int
+    saved: int
     options: dict[str, Any] = field(default_factory=dict)
     floor: tuple[float, float] | None = None
 
@@ -73,7 +74,7 @@ def _packed_reference(packed: Tensor, **options: Any) -> Tensor:
 
 
 def _norm(fn: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """`fn` with its keyword tensors by position, after x."""
+    """Return `fn` with its keyword tensors by position, after x."""
 
     def call(x: Tensor, *tensors: Tensor, **options: Any) -> Any:
         return fn(x, **dict(zip(names, tensors, strict=True)), **options)
@@ -92,7 +93,7 @@ def _norm_case(
 
 
 def mask_of(scores: Tensor) -> Tensor:
-    """A mask of scores' shape that hides one place in three, and every fourth row."""
+    """Return a mask of scores' shape that hides one position in three, and every fourth row."""
     places = torch.arange(scores.numel(), device=scores.device).view(scores.shape)
     return (places % 3 != 1) & (places // max(scores.shape[-1], 1) % 4 != 3)
 
@@ -101,8 +102,8 @@ def _softmax_case(**options: Any) -> Case:
     options = {"masked": False, "causal": False, "scale": 1.0, **options}
 
     def shapes(shape: Shape) -> list[Shape]:
-        # Causal scores stand upright. Lying, nearly all their gradients are 0, and so is the mean of them, which the
-        # contract measures an error by.
+        # Causal scores have more queries than keys. Else nearly all gradients are 0, and so is their mean, relative to
+        # which the contract measures errors.
         return [(*shape[:-2], shape[-1], *shape[-2:-1]) if options["causal"] else shape]
 
     def with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +120,7 @@ def _softmax_case(**options: Any) -> Case:
 
 DROPPING = {"p": 0.3, "seed": seed_of()}
 # Forward reads x and residual, writes y and s. Backward reads dy and s, writes dx, and dresidual unless it is dy;
-# "prenorm" reads what came in for s too.
+# "prenorm" also reads the incoming gradient of s.
 FLOORS_OF_STYLES: dict[str, tuple[float, float]] = {"post": (4, 4), "pre": (4, 3), "prenorm": (4, 5)}
 
 
@@ -148,7 +149,7 @@ CASES: dict[str, Case] = {
         {"activation": "gelu"},
         floor=(2, 3),
     ),
-    # Where nothing is dropped, a gradient that is the incoming one is not written; torch itself sums it for the bias.
+    # Without dropout dx is dy and is not written; torch sums it for the bias.
     "bias": Case(ops.bias_activation_dropout, bias_activation_dropout_reference, _with_bias, 0, floor=(2, 0)),
     "activation_dropout": Case(
         ops.bias_activation_dropout,
@@ -244,7 +245,7 @@ CASES: dict[str, Case] = {
     "softmax, masked and causal": _softmax_case(masked=True, causal=True),
 }
 
-# One of each op, the one that does most; and one that drops nothing, whose gradient is what came in.
+# One case of each op, the one with most options; and one without dropout, whose gradient is the incoming one.
 EVERY_DAY = (
     "dropout",
     "bias_activation_dropout, gelu",
@@ -261,12 +262,4 @@ EVERY_DAY = (
 )
 
 
-def marks_of(name: str) -> Any:
-    """Of a case in a test that takes long for each: slow, but for one of each op."""
-    return () if name in EVERY_DAY else pytest.mark.slow
-
-
 all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-one_of_each_every_day = pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=marks_of(name)) for name, case in CASES.items()]
-)

@@ -10,18 +10,12 @@ from fuselayers.ops import (
     bias_dropout_residual,
     bias_dropout_residual_layer_norm,
     dropout,
-    keep_mask,
 )
 from fuselayers.ops.dropout import dropout_reference
 from fuselayers.partition import fuse, saved_bytes
 from tests.ops import truth
 from tests.ops.contract import (
-    CHECKS,
     DTYPES,
-    SHAPES,
-    assert_as_good_as,
-    check_dynamic,
-    check_fused,
     seed_of,
     tensors,
 )
@@ -35,21 +29,6 @@ def reference(x: torch.Tensor, *, p: float, seed: torch.Tensor) -> torch.Tensor:
     return dropout_reference(x, p, seed=seed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_matches_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    assert_as_good_as(op, reference, tensors(shape, dtype=dtype), p=0.3, seed=seed_of())
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_contract(check: Callable[..., None]) -> None:
-    check(op, reference, tensors((6, 9)), p=0.3, seed=seed_of())
-
-
-def test_dynamic_shapes() -> None:
-    check_dynamic(op, reference, lambda shape: tensors(shape), p=0.3, seed=seed_of())
-
-
 @pytest.mark.parametrize("columns", [20, 24])
 def test_columns_whose_number_is_data(columns: int) -> None:
     """Nothing may be asked of a size that is known only when the graph runs."""
@@ -57,30 +36,6 @@ def test_columns_whose_number_is_data(columns: int) -> None:
     torch._dynamo.decorators.mark_unbacked(x, 1)
     compiled = torch.compile(lambda x, seed: dropout(x, 0.5, seed=seed) + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(x, seed), dropout(x, 0.5, seed=seed) + 1)
-
-
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_fused(backend: str) -> None:
-    check_fused(op, reference, tensors((6, 20)), backend=backend, p=0.3, seed=seed_of())
-
-
-def test_values_are_kept_and_scaled_or_zero() -> None:
-    x = torch.ones(64, 64)
-    dropped = dropout(x, 0.25, seed=seed_of())
-    kept = keep_mask(seed_of(), x.shape, p=0.25)
-    assert torch.equal(dropped, kept * (4 / 3))
-
-
-def test_gradient_is_the_mask_times_the_scale() -> None:
-    x = torch.randn(32, 32, requires_grad=True)
-    (gradient,) = torch.autograd.grad(dropout(x, 0.25, seed=seed_of()).sum(), x)
-    torch.testing.assert_close(gradient, keep_mask(seed_of(), x.shape, p=0.25) * (4 / 3))
-
-
-def test_exact_at_zero_and_in_eval() -> None:
-    x = torch.randn(3, 4)
-    assert dropout(x, 0.0) is x
-    assert dropout(x, 0.5, training=False) is x
 
 
 def test_no_mask_is_saved() -> None:
@@ -158,12 +113,6 @@ def test_gradcheck_in_every_direction() -> None:
     assert torch.autograd.gradgradcheck(cubed(op), (x,), check_fwd_over_rev=True, check_batched_grad=True)
 
 
-def test_vmap_over_what_is_dropped_from_has_one_mask() -> None:
-    (x,) = tensors((3, 2, 9))
-    got = torch.func.vmap(lambda value: dropout(value, 0.5, seed=seed_of()))(x)
-    torch.testing.assert_close(got, torch.stack([dropout(one, 0.5, seed=seed_of()) for one in x]), rtol=0, atol=0)
-
-
 def test_vmap_over_seeds() -> None:
     (x,) = tensors((2, 9))
     seeds = torch.stack([seed_of(1), seed_of(2), seed_of(3)])
@@ -214,7 +163,7 @@ def test_compiled_gradient_reaches_what_came_before(compile_: Callable[..., Any]
 
 
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_plain_torch_compile_keeps_no_mask_for_backward(backend: str) -> None:
+def test_plain_torch_compile_saves_no_mask_for_backward(backend: str) -> None:
     x = torch.randn(64, 128, requires_grad=True)
     assert saved_bytes(torch.compile(lambda value: dropout(value, 0.1), backend=backend), x) == 8
     through_gelu = torch.compile(lambda value: dropout(torch.nn.functional.gelu(value), 0.1), backend=backend)
@@ -253,14 +202,14 @@ SEED_ERRORS = [
     ],
     ids=["dropout", "bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"],
 )
-def test_seed_is_checked_at_every_door(
+def test_every_op_checks_its_seed(
     call: Callable[..., Any], training: bool, seed: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
         call(torch.ones(2, 2), 0.5, training=training, seed=seed)
 
 
-def test_what_is_refused_draws_nothing() -> None:
+def test_a_refused_call_draws_no_seed() -> None:
     before = torch.get_rng_state()
     with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got torch.int64"):
         dropout(torch.ones(2, dtype=torch.int64), 2.0)
@@ -284,14 +233,14 @@ def test_a_tensor_that_outlives_its_transform_has_its_gradient() -> None:
 
 
 @pytest.mark.parametrize("nothing", [{"p": 0.0}, {"p": 0.5, "training": False}])
-def test_what_drops_nothing_draws_nothing(nothing: dict[str, Any]) -> None:
+def test_no_dropout_draws_no_seed(nothing: dict[str, Any]) -> None:
     x, before = torch.ones(2), torch.get_rng_state()
     assert dropout(x, **nothing) is x
     assert dropout(x, **nothing, seed=torch.tensor(7)) is x
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_is_no_float_is_refused() -> None:
+def test_errors_of_dtypes() -> None:
     with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got list$"):
         dropout([1.0], 0.3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^x must be a floating-point tensor, got torch.int64; convert it"):

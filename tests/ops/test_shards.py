@@ -77,7 +77,7 @@ def check_block(
 
 
 @pytest.mark.parametrize(("op", "block"), CASES)
-def test_a_shard_has_its_part_of_the_mask(op: str, block: str) -> None:
+def test_a_shard_has_its_block_of_the_mask(op: str, block: str) -> None:
     check_block(DROPPING[op], BLOCKS[block])
 
 
@@ -130,7 +130,7 @@ def test_row_indices_are_those_of_the_whole() -> None:
 
 
 @pytest.mark.kernels
-def test_where_nothing_is_dropped_any_column_will_do() -> None:
+def test_without_dropout_any_first_column_is_valid() -> None:
     (x,) = tensors((2, 8))
     shard = Shard((0, 3), (2, 16))
     y = ops.bias_activation_dropout(x, activation="relu", p=0.5, training=False, shard=shard, backend="triton")

@@ -1,10 +1,10 @@
 """compiled -- an op's formula compiled to C++ by Inductor: the implementation of the ops on a CPU.
 
-Forward and backward are compiled separately and without autograd. So the op decides what is saved between them, as with
-its kernels, and a backward can be differentiated again.
+Forward and backward are compiled separately and without autograd. So the op decides which tensors it saves, as with its
+kernels, and a second derivative goes through the op.
 
-A call's dtypes, shapes and options are the key of a cache. The first code is for the first shape; where a size changes,
-the next code takes any size there.
+The cache key of a call is its dtypes, shapes and options. The first code is static in all sizes; when a size changes,
+the next code is dynamic in that size.
 """
 
 import functools
@@ -24,46 +24,46 @@ from .launch import INTERPRETED
 
 __all__ = ["can_compile", "compiled", "why_not_compiled"]
 
-# For one choice of options and dtypes. Beyond it the formula runs op by op.
-_MOST_CODES: Final = 16
-_MOST_CALLS: Final = 4096
+# For one combination of options and dtypes. Beyond this limit the formula runs op by op.
+_MAX_CODES: Final = 16
+_MAX_CALLS: Final = 4096
 
 
 def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable[..., Any]:
     """Return a function that compiles `formula` at its first call, and again for new dtypes, shapes and options.
 
-    Where Inductor cannot compile the formula it runs op by op, and a FallbackWarning says so once.
+    If Inductor cannot compile the formula, it runs op by op, with one FallbackWarning.
 
     Args:
-        formula: a function of tensors, at least one, and of options: numbers, strings, dtypes, lists of them. It writes
-            to no tensor and returns new ones. It is called where autograd does not record.
+        formula: a function of tensors, at least one, and of options: numbers, strings, dtypes, lists of them. It
+            mutates no tensor and returns new ones. Autograd does not record it.
         any_size: True compiles for any size from the start.
     """
     return disable_dynamo("Inductor compiled it")(functools.partial(_Compiled(formula, any_size).call))
 
 
 class _Compiled:
-    """A formula, and the code that was made of it."""
+    """A formula and its compiled code."""
 
     def __init__(self, formula: Callable[..., Any], any_size: bool) -> None:
         self._formula = formula
         self._any_size = any_size
         self._calls: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
         self._codes: dict[tuple[Any, ...], list[_Code]] = {}
-        self._said = False
+        self._warned = False
 
     def call(self, *arguments: Any) -> Any:
         tensors: list[Tensor] = []
-        call: list[Any] = [torch.get_num_threads()]  # Inductor writes them into its code
+        call: list[Any] = [torch.get_num_threads()]  # a constant in Inductor's code
         for one in arguments:
             if isinstance(one, Tensor):
-                # Each new layout would be compiled for itself.
-                tensors.append(one if one.is_contiguous() and not one.is_neg() else _written_out(one))
+                # Else each layout would need its own code.
+                tensors.append(one if one.is_contiguous() and not one.is_neg() else _contiguous(one))
                 call += one.dtype, one.shape
             elif not isinstance(one, list):
                 call.append(one)
             elif one and isinstance(one[0], Tensor):
-                tensors += map(_written_out, one)
+                tensors += map(_contiguous, one)
                 call.append(tuple((each.dtype, each.shape) for each in one))
             else:
                 call.append(tuple(one))
@@ -71,17 +71,17 @@ class _Compiled:
         run = self._calls.get(key)
         if run is None:
             run = self._run(arguments, tensors)
-            if len(self._calls) >= _MOST_CALLS:
+            if len(self._calls) >= _MAX_CALLS:
                 self._calls.clear()
             self._calls[key] = run
         return run(tensors)
 
     def _run(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
-        formula = _of_tensors(self._formula, arguments)
+        formula = _bind_options(self._formula, arguments)
         if not tensors[0].numel():
             return lambda tensors: _without_autocast(formula, tensors)
-        kinds = tree_map_only(Tensor, lambda tensor: (tensor.dtype, tensor.dim()), arguments)
-        kind = torch.get_num_threads(), *(tuple(one) if isinstance(one, list) else one for one in kinds)
+        ranks = tree_map_only(Tensor, lambda tensor: (tensor.dtype, tensor.dim()), arguments)
+        kind = torch.get_num_threads(), *(tuple(one) if isinstance(one, list) else one for one in ranks)
         # Inductor, Dynamo and FX keep state for the whole process.
         with compile_lock():
             codes = self._codes.setdefault(kind, [])
@@ -89,12 +89,12 @@ class _Compiled:
                 if code.takes(tensors):
                     return code.run
             try:
-                if len(codes) == _MOST_CODES:
-                    raise BackendUnavailableError(f"it would be code for more than {_MOST_CODES} combinations of sizes")
-                code = _Code(formula, tensors, self._changing(codes, tensors))
+                if len(codes) == _MAX_CODES:
+                    raise BackendUnavailableError(f"it would be code for more than {_MAX_CODES} combinations of sizes")
+                code = _Code(formula, tensors, self._changed_dimensions(codes, tensors))
             except BackendUnavailableError as error:
-                if not self._said:
-                    self._said = True
+                if not self._warned:
+                    self._warned = True
                     name = getattr(self._formula, "__qualname__", type(self._formula).__name__)
                     shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
                     text = f"{self._formula.__module__}.{name} runs op by op for {shapes}: {error}"
@@ -103,20 +103,20 @@ class _Compiled:
             codes.append(code)
             return code.run
 
-    def _changing(self, codes: Sequence["_Code"], tensors: Sequence[Tensor]) -> list[list[int]]:
-        """Of each tensor, the dimensions in which it has not always had the same size."""
+    def _changed_dimensions(self, codes: Sequence["_Code"], tensors: Sequence[Tensor]) -> list[list[int]]:
+        """Return, for each tensor, the dimensions whose size has changed between calls."""
         return [
             [
-                place
-                for place, size in enumerate(tensor.shape)
-                if self._any_size or any(code.shapes[number][place] != size for code in codes)
+                dim
+                for dim, size in enumerate(tensor.shape)
+                if self._any_size or any(code.shapes[number][dim] != size for code in codes)
             ]
             for number, tensor in enumerate(tensors)
         ]
 
 
 class _Code:
-    """The code for some shapes."""
+    """Compiled code, static in some sizes and dynamic in others."""
 
     def __init__(self, formula: Callable[..., Any], tensors: Sequence[Tensor], any_size: list[list[int]]) -> None:
         self.shapes = [tensor.shape for tensor in tensors]
@@ -144,28 +144,28 @@ def _without_autocast(formula: Callable[..., Any], tensors: Sequence[Tensor]) ->
         return formula(*tensors)
 
 
-def _written_out(tensor: Tensor) -> Tensor:
+def _contiguous(tensor: Tensor) -> Tensor:
     return tensor.resolve_neg().contiguous()
 
 
-def _of_tensors(formula: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:
-    """The formula with all options given, a function of the tensors alone."""
+def _bind_options(formula: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:
+    """Bind the options of a formula: return a function of its tensors."""
     leaves, tree = tree_flatten(arguments)
     options = [None if isinstance(one, Tensor) else one for one in leaves]
-    places = [place for place, one in enumerate(leaves) if isinstance(one, Tensor)]
+    positions = [index for index, one in enumerate(leaves) if isinstance(one, Tensor)]
 
-    def of_tensors(*tensors: Tensor) -> Any:
+    def bound(*tensors: Tensor) -> Any:
         filled = list(options)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
+        for index, tensor in zip(positions, tensors, strict=True):
+            filled[index] = tensor
         return formula(*tree_unflatten(filled, tree))
 
-    return of_tensors
+    return bound
 
 
 @functools.cache
 def can_compile() -> bool:
-    """Return whether formulas can be compiled for the CPU. It is looked up once: a search for a compiler takes time."""
+    """Return whether formulas can be compiled for the CPU. Cached, because the search for a compiler is slow."""
     return why_not_compiled(torch.device("cpu")) is None
 
 
@@ -177,5 +177,5 @@ def why_not_compiled(device: torch.device) -> str | None:
             "fuse(op, backend='inductor') compiles there"
         )
     if INTERPRETED:
-        return "TRITON_INTERPRET is set, and the kernels take its place"
+        return "TRITON_INTERPRET is set, and the kernels replace it"
     return why_inductor_is_unavailable("cpu")

@@ -1,20 +1,20 @@
-"""dispatch -- which implementation of an op serves a call. Used by every op that has kernels.
+"""dispatch -- choose the implementation of a call. Used by every op that has kernels.
 
     formula     plain torch, op by op; compilers and the transforms of `torch.func` trace it
     kernels     written in Triton: on a GPU, or in Triton's interpreter
     compiled    forward and backward of the formula, each compiled to C++ by Inductor: on a CPU
 
-`backend` chooses:
+The values of `backend`:
 
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, for tensor subclasses and in
-                float64; else on a GPU the kernels, and on a CPU the compiled implementation where the op says that it
-                pays (`compiled_from`)
+                float64; else on a GPU the kernels, and on a CPU the compiled implementation from a number of elements
+                on that each op states (`compiled_from`)
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
     "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
 
-All of them give the same numbers to rounding, and the same mask. Which one serves depends on the arguments and on
-torch's settings, never on a measurement: numbers do not depend on the clock.
+All implementations agree to rounding and draw the same mask. The choice depends on the arguments and on torch's
+settings, never on a measurement, so numerics do not depend on the clock.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,16 +35,16 @@ __all__ = [
     "COMPILED_FROM",
     "autocast_dtype",
     "define",
-    "each_once",
+    "differentiable_gradients",
     "needs_grad",
     "run",
-    "second_order",
-    "takes_kernels",
+    "uses_kernels",
+    "without_repeats",
 ]
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 COMPILED_FROM: Final = 1 << 16
-"""Elements from which the compiled implementation pays, where it pays at all: its call alone takes some 50 us."""
+"""The usual number of elements from which the compiled implementation is faster: its call costs about 50 us."""
 
 _PLAIN: Final = frozenset({Tensor, nn.Parameter, NoneType})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -62,16 +62,16 @@ def run(
     compiled_from: int | None = None,
     unsupported_reason: str | None = None,
 ) -> Any:
-    """Return what `formula` or `fused` makes of the tensors and the options.
+    """Call `formula` or `fused` with the tensors and the options.
 
     Args:
         backend: one of BACKENDS.
         formula: the op in plain torch.
-        fused: the same op through those that `define` returned, with its gradients.
-        tensors: the first arguments of both. The first of them says the device.
-        options: the other arguments of both.
-        compiled_from: from how many elements of the first tensor on "auto" takes the compiled implementation on a CPU;
-            None for a formula that compiling does not make faster.
+        fused: the same op and its gradients through the ops that `define` returned.
+        tensors: the first arguments of both functions. The first tensor determines the device.
+        options: the other arguments of both functions.
+        compiled_from: the number of elements of the first tensor from which "auto" takes the compiled implementation on
+            a CPU; None if compiling does not make the formula faster.
         unsupported_reason: why the kernels cannot take this call, or None if they can.
 
     Raises:
@@ -82,8 +82,8 @@ def run(
     first = tensors[0]
     assert first is not None
     if backend == "auto" and first.is_cpu:
-        # Inside a compiler a question about a size would become a guard: it comes last.
-        fuses = (
+        # Inside a compiler a condition on a size would become a guard, so `is_traced` comes first.
+        use_fused = (
             compiled_from is not None
             and not INTERPRETED
             and not is_traced()
@@ -93,18 +93,18 @@ def run(
             and can_compile()
         )
     elif backend == "inductor":
-        fuses = _takes_compiled(first.device, tensors)
+        use_fused = _uses_compiled(first.device, tensors)
     else:
-        fuses = takes_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
-    if not fuses:
+        use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
+    if not use_fused:
         return formula(*tensors, *options)
-    return fused(*(each_once(tensors) if is_compiling() else tensors), *options)
+    return fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
 
 
-def each_once(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Return the tensors with a view in the place of a tensor that was there before.
+def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Return the tensors, with a view in place of each repetition of a tensor.
 
-    Dynamo refuses an autograd.Function that gets a tensor twice; that of torch 2.11 loses a gradient instead.
+    Dynamo refuses an autograd.Function that gets a tensor twice; in torch 2.11 it loses a gradient instead.
     """
     seen: list[Tensor | None] = []
     for one in tensors:
@@ -113,7 +113,7 @@ def each_once(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return tuple(seen)
 
 
-def _takes_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> bool:
+def _uses_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> bool:
     if is_compiling():
         return False
     unavailable = why_not_compiled(device)
@@ -127,19 +127,19 @@ def _takes_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> b
     return True
 
 
-def takes_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str | None = None) -> bool:
-    """Return whether the op's kernels serve a call on these tensors. Used by ops that have no compiled implementation.
+def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str | None = None) -> bool:
+    """Return whether a call on these tensors uses the kernels. Used by ops without a compiled implementation.
 
     Args:
         backend: one of BACKENDS.
-        tensors: all tensors of the call; the first says the device.
+        tensors: all tensors of the call; the first determines the device.
         unsupported_reason: as for `run`.
 
     Raises:
         ValueError: no such backend.
         BackendUnavailableError: "triton" where it cannot run, and "inductor" outside of a compiled function.
         RuntimeError: "triton" inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
-            kernels do not know.
+            kernels do not support.
     """
     if backend == "eager" or (backend == "inductor" and is_compiling()):
         return False
@@ -180,7 +180,7 @@ def _unsupported_class(tensors: Sequence[Tensor | None]) -> str | None:
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
-    """Return whether autograd will ask for a backward of a call on these tensors."""
+    """Return whether autograd records a call on these tensors."""
     if torch.is_grad_enabled():
         for tensor in tensors:  # any() would take four times as long
             if tensor is not None and tensor.requires_grad:
@@ -189,45 +189,45 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return what autocast makes of a matmul's inputs, or None where it is off. Used by linear ops and losses."""
+    """Return the dtype that autocast gives a matmul's inputs, or None if it is off. Used by linear ops and losses."""
     # Meta has no autocast, and asking for it raises. torch.amp.is_autocast_available cannot be traced in torch 2.11.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
 
 
-def second_order(
+def differentiable_gradients(
     formula: Callable[..., Tensor | tuple[Tensor, ...]],
     inputs: Sequence[Tensor | None],
     incoming: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Return the gradients of a formula in a way that can be differentiated again.
+    """Return the gradients of a formula as differentiable tensors.
 
-    It is for a backward that runs under `create_graph=True`: what a kernel computes, autograd does not see.
+    For a backward under `create_graph=True`: autograd cannot differentiate a kernel.
 
     Args:
         formula: takes `inputs`.
-        inputs: as forward saved them.
-        incoming: the gradients of its outputs.
-        wanted: for which of the inputs.
+        inputs: the inputs that forward saved.
+        incoming: the gradients of the outputs.
+        wanted: which inputs need a gradient.
     """
-    # Through views: one input may itself be computed from another, and that way is not the formula's.
+    # Views, since one input may depend on another: that dependency is not part of the formula.
     inputs = [one if one is None else one.view_as(one) for one in inputs]
     outputs = formula(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     pairs = [(out, given) for out, given in zip(outputs, incoming, strict=True) if given is not None]
-    places = [place for place, want in enumerate(wanted) if want]
+    wanted_indices = [index for index, want in enumerate(wanted) if want]
     found = torch.autograd.grad(
         [out for out, _ in pairs],
-        [one for place in places if (one := inputs[place]) is not None],
+        [one for index in wanted_indices if (one := inputs[index]) is not None],
         [given for _, given in pairs],
         create_graph=True,
         allow_unused=True,
     )
     gradients: list[Tensor | None] = [None] * len(inputs)
-    for place, gradient in zip(places, found, strict=True):
-        gradients[place] = gradient
+    for index, gradient in zip(wanted_indices, found, strict=True):
+        gradients[index] = gradient
     return gradients
 
 
@@ -238,9 +238,9 @@ def define(
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
-        launch: launches the kernels, on the device of its tensors.
-        fake: makes the results without computing them.
-        formula: the same in plain torch, for the compiled implementation; None if there is none.
+        launch: launches the kernels on the device of the tensors.
+        fake: returns empty results.
+        formula: the same in plain torch, for the compiled implementation; None for an op without one.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]

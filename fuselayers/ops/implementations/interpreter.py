@@ -1,15 +1,15 @@
-"""What Triton's interpreter gets wrong and our kernels need, mended. Loaded by `launch` where TRITON_INTERPRET is set.
+"""Patches for bugs of Triton's interpreter that our kernels meet. Applied by `launch` where TRITON_INTERPRET is set.
 
-It keeps bfloat16 as 16-bit integers, and adds, multiplies, compares and sums up these. Here it computes in float32 and
-rounds each result, as a GPU does; a sum is rounded after every element. Its cast from float32 drops the lower bits
-where a GPU rounds to the nearest, ties to even, its matmul multiplies the integers, and it has no constants of
-bfloat16. Triton 3.6 cannot take a loop's bounds from arrays of NumPy 2.4 and later. And it has none of libdevice's
-functions. Checked with Triton 3.6 and 3.7.
+The interpreter stores bfloat16 as 16-bit integers, and computes with these integers. The patches compute in float32 and
+round each result, as a GPU does; a sum is rounded after every element. They also fix the cast from float32, which
+truncates instead of rounding to nearest even, the matmul of bfloat16, and constants of bfloat16. They accept loop
+bounds from NumPy 2.4 arrays, which Triton 3.6 does not, and add the functions of libdevice that we use. Checked with
+Triton 3.6 and 3.7.
 
-Not mended, and loud: inline assembly, autotuning of several configs, atomics of bfloat16, what else libdevice has. Not
-mended, and silent: 8-bit floats are computed with as integers; a masked load without `other` gives 0 where a GPU gives
-anything; a variable may change its type in a loop; programs run one after another, so that there are no races and
-atomics have an order.
+Not patched, with an error: inline assembly, autotuning of several configs, atomics of bfloat16, the rest of libdevice.
+Not patched, without an error: 8-bit floats compute as integers; a masked load without `other` gives 0, on a GPU
+anything; a variable may change its type in a loop; programs run one after another, without races, and atomics have an
+order.
 """
 
 import os
@@ -19,7 +19,7 @@ import numpy as np
 
 from .triton_language import libdevice, tl
 
-__all__ = ["INTERPRETED", "mend_interpreter"]
+__all__ = ["INTERPRETED", "patch_interpreter"]
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
 """True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
@@ -27,8 +27,8 @@ INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "o
 _NAN: Final = np.uint16(0x7FC0)
 
 
-def mend_interpreter() -> None:
-    """Make all that right in Triton's interpreter, for the whole process. Twice does nothing more."""
+def patch_interpreter() -> None:
+    """Patch Triton's interpreter for the whole process. A second call changes nothing."""
     from triton.runtime import interpreter
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
@@ -49,12 +49,12 @@ def mend_interpreter() -> None:
         return handle(data.astype(interpreter._get_np_dtype(kinds[1])), kinds[1])
 
     def cast_impl(self: Any, source: Any, dtype: Any) -> Any:
-        mended = rounded(source, dtype)
-        return cast(self, source, dtype) if mended is None else mended
+        patched = rounded(source, dtype)
+        return cast(self, source, dtype) if patched is None else patched
 
     def create_fp_to_fp(self: Any, source: Any, dtype: Any, rounding_mode: Any) -> Any:
-        mended = rounded(source, dtype) if rounding_mode is None else None
-        return convert(self, source, dtype, rounding_mode) if mended is None else mended
+        patched = rounded(source, dtype) if rounding_mode is None else None
+        return convert(self, source, dtype, rounding_mode) if patched is None else patched
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
         if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
@@ -62,13 +62,13 @@ def mend_interpreter() -> None:
         left, right = (_widened(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
         return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
-    def mended_binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+    def patched_binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
         if left.dtype.scalar != tl.bfloat16:
             return binary_op(self, left, right, op)
         found = op(_widened(left.data), _widened(right.data))
         return handle(found, tl.int1) if found.dtype == np.bool_ else handle(_rounded(found), tl.bfloat16)
 
-    def mended_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+    def patched_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         if z.dtype.scalar != tl.bfloat16:
             return create_fma(self, x, y, z)
         wide = (_widened(one.data) for one in (x, y, z))
@@ -77,10 +77,10 @@ def mend_interpreter() -> None:
     def get_bf16(self: Any, value: float) -> Any:
         return handle(_rounded(np.array([value], dtype=np.float32)), tl.bfloat16)
 
-    def mended_sum(self: Any, given: Any) -> Any:
+    def patched_sum(self: Any, given: Any) -> Any:
         return self.generic_reduce((given,))[0] if given.dtype == tl.bfloat16 else total(self, given)
 
-    def mended_scan(scan: Any) -> Any:
+    def patched_scan(scan: Any) -> Any:
         return lambda self, given: self.generic_scan((given,)) if given.dtype == tl.bfloat16 else scan(self, given)
 
     patch_tensor = interpreter._patch_lang_tensor
@@ -93,8 +93,8 @@ def mend_interpreter() -> None:
     libdevice.fast_expf = lambda a: tl.exp(a)
     interpreter._patch_lang_tensor = _patch_lang_tensor
     builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
-    builder.binary_op, builder.create_fma, builder.get_bf16 = mended_binary_op, mended_fma, get_bf16
-    reduces.sum, scans.cumsum, scans.cumprod = mended_sum, mended_scan(scans.cumsum), mended_scan(scans.cumprod)
+    builder.binary_op, builder.create_fma, builder.get_bf16 = patched_binary_op, patched_fma, get_bf16
+    reduces.sum, scans.cumsum, scans.cumprod = patched_sum, patched_scan(scans.cumsum), patched_scan(scans.cumprod)
     builder.has_bfloat16 = True
 
 

@@ -1,8 +1,8 @@
 """launch -- start a Triton kernel. Used by every op that has kernels.
 
-Triton's own call binds the arguments by name and works out what each is specialised on, every time: 9 to 17 us. Our
-kernels are specialised on little (see `kernel`), so the key of a compiled kernel is made in one pass over the
-arguments, and the compiled kernel is called directly.
+Triton's own call binds the arguments by name and computes their specialisation, 9 to 17 us each time. Our kernels have
+little specialisation (see `kernel`), so one pass over the arguments gives the cache key of a compiled kernel, which is
+then called directly.
 """
 
 import functools
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._torch.dispatch import AsOnGPU
 from .interpreter import INTERPRETED as INTERPRETED
-from .interpreter import mend_interpreter
+from .interpreter import patch_interpreter
 from .triton_language import HAS_TRITON, triton
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "why_no_kernels",
 ]
 
-_ALIGNMENT: Final = 16  # of an address in bytes: Triton compiles a kernel again for tensors that lie otherwise
+_ALIGNMENT: Final = 16  # of an address in bytes: Triton specialises on it
 _ON_AMD: Final = torch.version.hip is not None
 _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
@@ -51,10 +51,10 @@ class Launch(NamedTuple):
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
-    """Decorate a Triton kernel whose numbers are all plain numbers at run time.
+    """Decorate a Triton kernel; no numeric argument is specialised on.
 
-    Triton would compile it again for a 1 and for a multiple of 16. A constant tells our kernels that a width is a
-    multiple of 8, which is what wide loads and stores need to know (see `rows`). Profilers name it after its op:
+    By default Triton compiles another kernel for a 1 and for a multiple of 16. A constant tells our kernels that a
+    width is a multiple of 8, as wide loads and stores require (see `rows`). Profilers show the name of its op:
     `_forward_kernel` of softmax is `softmax_forward_kernel`.
     """
     constants = {name for name, kind in fn.__annotations__.items() if "constexpr" in str(kind)}
@@ -77,25 +77,25 @@ def launch(
     """Run a kernel on the device of its tensors.
 
     Args:
-        function: what `kernel` returned.
+        function: a function decorated with `kernel`.
         grid: programs in x, and in y.
-        arguments: its run-time arguments in order: tensors, the first of which says the device, None for a tensor that
-            is not there, numbers.
-        constants: its constants in order, which come after them.
-        num_warps: per program.
-        num_stages: how many steps of a matmul's loop are in flight; None leaves it to Triton.
+        arguments: its run-time arguments in order: tensors, None for an absent tensor, numbers. The first determines
+            the device.
+        constants: its compile-time constants in order, after the arguments.
+        num_warps: warps per program.
+        num_stages: pipeline stages of a matmul's loop; None for Triton's default.
     """
     if _recorded is not None:
-        # Aliases: what is recorded keeps no tensor of the op alive.
+        # Detached aliases, so that a record keeps no autograd graph alive.
         aliases = tuple(one.detach() if isinstance(one, Tensor) else one for one in arguments)
         _recorded.append(Launch(function, grid, aliases, constants, num_warps, num_stages))
         return
     if INTERPRETED and _stub is None:
-        mend_interpreter()
+        patch_interpreter()
         function[grid](*arguments, *constants)
         return
     device = arguments[0].device
-    # What Triton compiles a kernel again for: a tensor's dtype and alignment, an absent tensor, an integer's width.
+    # Triton specialises on a tensor's dtype and alignment, an absent tensor, an integer's width.
     kinds = [
         (one.dtype, not one.data_ptr() % _ALIGNMENT, _ON_AMD and one.untyped_storage().nbytes() < 1 << 31)
         if isinstance(one, Tensor)
@@ -126,7 +126,7 @@ def _start(
 
 @functools.cache
 def num_processors(device: torch.device) -> int:
-    """How many programs of a persistent kernel a device runs side by side; two where they are interpreted."""
+    """Return the number of processors of a device; two in Triton's interpreter."""
     if device.type == "meta":
         return _PROCESSORS_OF_AN_H200
     if INTERPRETED:
@@ -149,9 +149,9 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """Collect the launches of ops on meta tensors, as they would be on an H200, and make none of them.
+    """Record the launches of ops on meta tensors, as on an H200, and run none of them.
 
-    The ops have to be asked for their kernels, with backend="triton". Used by `fuselayers lint-kernels`.
+    The ops must be called with backend="triton". Used by `fuselayers lint-kernels`.
     """
     global _recorded
     before, _recorded = _recorded, []
@@ -164,7 +164,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 @contextmanager
 def stubbed_launches() -> Iterator[None]:
-    """Make every launch return at once: what is left of a call's time is Python. Used by `bench op --overhead`."""
+    """Make every launch return at once, to measure the Python time of a call. Used by `bench op --overhead`."""
     global _stub
     before, _stub = _stub, lambda *_: None
     try:

@@ -1,6 +1,6 @@
-"""Triton where there is one, and a stand-in where there is none, so that the files that hold kernels can be imported.
+"""Triton, or a stand-in where it is not installed, so that files with kernels can be imported.
 
-Triton has no wheel for macOS and Windows. There every op runs in plain torch, and none of its kernels is ever called.
+Triton has no wheel for macOS and Windows. There every op runs in plain torch and calls no kernel.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ __all__ = ["HAS_TRITON", "libdevice", "tile_function", "tl", "triton"]
 
 
 class _Absent:
-    """Takes the place of a module: a decorator of it returns the function, a type of it is this object again."""
+    """Stands in for a module: as a decorator it returns the function, any attribute is this object."""
 
     def __getattr__(self, name: str) -> "_Absent":
         return self

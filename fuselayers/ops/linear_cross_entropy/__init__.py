@@ -1,4 +1,4 @@
-"""linear_cross_entropy -- the loss of a language model's last layer, without the logits of all rows."""
+"""linear_cross_entropy -- the loss of a language model's last layer, without all logits in memory."""
 
 from .call import linear_cross_entropy as linear_cross_entropy
 from .call import linear_cross_entropy_reference as linear_cross_entropy_reference

@@ -1,16 +1,16 @@
-"""chunks -- linear_cross_entropy a chunk of rows at a time: which holds the logits of those rows only.
+"""chunks -- linear_cross_entropy for a chunk of rows at a time, with only their logits in memory.
 
-The rows are taken in chunks. For each one, with the losses and dlogits of cross_entropy:
+For each chunk, with the losses and dlogits of cross_entropy:
 
     logits = x W^T + bias      dx = dlogits W      dW += dlogits^T x      dbias += dlogits summed over the rows
 
-dW and dbias are added up in float32 at least. Of dW there are those bytes and, in 16 bits, an eighth: what a chunk adds
-to it is made for a slice of the classes at a time. Where there is one chunk only, its product is dW.
+dW and dbias are accumulated in float32 at least. In 16 bits that takes dW in float32 and an eighth more, since a
+chunk's product is computed for a slice of the classes at a time. A single chunk's product is dW itself.
 
-A chunk has max(R * D / V, D, 512) rows at most, and all of them as many. Its logits then take as many bytes as x or as
-the weight, whichever is more: an op that reads both adds little to the memory it works in. Each chunk but the first
-reads and writes all of dW, 8 V D bytes in float32, beside 6 V D floating-point operations per row: with D rows to a
-chunk a GPU spends a few per cent of the time on it for the widths of a large model, and with fewer more.
+All chunks have nearly the same number of rows, at most max(R * D / V, D, 512). The logits of a chunk then take as many
+bytes as the larger of x and weight, which is little extra memory for an op that reads both. Each chunk but the first
+reads and writes all of dW, 8 V D bytes in float32, for 6 V D floating-point operations per row: with D rows per chunk,
+that is a few per cent of a GPU's time at the widths of a large model; with fewer rows it is more.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cross_entropy import gradients_in_one_piece, loss_in_one_piece
-from ..implementations import takes_kernels
+from ..cross_entropy import fused_loss, fused_loss_gradients
+from ..implementations import uses_kernels
 from ..rows import cdiv
 
-__all__ = ["Gradients", "Wanted", "cast", "in_chunks", "in_one_chunk", "in_own_dtype", "rows_of_a_chunk"]
+__all__ = ["Gradients", "Wanted", "autocast_disabled", "cast", "chunk_rows", "in_chunks", "one_chunk"]
 
 _FEWEST_ROWS: Final = 512
 _SLICES: Final = 8
-_FEWEST_CLASSES: Final = 4096  # of a slice: a matmul should fill a GPU
+_FEWEST_CLASSES: Final = 4096  # of a slice, so that its matmul fills a GPU
 Wanted = Sequence[bool]  # of x, weight and bias
-Gradients = tuple[Tensor, Tensor, Tensor]  # empty where not wanted
+Gradients = tuple[Tensor, Tensor, Tensor]  # empty if not wanted
 
 
-def rows_of_a_chunk(num_rows: int, width: int, num_classes: int) -> int:
-    """Return how many rows are worked on at a time; the module says why.
+def chunk_rows(num_rows: int, width: int, num_classes: int) -> int:
+    """Return the number of rows of a chunk; the module explains it.
 
-    >>> rows_of_a_chunk(8192, 4096, 128256), rows_of_a_chunk(4097, 4096, 128256), rows_of_a_chunk(65536, 768, 50257)
+    >>> chunk_rows(8192, 4096, 128256), chunk_rows(4097, 4096, 128256), chunk_rows(65536, 768, 50257)
     (4096, 2049, 993)
     """
     most = max(num_rows * width // num_classes, width, _FEWEST_ROWS)
@@ -55,31 +55,31 @@ def in_chunks(
     wanted: Wanted = (False, False, False),
     sums: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Gradients]:
-    """Return the rows' losses [R], cross_entropy's two numbers of each, and the gradients of the sum of scale * losses.
+    """Return the losses of rows [R], cross_entropy's m and l, and the gradients of the sum of scale * losses.
 
-    The first two are None where the numbers are known: an earlier call returned them.
+    The first two are None if `sums` is given.
 
     Args:
-        x, weight, bias, target: as the op has them.
+        x, weight, bias, target: the inputs of the op.
         options: as _Options.
-        scale: [...] as target, where gradients are wanted.
-        wanted: of x, weight and bias.
-        sums: what an earlier call returned, [2, R].
+        scale: of target's shape; required for gradients.
+        wanted: whether x, weight and bias need a gradient.
+        sums: m and l of an earlier call, [2, R].
     """
     *loss_options, backend = options
-    by_kernel = takes_kernels(backend, x, weight, bias)
+    by_kernel = uses_kernels(backend, x, weight, bias)
     num_rows = target.numel()
     x_RD, target_R = x.reshape(num_rows, x.shape[-1]), target.reshape(-1)
-    size = rows_of_a_chunk(num_rows, x_RD.shape[1], weight.shape[0])
+    size = chunk_rows(num_rows, x_RD.shape[1], weight.shape[0])
     wide = torch.promote_types(x.dtype, torch.float32)
     dx_RD = x.new_empty(x_RD.shape if wanted[0] else 0)
     dweight = dbias = None
     made: list[tuple[Tensor, Tensor]] = []
-    with in_own_dtype(x):
+    with autocast_disabled(x):
         for start in range(0, max(num_rows, 1), size):
             rows = slice(start, start + size)
             x_CD = x_RD[rows]
-            losses_C, sums_2C, dlogits_CV = in_one_chunk(
+            losses_C, sums_2C, dlogits_CV = one_chunk(
                 (x_CD, weight, bias),
                 target_R[rows],
                 loss_options,
@@ -98,7 +98,7 @@ def in_chunks(
             if wanted[2]:
                 part = dlogits_CV.sum(0, dtype=wide)
                 dbias = part if dbias is None else dbias + part
-            del dlogits_CV  # else it would live until the next chunk has made its own
+            del dlogits_CV  # else it would live until the next chunk has its own
     gradients = (
         dx_RD.view(x.shape) if wanted[0] else dx_RD,
         x.new_empty(0) if dweight is None else cast(dweight, weight.dtype),
@@ -106,11 +106,11 @@ def in_chunks(
     )
     if not made:
         return None, None, gradients
-    losses, kept = zip(*made, strict=True)
-    return torch.cat(losses), torch.cat(kept, dim=1), gradients
+    losses, sums_of_chunks = zip(*made, strict=True)
+    return torch.cat(losses), torch.cat(sums_of_chunks, dim=1), gradients
 
 
-def in_one_chunk(
+def one_chunk(
     factors: tuple[Tensor, Tensor, Tensor | None],
     target_C: Tensor,
     options: Sequence[Any],
@@ -119,18 +119,18 @@ def in_one_chunk(
     scale_C: Tensor | None,
     sums_2C: Tensor | None,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Return losses (None where the sums were known), the sums, and dlogits where a scale was given."""
-    # Multiplied here: a caller may keep what it passes until the call is over, and does while Dynamo watches frames.
+    """Return losses (None if the sums are given), the sums, and dlogits (None without a scale)."""
+    # The matmul is here and not in the caller, whose frame would keep the logits alive until this call returns.
     logits_CV = F.linear(*factors)
     losses_C = None
     if by_kernel:
         if sums_2C is None:
-            losses_C, sums_2C = _losses_of_a_chunk(logits_CV, target_C, *options)
+            losses_C, sums_2C = _chunk_losses(logits_CV, target_C, *options)
         if scale_C is None:
             return losses_C, sums_2C, None
-        return losses_C, sums_2C, _gradients_of_a_chunk(logits_CV, scale_C, target_C, sums_2C, *options)
+        return losses_C, sums_2C, _chunk_gradients(logits_CV, scale_C, target_C, sums_2C, *options)
     dtype = logits_CV.dtype
-    # From here on there is one tensor of this size, worked on in place.
+    # From here on there is one tensor of this size, modified in place.
     logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
     if sums_2C is None:
         losses_C, sums_2C = _losses_in_place(logits_CV, target_C, *options)
@@ -141,20 +141,18 @@ def in_one_chunk(
     return losses_C, sums_2C, cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_2C, *options), dtype)
 
 
-def _losses_of_a_chunk(logits_CV: Tensor, target_C: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    losses_C, sums_2C, _ = loss_in_one_piece(logits_CV, target_C, *options, "none", torch.float32)
+def _chunk_losses(logits_CV: Tensor, target_C: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    losses_C, sums_2C, _ = fused_loss(logits_CV, target_C, *options, "none", torch.float32)
     return losses_C, sums_2C
 
 
-def _gradients_of_a_chunk(
-    logits_CV: Tensor, scale_C: Tensor, target_C: Tensor, sums_2C: Tensor, *options: Any
-) -> Tensor:
-    dlogits_CV: Tensor = gradients_in_one_piece(scale_C, None, logits_CV, target_C, sums_2C, *options)
+def _chunk_gradients(logits_CV: Tensor, scale_C: Tensor, target_C: Tensor, sums_2C: Tensor, *options: Any) -> Tensor:
+    dlogits_CV: Tensor = fused_loss_gradients(scale_C, None, logits_CV, target_C, sums_2C, *options)
     return dlogits_CV
 
 
-def in_own_dtype(x: Tensor) -> AbstractContextManager[Any]:
-    # Under autocast x and weight have been cast; products in float32 are to stay in it. Meta has no autocast.
+def autocast_disabled(x: Tensor) -> AbstractContextManager[Any]:
+    # The inputs are cast already, and float32 products must stay float32. Meta has no autocast.
     return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
@@ -165,7 +163,7 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _losses_in_place(
     logits_CV: Tensor, target_C: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses and the two numbers of each row; what is left in place of logits is exp(logits - largest)."""
+    """Return the losses and m and l of each row; overwrites the logits with exp(logits - largest)."""
     largest_C1 = logits_CV.amax(-1, keepdim=True)
     below_CV = logits_CV.sub_(largest_C1)
     losses_C = F.nll_loss(below_CV, target_C, ignore_index=ignore_index, reduction="none")
@@ -198,7 +196,7 @@ def _gradients_in_place(
     dlogits_CV = exponentials_CV.mul_(of_probability_C1)
     if label_smoothing:
         dlogits_CV.sub_(scale_C1 * (label_smoothing / dlogits_CV.shape[1]))
-    # Not scatter_add_, whose order on a GPU is left to chance; here each row has one place.
+    # Not scatter_add_, which is nondeterministic on a GPU; here each row has one target.
     at_target_C1 = dlogits_CV.gather(1, target_C1) - scale_C1 * (1 - label_smoothing)
     return dlogits_CV.scatter_(1, target_C1, at_target_C1)
 

@@ -1,7 +1,6 @@
-"""normalise -- what all norm ops share: formula, reference, kernels."""
+"""normalise -- the formula, reference and kernels that all norm ops share."""
 
 from .call import normalise as normalise
-from .call import normalise_by_formula as normalise_by_formula
 from .formula import NormStyle as NormStyle
 from .formula import check_style as check_style
 from .formula import norm_formula as norm_formula

@@ -1,4 +1,6 @@
-"""The backward kernels of the norm ops; formula and floor are in `formula`."""
+"""The backward kernels of the norm ops; `formula` has the formula and the bytes moved."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,9 +32,7 @@ def _launch_backward(
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dresidual, sums_KN = _like_gradients(
-        dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype, residual_dtype
-    )
+    dx, dresidual, sums_KN = _empty_gradients(dy, ds, s, wants_norm_bias, wants_bias, x_dtype, residual_dtype)
     if not dy.numel():
         return dx, dresidual, sums_KN.zero_()
     dy_RN, s_RN = as_rows(dy), as_rows(s)
@@ -63,7 +63,7 @@ def _launch_backward(
         launch(
             _sums_split_kernel,
             (num_programs, num_pieces),
-            (*(dy_RN, s_RN, *tensors[4:6], dx, partial_PKN), *(numbers[place] for place in (0, 1, 2, 4))),
+            (*(dy_RN, s_RN, *tensors[4:6], dx, partial_PKN), *(numbers[index] for index in (0, 1, 2, 4))),
             (wants_norm_bias, wants_bias, *constants),
             num_warps=num_warps,
         )
@@ -78,27 +78,14 @@ def _launch_backward(
     return dx, dresidual, partial_PKN.sum(0)
 
 
-def _like_gradients(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    rms: bool,
-    wants_norm_bias: bool,
-    wants_bias: bool,
-    x_dtype: torch.dtype,
-    residual_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    wants_norm_bias, wants_bias, x_dtype, residual_dtype = rest[-4:]
     dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
     shape = (0,) if residual_dtype is None else s.shape
     dresidual = torch.empty(shape, dtype=residual_dtype or x_dtype, device=s.device)
     num_sums = 1 + wants_norm_bias + wants_bias
-    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=rstd.dtype, device=s.device)
+    wide = torch.promote_types(s.dtype, torch.float32)
+    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=wide, device=s.device)
 
 
 @kernel
@@ -110,7 +97,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     mean_ptr,
     rstd_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     dx_ptr,
     dresidual_ptr,
     partial_ptr,
@@ -135,10 +122,10 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     dweight = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     dnorm_bias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
-    # The sums need no mask: beside a row's end dy and weight are 0, so w is, and what is summed there is not stored;
-    # below the last row rstd is 0 too, so n and ds are.
-    for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
-        rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    # The sums need no mask: beyond a row's end dy and weight are 0, so w is 0, and those columns are not stored; below
+    # the last row rstd is 0, so n and ds are 0.
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+        rows = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         in_column = rows < num_rows
         live = in_column[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
@@ -163,7 +150,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + out, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
         if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            keep = keep_tile(seed_ptr, row_indices_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
             ds *= tl.where(keep, scale, 0.0)
         if BIAS:
             dbias += ds
@@ -185,7 +172,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
     mean_ptr,
     rstd_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     dx_ptr,
     dresidual_ptr,
     num_rows,
@@ -236,7 +223,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + row * width + columns, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
         if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, first, threshold, 1, BLOCK_COLUMNS)
+            keep = keep_tile(seed_ptr, row_indices_ptr, 0, rows, num_rows, first, threshold, 1, BLOCK_COLUMNS)
             ds *= tl.where(keep, scale, 0.0)
         tl.store(dx_ptr + row * width + columns, ds.to(dx_ptr.dtype.element_ty), mask=live)
 
@@ -265,8 +252,8 @@ def _sums_split_kernel(  # type: ignore[no-untyped-def]
     dweight = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
     dnorm_bias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
     dbias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
-    for place in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=2):
-        row = (place + tl.arange(0, 1)).to(tl.int64)[:, None]
+    for tile in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=2):
+        row = (tile + tl.arange(0, 1)).to(tl.int64)[:, None]
         dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns, mask=live, other=0.0).to(tl.float32)
         n = tl.load(s_ptr + row * s_stride * VECTOR + columns, mask=live, other=0.0).to(tl.float32)
         if not RMS:
@@ -286,9 +273,9 @@ def _sums_split_kernel(  # type: ignore[no-untyped-def]
 
 normalise_backward = define(
     "normalise_backward(Tensor dy, Tensor? ds, Tensor s, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed, "
-    "Tensor? row_numbers, float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, "
+    "Tensor? row_indices, float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, "
     "ScalarType? residual_dtype) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
-    _like_gradients,
+    _empty_gradients,
     formula=gradients_formula,
 )

@@ -1,18 +1,18 @@
-"""What the norm ops call: the formula, or a form of their own with its gradients."""
+"""The one call of all norm ops: the formula, or the fused implementation with its gradients."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..dropout import dropout_from
-from ..implementations import COMPILED_FROM, needs_grad, run, second_order
+from ..dropout import dropout_formula
+from ..implementations import COMPILED_FROM, differentiable_gradients, needs_grad, run
 from ..shards import Shard, check_shard, row_indices
 from .backward import normalise_backward
-from .formula import is_its_input, norm_formula
+from .formula import norm_formula, s_is_x
 from .forward import normalise_forward
 
-__all__ = ["normalise", "normalise_by_formula"]
+__all__ = ["normalise"]
 
 
 def normalise(
@@ -30,10 +30,10 @@ def normalise(
     rms: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `formula` defines them; arguments are those of the ops, and but for the shard are checked.
+    """Return (y, s) as `formula` defines them. The callers check all arguments but the shard.
 
     Raises:
-        ValueError, BackendUnavailableError, RuntimeError: as `forms.run`.
+        ValueError, BackendUnavailableError, RuntimeError: as `implementations.run`.
         TypeError, ValueError: as `check_shard`.
     """
     if shard is not None:
@@ -41,7 +41,7 @@ def normalise(
     row_R = None if seed is None else row_indices(shard, x.shape, device=x.device)
     results: tuple[Tensor, Tensor] = run(
         backend,
-        normalise_by_formula,
+        _formula,
         _fused,
         (x, residual, bias, weight, norm_bias, seed, row_R),
         (p, eps, pre, rms),
@@ -51,7 +51,7 @@ def normalise(
     return results
 
 
-def normalise_by_formula(
+def _formula(
     x: Tensor,
     residual: Tensor | None,
     bias: Tensor | None,
@@ -64,32 +64,20 @@ def normalise_by_formula(
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`normalise` in plain torch; arguments as they come, checked."""
     s = x if bias is None else x + bias
-    s = s if seed is None else dropout_from(s, seed, row_R, 0, p)
+    s = s if seed is None else dropout_formula(s, seed, row_R, 0, p)
     if pre and residual is not None:
         return norm_formula(s, weight, norm_bias, eps=eps, rms=rms) + residual, s
     s = s if residual is None else s + residual
     return norm_formula(s, weight, norm_bias, eps=eps, rms=rms), s
 
 
-def _fused(
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    eps: float,
-    pre: bool,
-    rms: bool,
-) -> tuple[Tensor, Tensor]:
-    arguments = x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms
+def _fused(x: Tensor, residual: Tensor | None, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    weight, norm_bias, seed, _, _, _, pre, _ = rest
     recorded = needs_grad(x, residual, bias, weight, norm_bias)
-    y, s, *_ = _Normalise.apply(*arguments) if recorded else normalise_forward(*arguments)  # type: ignore[no-untyped-call]
-    return y, x if is_its_input(residual, bias, seed, pre) else s
+    call = _Normalise.apply if recorded else normalise_forward
+    y, s, *_ = call(x, residual, bias, *rest)  # type: ignore[no-untyped-call]
+    return y, x if s_is_x(residual, bias, seed, pre) else s
 
 
 class _Normalise(torch.autograd.Function):
@@ -109,9 +97,8 @@ class _Normalise(torch.autograd.Function):
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
         y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
-        ctx.s_is_x = is_its_input(residual, bias, seed, pre)
-        kept = x if ctx.s_is_x else s
-        ctx.save_for_backward(kept, weight, norm_bias, mean, rstd, seed, row_R)
+        ctx.s_is_x = s_is_x(residual, bias, seed, pre)
+        ctx.save_for_backward(x if ctx.s_is_x else s, weight, norm_bias, mean, rstd, seed, row_R)
         ctx.dtypes = [None if one is None else one.dtype for one in (x, residual, bias)]
         ctx.options = p, eps, pre, rms
         ctx.set_materialize_grads(False)
@@ -124,7 +111,7 @@ class _Normalise(torch.autograd.Function):
         x_dtype, residual_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_residual, wants_bias, wants_weight, wants_norm_bias = ctx.needs_input_grad[:5]
         dy = torch.zeros_like(s) if dy is None else dy
-        ds = None if ctx.s_is_x else ds  # the second output is empty then, and a compiler gives it a gradient
+        ds = None if ctx.s_is_x else ds  # the op's second output is empty then, but a compiler passes a gradient for it
         dweight = dnorm_bias = dbias = None
         if torch.is_grad_enabled():
 
@@ -132,10 +119,12 @@ class _Normalise(torch.autograd.Function):
                 return norm_formula(s, weight, norm_bias, eps=eps, rms=rms)
 
             wanted = s.requires_grad, wants_weight, wants_norm_bias
-            through, dweight, dnorm_bias = second_order(formula, (s, weight, norm_bias), (dy.to(s.dtype),), wanted)
+            through, dweight, dnorm_bias = differentiable_gradients(
+                formula, (s, weight, norm_bias), (dy.to(s.dtype),), wanted
+            )
             dresidual = torch.zeros_like(s) if through is None else through
             dresidual = dresidual if ds is None else dresidual + ds
-            dx = dresidual if seed is None else dropout_from(dresidual, seed, row_R, 0, p)
+            dx = dresidual if seed is None else dropout_formula(dresidual, seed, row_R, 0, p)
             dbias = (dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx).to(bias_dtype) if wants_bias else None
             dx = dx.to(x_dtype)
         else:

@@ -1,4 +1,4 @@
-"""normalise -- the formula and the kernels that all norm ops share: layer norm and RMS norm, with what stands before.
+"""normalise -- the formula of all norm ops: layer norm and RMS norm after bias, dropout and residual sum.
 
     x, residual, s, y           [..., N]   any float dtype
     weight, norm_bias, bias     [N]        both biases optional
@@ -10,32 +10,31 @@
 
     forward    rstd = 1 / sqrt(mean((s - mean)^2) + eps),   norm(s) = (s - mean) * rstd * weight + norm_bias
     backward   with n = (s - mean) * rstd and w = dy * weight:
-               ds = (w - n * mean(w * n) - mean(w)) * rstd + what came in for s itself        RMS norm: no mean(w)
+               ds = (w - n * mean(w * n) - mean(w)) * rstd + the incoming gradient of s       RMS norm: no mean(w)
                dx = ds * keep * scale,   dresidual = ds (pre: dy)
                dweight, dnorm_bias, dbias = sums of dy * n, dy, dx over every dimension but the last
 
-Dtypes: s has the dtype to which torch promotes what it is the sum of, and norm(s) has s's. Weight and norm_bias are
-rounded to it, whatever their own. What lies between is float32 (float64 where s is float64).
+Dtypes: torch's promotion of the summands gives the dtype of s; norm(s) has the same. Weight and norm_bias are rounded
+to it. Intermediate values are float32 (float64 where s is float64).
 
 Saved for backward: s, mean and rstd (two numbers per row), and a seed (see dropout, also for shards).
 
-Floor of the kernels, in elements of x: forward reads x and residual, writes y, and s if it is not x; backward reads
-dy, s, and what came in for s itself, writes dx, and dresidual if it is neither dx nor dy. Beside that come the
-statistics, and for each program the vectors once, and a float32 row for each of the sums. Rows of up to 8192 elements
-are read once, by one program in registers. Longer ones are gone through in pieces: forward three times (x and residual,
-then s twice; x thrice where it is s), backward dy and s twice, and once more, with dx where there is a bias, for the
-sums; and each row reads the vectors again. They come from the cache, if a row of them fits into it. There y is made of
-s as it is rounded; in shorter rows, of s itself.
+Bytes moved by the kernels: forward reads x and residual, writes y, and s if it is not x. Backward reads dy, s and the
+incoming gradient of s, writes dx, and dresidual if it is neither dx nor dy. In addition there are the statistics, and
+for each program one read of the vectors and a float32 row for each sum. Rows of up to 8192 elements are read once and
+stay in registers. Longer rows are split: forward reads three times (x and residual, then s twice), backward reads dy
+and s twice, and once more, with dx where there is a bias, for the sums; every row reads the vectors. Repeated reads hit
+the cache if a row fits. Split rows compute y from the rounded s, shorter rows from s in float32.
 
-Note: [a row at a time] Inductor's C++ goes through all steps of a row, which stays in cache, before it comes to the
-next row; a step about one number of each row has it go through all rows once for each step. So in the formula that it
-compiles a number of a row is the largest of a row of it: layer norm of 2048x1024 float32 takes 1.35 ms instead of 1.75
-(two cores of a Xeon, AVX-512). In 16 bits, where backward's statistics are not those of y, it does not go row by row
-either way, and the largest would be one loop more.
+Note: [a row at a time] Inductor's C++ runs all steps on one row, which stays in cache, before the next row. A result of
+one number per row breaks this: each step then loops over all rows. So the compiled formula expands each statistic to a
+row and takes its maximum: layer norm of 2048x1024 float32 takes 1.35 ms instead of 1.75 (two cores of a Xeon, AVX-512).
+In 16 bits y and backward have different statistics, Inductor loops over all rows either way, and the maximum would add
+a loop.
 
-Note: [the sums over rows] Programs are few and each takes many rows: it reads the weight once and keeps its part of the
-three sums in registers. The parts, one row of float32 for each program, are added by a second kernel. Nothing is added
-atomically, so the same input gives the same bits.
+Note: [the sums over rows] A few programs take many rows each. A program reads the weight once and keeps its partial
+sums in registers; a second kernel adds the partial sums, one float32 row per program. Without atomics the result is
+deterministic.
 """
 
 from typing import Literal, get_args
@@ -44,24 +43,24 @@ import torch
 from torch import Tensor
 
 from ...names import no_such
-from ..dropout import dropout_from
+from ..dropout import dropout_formula
 from ..sums import sum_of_rows
 
 __all__ = [
     "NormStyle",
     "check_style",
     "gradients_formula",
-    "is_its_input",
     "norm_formula",
     "norm_reference",
-    "summed_and_normalised",
+    "normalise_formula",
+    "s_is_x",
 ]
 
 NormStyle = Literal["post", "pre", "prenorm"]
 
 
 def check_style(style: str) -> None:
-    """Raise unless `style` is one of NormStyle: TypeError for what is no name, ValueError for others."""
+    """Raise unless `style` is one of NormStyle: TypeError for another type, ValueError for an unknown name."""
     if not isinstance(style, str):
         raise TypeError(f"norm style must be a name, got a {type(style).__name__}")
     if style not in get_args(NormStyle):
@@ -70,8 +69,8 @@ def check_style(style: str) -> None:
 
 def norm_formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:
     """Return s normalised, in s's dtype."""
-    # torch's kernels disagree about parameters of another dtype: the CPU's takes float32 beside bfloat16 and not the
-    # reverse, its decomposition takes both. With the cast before them there is nothing to disagree about.
+    # torch's kernels disagree about parameters of another dtype: the CPU kernel takes float32 parameters with a
+    # bfloat16 input but not the reverse, the decomposition takes both. The cast avoids the question.
     dtype = s.dtype
     weight = weight if weight.dtype == dtype else weight.to(dtype)
     if rms:
@@ -79,24 +78,24 @@ def norm_formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: fl
     else:
         norm_bias = norm_bias if norm_bias is None or norm_bias.dtype == dtype else norm_bias.to(dtype)
         y = torch.layer_norm(s, s.shape[-1:], weight, norm_bias, eps)
-    # On a GPU autocast gives float32 back, which would be another dtype than the formula's.
+    # On a GPU, autocast returns float32; the formula keeps s's dtype.
     return y if y.dtype == dtype else y.to(dtype)
 
 
 def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:
-    """The norm written out, in float32 at least; used by the references of all norm ops."""
+    """Return the norm by its definition, in float32 at least. Used by the references of all norm ops."""
     wide = s.to(torch.promote_types(s.dtype, torch.float32))
     centred = wide if rms else wide - wide.mean(-1, keepdim=True)
     y = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.to(s.dtype)
     return (y if norm_bias is None else y + norm_bias.to(s.dtype)).to(s.dtype)
 
 
-def is_its_input(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:
-    """True where s is x, so that nothing is written for it."""
+def s_is_x(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:
+    """Return whether s is x itself, so that s is not written."""
     return bias is None and seed is None and (pre or residual is None)
 
 
-def summed_and_normalised(
+def normalise_formula(
     x: Tensor,
     residual: Tensor | None,
     bias: Tensor | None,
@@ -109,12 +108,12 @@ def summed_and_normalised(
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The op with all that backward needs: y, s (empty where it is x), mean (empty for RMS norm) and rstd."""
+    """Return y and the tensors that backward needs: s (empty where it is x), mean (empty for RMS norm) and rstd."""
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     dtype = dtype if residual is None or pre else torch.promote_types(dtype, residual.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     s = x.to(wide) if bias is None else x.to(wide) + bias
-    s = s if seed is None else dropout_from(s, seed, row_R, 0, p)
+    s = s if seed is None else dropout_formula(s, seed, row_R, 0, p)
     s = s if residual is None or pre else s + residual
     centred, mean, rstd = _centred(s, eps=eps, rms=rms)
     y = centred * rstd * weight.to(dtype)
@@ -122,14 +121,14 @@ def summed_and_normalised(
     y_dtype = dtype
     if pre and residual is not None:
         y, y_dtype = y + residual, torch.promote_types(dtype, residual.dtype)
-    # Backward reads s as it is rounded, and needs the statistics of that; see [two statistics].
+    # Backward reads the rounded s and needs its statistics; see [two statistics].
     rounded = s.to(dtype)
     if dtype != wide:
         _, mean, rstd = _centred(rounded.to(wide), eps=eps, rms=rms)
     elif s.shape[-1]:  # see [a row at a time]
         mean, rstd = mean if rms else mean.expand_as(s).amax(-1), rstd.expand_as(s).amax(-1)
-    kept = rounded.new_empty(0) if is_its_input(residual, bias, seed, pre) else rounded
-    return y.to(y_dtype), kept, mean.flatten(), rstd.flatten()
+    s_out = rounded.new_empty(0) if s_is_x(residual, bias, seed, pre) else rounded
+    return y.to(y_dtype), s_out, mean.flatten(), rstd.flatten()
 
 
 def _centred(s: Tensor, *, eps: float, rms: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,7 +153,7 @@ def gradients_formula(
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dresidual (empty where it is dx), and the sums for weight, norm_bias and bias: [K, N] in float32."""
+    """Return dx, dresidual (empty where it is dx), and the sums for weight, norm_bias and bias: [K, N] in float32."""
     rows = (*s.shape[:-1], 1)
     n = (s if rms else s - mean.view(rows)) * rstd.view(rows)
     wide = dy.to(rstd.dtype)
@@ -162,7 +161,7 @@ def gradients_formula(
     through = w - n * (w * n).mean(-1, keepdim=True)
     through = (through if rms else through - w.mean(-1, keepdim=True)) * rstd.view(rows)
     dresidual = through if ds is None else through + ds
-    dx = dresidual if seed is None else dropout_from(dresidual, seed, row_R, 0, p)
+    dx = dresidual if seed is None else dropout_formula(dresidual, seed, row_R, 0, p)
     summed = [wide * n, *([wide] if wants_norm_bias else []), *([dx] if wants_bias else [])]
     sums_KN = torch.stack([sum_of_rows(one) for one in summed])
     nothing = dx.new_empty(0, dtype=x_dtype)

@@ -1,4 +1,6 @@
-"""The forward kernels of the norm ops; formula and floor are in `formula`."""
+"""The forward kernels of the norm ops; `formula` has the formula and the bytes moved."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from ..implementations.launch import kernel, launch, num_processors
 from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
-from .formula import is_its_input, summed_and_normalised
+from .formula import normalise_formula, s_is_x
 
 __all__ = ["in_dtype", "normalise_forward"]
 
@@ -26,7 +28,7 @@ def _launch_forward(
     pre: bool,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    results = y, s, mean, rstd = _like_results(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
+    results = y, s, mean, rstd = _empty_results(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
     if not y.numel():
         return results
     s_dtype = x.dtype if not s.numel() else s.dtype
@@ -56,27 +58,18 @@ def _launch_forward(
 
 
 def in_dtype(vector: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return a weight or bias as the kernels read it."""
+    """Return a weight or bias in the dtype and layout that the kernels read."""
     return None if vector is None else vector.to(dtype).contiguous()
 
 
-def _like_results(
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    eps: float,
-    pre: bool,
-    rms: bool,
+def _empty_results(
+    x: Tensor, residual: Tensor | None, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, _, seed, _, _, _, pre, rms = rest
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     y_dtype = dtype if residual is None else torch.promote_types(dtype, residual.dtype)
     s_dtype = dtype if pre else y_dtype
-    no_s = is_its_input(residual, bias, seed, pre)
+    no_s = s_is_x(residual, bias, seed, pre)
     s = torch.empty((0,) if no_s else x.shape, dtype=s_dtype, device=x.device)
     num_rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
     wide = torch.promote_types(s_dtype, torch.float32)
@@ -87,7 +80,7 @@ def _like_results(
 
 @tile_function
 def _centred(s, live, width, eps, RMS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile without its rows' means, 0 beside it; the means, and one over the root of mean square and eps: [R, 1]."""
+    """Return the centred tile, 0 where masked; the means, and 1 / sqrt(mean square + eps): [R, 1]."""
     mean = tl.zeros((s.shape[0], 1), tl.float32)
     if not RMS:
         mean += tl.sum(tl.where(live, s, 0.0), 1)[:, None] / width
@@ -103,7 +96,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     norm_bias_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     y_ptr,
     s_ptr,
     mean_ptr,
@@ -129,8 +122,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         bias = tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if norm_bias_ptr is not None:
         norm_bias = tl.load(norm_bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    for place in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
-        rows = place * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+        rows = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         live = (rows < num_rows)[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
         out = row * width + columns[None, :]
@@ -140,16 +133,15 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         if bias_ptr is not None:
             s += bias
         if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            keep = keep_tile(seed_ptr, row_indices_ptr, 0, rows, num_rows, 0, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
             s *= tl.where(keep, scale, 0.0)
         if residual_ptr is not None and not PRE:
             s += residual.to(tl.float32)
         centred, mean, rstd = _centred(s, live, width, eps, RMS)
         y = centred * rstd * weight
         if s_ptr is not None:
-            # Note: [two statistics] y is made of s before it is rounded: where a row varies little, the rounding would
-            # show. Backward reads s as it is rounded, and needs the statistics of that: with others its differences of
-            # nearly equal numbers would be wrong.
+            # Note: [two statistics] y comes from s before rounding: in a row of nearly equal values the rounding would
+            # be visible. Backward reads the rounded s and needs its statistics: it subtracts nearly equal numbers.
             rounded = s.to(s_ptr.dtype.element_ty)
             tl.store(s_ptr + out, rounded, mask=live)
             if s_ptr.dtype.element_ty != tl.float32:
@@ -172,7 +164,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     weight_ptr,
     norm_bias_ptr,
     seed_ptr,
-    row_numbers_ptr,
+    row_indices_ptr,
     y_ptr,
     s_ptr,
     mean_ptr,
@@ -208,7 +200,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
         if bias_ptr is not None:
             s += tl.load(bias_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
         if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, row_numbers_ptr, 0, rows, num_rows, first, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+            keep = keep_tile(seed_ptr, row_indices_ptr, 0, rows, num_rows, first, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
             s *= tl.where(keep, scale, 0.0)
         if residual_ptr is not None and not PRE:
             s += tl.load(residual_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
@@ -221,7 +213,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     if not RMS:
         mean += tl.sum(total, 1)[:, None] / width
         tl.store(mean_ptr + row, mean)
-    tl.debug_barrier()  # what other threads of the program have written of s
+    tl.debug_barrier()  # other threads of the program have written s
     squares = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in tl.range(0, width, BLOCK_COLUMNS):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
@@ -246,8 +238,8 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
 
 normalise_forward = define(
     "normalise(Tensor x, Tensor? residual, Tensor? bias, Tensor weight, Tensor? norm_bias, Tensor? seed, "
-    "Tensor? row_numbers, float p, float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? row_indices, float p, float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
     _launch_forward,
-    _like_results,
-    formula=summed_and_normalised,
+    _empty_results,
+    formula=normalise_formula,
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.ops.implementations.interpreter import mend_interpreter
+from fuselayers.ops.implementations.interpreter import patch_interpreter
 from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
 from fuselayers.ops.implementations.triton_language import tl
 
@@ -104,10 +104,10 @@ def test_casts_between_8_bit_floats_and_bfloat16() -> None:
     assert torch.equal(out, narrow.bfloat16())
 
 
-def test_mending_twice_changes_nothing() -> None:
+def test_patching_twice_changes_nothing() -> None:
     from triton.runtime.interpreter import InterpreterBuilder
 
-    mend_interpreter()
+    patch_interpreter()
     mended = InterpreterBuilder.cast_impl
-    mend_interpreter()
+    patch_interpreter()
     assert InterpreterBuilder.cast_impl is mended

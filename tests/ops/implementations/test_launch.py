@@ -136,19 +136,9 @@ def test_a_kernel_has_its_ops_name_for_profilers() -> None:
     assert [one.repr(None) for one in kernels] == names
 
 
-def test_processors_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "INTERPRETED", True)
-    assert num_processors.__wrapped__(torch.device("cpu")) == 2
-
-
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_module, "HAS_TRITON", False)
     assert why_no_kernels(torch.device("cuda")) == "Triton is not installed; on Linux: pip install triton"
-
-
-def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "HAS_TRITON", True)
-    assert why_no_kernels(torch.device("cuda", 1)) is None
 
 
 @needs_triton

@@ -1,4 +1,4 @@
-"""Inputs of the op, in both of its forms."""
+"""Inputs of the op, and marks of its tests."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ R, D, V = 96, 8, 300
 CHUNK = 8 * V
 on_kernels = pytest.mark.kernels
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
-forms = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 

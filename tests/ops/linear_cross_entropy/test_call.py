@@ -26,7 +26,7 @@ from tests.ops.linear_cross_entropy.inputs import (
     D,
     R,
     V,
-    forms,
+    both_backends,
     gradients,
     inputs_of,
     leaves_of,
@@ -56,7 +56,7 @@ def test_kernels_match_reference(shape: tuple[int, ...], dtype: torch.dtype, opt
         assert_as_good_as(partial(op, backend="triton"), reference, inputs, reduction=reduction, **options)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @pytest.mark.parametrize("classes", [1, 33, 5000])
 def test_mean(classes: int, dtype: torch.dtype, backend: str) -> None:
@@ -64,16 +64,16 @@ def test_mean(classes: int, dtype: torch.dtype, backend: str) -> None:
     assert_as_good_as(partial(op, backend=backend), reference, inputs, **FULL)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_poisoned])
 def test_contract(check: Any, backend: str) -> None:
     check(partial(op, backend=backend), reference, inputs_of(2, 7, 5), reduction="none", **FULL)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("rows", [4, 14])  # fewer than its width, and more
-def test_second_derivatives_transforms_and_what_is_not_finite(rows: int, reduction: str, backend: str) -> None:
+def test_second_derivatives_transforms_nan_and_inf(rows: int, reduction: str, backend: str) -> None:
     call = (partial(op, backend=backend), reference, inputs_of(rows, 5))
     options = {"reduction": reduction, **FULL}
     assert "is differentiated once" in str(check_double_backward(*call, **options))
@@ -82,12 +82,7 @@ def test_second_derivatives_transforms_and_what_is_not_finite(rows: int, reducti
     assert said is None if backend == "eager" else "backend 'triton' cannot take this call" in str(said)
 
 
-@forms
-def test_single_gradients_of_a_mean(backend: str) -> None:
-    check_single_gradients(partial(op, backend=backend), reference, inputs_of(2, 7, 5), **FULL)
-
-
-@forms
+@both_backends
 @pytest.mark.parametrize(
     ("compiler", "reduction"),
     [
@@ -107,7 +102,7 @@ def test_dynamic_shapes(reduction: str) -> None:
     check_dynamic(op, reference, lambda shape: inputs_of(*shape, classes=3), reduction=reduction, **FULL)
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_one_graph_for_any_number_of_chunks(reduction: str, backend: str) -> None:
     graphs = []
@@ -125,7 +120,7 @@ def test_one_graph_for_any_number_of_chunks(reduction: str, backend: str) -> Non
     assert len(graphs) == 1
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("rows", [4, 9])  # fewer than its width, and more
 def test_compiled_with_one_tensor_as_x_and_weight(rows: int, reduction: str, backend: str) -> None:
@@ -140,7 +135,7 @@ def test_compiled_with_one_tensor_as_x_and_weight(rows: int, reduction: str, bac
     torch.testing.assert_close(gradients(got, [x]), gradients(expected, [x]))
 
 
-@forms
+@both_backends
 @reductions
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) -> None:
@@ -154,7 +149,7 @@ def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) 
         torch.testing.assert_close(one, other)
 
 
-@forms
+@both_backends
 @reductions
 def test_rows_that_are_all_ignored(reduction: str, backend: str) -> None:
     leaves = x, weight, bias = leaves_of(14, 5)
@@ -189,7 +184,7 @@ def test_a_target_out_of_range_for_kernels() -> None:
     assert losses.isnan().tolist() == [False, True]
 
 
-@forms
+@both_backends
 def test_fewer_rows_than_the_width(backend: str) -> None:
     form = partial(op, backend=backend)
     for reduction in ("mean", "sum"):
@@ -201,7 +196,7 @@ def test_fewer_rows_than_the_width(backend: str) -> None:
     assert saved_bytes(form, *frozen, parameters=leaves) == x.nbytes  # dx
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_compiled_too_for_fewer_rows_than_the_width(reduction: str, backend: str) -> None:
     form = partial(op, backend=backend)
@@ -218,7 +213,7 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_mean_keeps_the_gradients(dtype: torch.dtype, place: Any) -> None:
+def test_a_mean_saves_the_gradients(dtype: torch.dtype, place: Any) -> None:
     leaves = leaves_of(R, D, classes=V, dtype=dtype)
     assert saved_bytes(place(op), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
 
@@ -227,21 +222,21 @@ def test_a_mean_keeps_the_gradients(dtype: torch.dtype, place: Any) -> None:
 @pytest.mark.parametrize(
     ("dtype", "reduction"), [(torch.float32, "none"), (torch.float16, "none"), (torch.float16, "mean")], ids=str
 )
-def test_else_it_keeps_its_inputs(dtype: torch.dtype, reduction: str, place: Any) -> None:
+def test_else_it_saves_its_inputs(dtype: torch.dtype, reduction: str, place: Any) -> None:
     leaves = leaves_of(R, D, classes=V, dtype=dtype)
     # The target and two numbers for each row, and for "mean" how many rows there are.
     assert saved_bytes(place(partial(op, reduction=reduction)), *leaves, parameters=leaves) <= R * (8 + 8) + 8
 
 
 @on_kernels
-def test_kernels_keep_no_more() -> None:
+def test_kernels_save_no_more() -> None:
     leaves = leaves_of(R, D, classes=V)
     form = partial(op, reduction="none", backend="triton")
     assert saved_bytes(form, *leaves, parameters=leaves) == R * (8 + 8)
     assert saved_bytes(partial(op, backend="triton"), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
 
 
-@forms
+@both_backends
 def test_a_scaled_loss_in_float16_has_gradients(backend: str) -> None:
     """A mean over many rows, differentiated as by a GradScaler: unscaled, much of dx would be 0 in float16."""
     x, weight, _ = leaves_of(512, 4, classes=50, dtype=torch.float16)
@@ -255,7 +250,7 @@ def test_a_scaled_loss_in_float16_has_gradients(backend: str) -> None:
     assert (dx - exact).abs().mean() < exact.abs().mean() / 256
 
 
-@forms
+@both_backends
 def test_backward_may_be_called_twice(backend: str) -> None:
     for reduction in ("mean", "none"):
         leaves = leaves_of(14, 5)
@@ -265,7 +260,7 @@ def test_backward_may_be_called_twice(backend: str) -> None:
             torch.testing.assert_close(2 * one, other)
 
 
-@forms
+@both_backends
 def test_autocast_is_that_of_linear(backend: str) -> None:
     for reduction in ("mean", "none"):
         leaves = x, weight, bias = leaves_of(14, 5)
@@ -287,7 +282,7 @@ def test_autocast_mixes_dtypes_and_leaves_float64() -> None:
     torch.testing.assert_close(exact, op(*(one.double() for one in (x, weight, bias))), rtol=1e-12, atol=0)
 
 
-@forms
+@both_backends
 def test_a_second_derivative_is_refused(backend: str) -> None:
     for reduction in ("mean", "none"):
         leaves = leaves_of(14, 5)
@@ -337,19 +332,6 @@ def test_rows_of_no_elements() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_transforms() -> None:
-    x, weight, bias = inputs_of(14, 5)
-    target = target_for(x, weight)
-
-    def loss(row: Tensor, wanted: Tensor) -> Tensor:
-        return linear_cross_entropy(row, weight, wanted, bias=bias, reduction="sum", **FULL)
-
-    got = torch.vmap(torch.func.grad(loss))(x, target)
-    x.requires_grad_()
-    expected = torch.autograd.grad(op(x, weight, bias, reduction="sum", **FULL), x)[0]
-    torch.testing.assert_close(got, expected)
-
-
 def test_a_subclass_and_a_parameter() -> None:
     class Mine(Tensor):
         pass
@@ -375,13 +357,15 @@ def test_opcheck(wanted: list[bool]) -> None:
     x, weight, bias = inputs_of(14, 5)
     call = (x, weight, bias, target_for(x, weight))
     options = (-100, 0.1, 0.01, "eager")
-    _, sums = of_torch.linear_cross_entropy_rows(*call, *options)
-    torch.library.opcheck(of_torch.linear_cross_entropy_rows.default, (*call, *options))
-    torch.library.opcheck(of_torch.linear_cross_entropy_ahead.default, (*call, *options, "mean", torch.float64, wanted))
+    _, sums = of_torch.linear_cross_entropy_losses(*call, *options)
+    torch.library.opcheck(of_torch.linear_cross_entropy_losses.default, (*call, *options))
+    torch.library.opcheck(
+        of_torch.linear_cross_entropy_with_gradients.default, (*call, *options, "mean", torch.float64, wanted)
+    )
     dlosses = torch.ones(14, device=DEVICE)
     torch.library.opcheck(of_torch.linear_cross_entropy_backward.default, (dlosses, *call, sums, *options, wanted))
-    torch.library.opcheck(of_torch.linear_cross_entropy_once.default, (dlosses, [x, weight]))
-    torch.library.opcheck(of_torch.linear_cross_entropy_between.default, (*call, *options, "sum", torch.float32))
+    torch.library.opcheck(of_torch.linear_cross_entropy_no_second_derivative.default, (dlosses, [x, weight]))
+    torch.library.opcheck(of_torch.linear_cross_entropy_with_dlogits.default, (*call, *options, "sum", torch.float32))
 
 
 def test_errors() -> None:

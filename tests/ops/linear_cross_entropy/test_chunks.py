@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.linear_cross_entropy import chunks
-from fuselayers.ops.linear_cross_entropy.chunks import rows_of_a_chunk
+from fuselayers.ops.linear_cross_entropy.chunks import chunk_rows
 from tests.ops.contract import (
     DTYPES,
     assert_as_good_as,
@@ -26,7 +26,7 @@ from tests.ops.linear_cross_entropy.inputs import (
     D,
     R,
     V,
-    forms,
+    both_backends,
     gradients,
     inputs_of,
     leaves_of,
@@ -67,13 +67,13 @@ class Memory(TorchDispatchMode):
             self._alive -= size
 
 
-def test_how_many_rows_a_chunk_has() -> None:
-    assert rows_of_a_chunk(R, D, V) == 8
-    assert rows_of_a_chunk(1000, D, 100) == 77  # 13 times; 80 at most
-    assert rows_of_a_chunk(R, 1, V) == 4
+def test_chunk_rows() -> None:
+    assert chunk_rows(R, D, V) == 8
+    assert chunk_rows(1000, D, 100) == 77  # 13 times; 80 at most
+    assert chunk_rows(R, 1, V) == 4
 
 
-@forms
+@both_backends
 @reductions
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_no_tensor_is_larger_than_the_logits_of_a_chunk(dtype: torch.dtype, reduction: str, backend: str) -> None:
@@ -124,17 +124,17 @@ def test_takes_no_more_memory_than_the_plain_way(
     assert ours <= share * plain
 
 
-@forms
+@both_backends
 @pytest.mark.parametrize("classes", [33, 9000])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_sums_of_many_chunks_in_slices_of_the_classes(dtype: torch.dtype, classes: int, backend: str) -> None:
     inputs = inputs_of(13, 2, classes=classes, dtype=dtype)
-    assert rows_of_a_chunk(13, 2, classes) == 4
+    assert chunk_rows(13, 2, classes) == 4
     assert_as_good_as(partial(op, backend=backend), reference, inputs, reduction="sum")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_nor_is_one_in_a_compiled_graph(reduction: str) -> None:
+def test_no_tensor_of_a_compiled_graph_has_all_logits(reduction: str) -> None:
     largest = []
 
     def look(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fuselayers.ops.normalise import check_style, norm_formula, norm_reference
-from fuselayers.ops.normalise.formula import is_its_input
+from fuselayers.ops.normalise.formula import s_is_x
 from tests.ops.contract import tensors
 
 
@@ -23,11 +23,11 @@ def test_the_formula_is_the_reference_in_the_dtype_of_its_input(
 
 def test_s_is_x_where_nothing_is_added_and_nothing_dropped() -> None:
     one, seed = torch.ones(2), torch.tensor(1)
-    assert is_its_input(None, None, None, False)
-    assert is_its_input(one, None, None, True)
-    assert not is_its_input(one, None, None, False)
-    assert not is_its_input(None, one, None, False)
-    assert not is_its_input(None, None, seed, True)
+    assert s_is_x(None, None, None, False)
+    assert s_is_x(one, None, None, True)
+    assert not s_is_x(one, None, None, False)
+    assert not s_is_x(None, one, None, False)
+    assert not s_is_x(None, None, seed, True)
 
 
 def test_errors() -> None:

@@ -1,0 +1,120 @@
+"""Every case of `cases` passes the shared contract: as a formula, and by its kernels where they run."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from fuselayers import testing
+from fuselayers.testing import check_mixed_dtypes, check_transforms
+from tests.ops.cases import CASES, EVERY_DAY, Case
+from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, tensors
+
+on_kernels = pytest.mark.kernels
+KERNEL_DTYPES = DTYPES[:3]
+PRENORM = "bias_dropout_residual_layer_norm, prenorm"
+# The references of these ops share no code with their formulas.
+OWN_FORMULAS = (*(name for name in EVERY_DAY if "norm" in name), *(name for name in CASES if "softmax" in name))
+# One dtype and one shape of each case run every day, and all of them for one case of each op.
+COMMON = (2, 3, 129), torch.bfloat16
+# These checks trace and interpret for seconds per kernel.
+SLOW_CHECKS = {check_mixed_dtypes: (PRENORM, "gated_activation, packed")}
+
+
+def slow_unless(every_day: bool) -> tuple[Any, ...]:
+    return () if every_day else (pytest.mark.slow,)
+
+
+def named(name: str, *rest: Any, marks: tuple[Any, ...] = ()) -> Any:
+    return pytest.param(
+        CASES[name], *rest, marks=marks, id="-".join((name, *(getattr(one, "__name__", str(one)) for one in rest)))
+    )
+
+
+def numbers() -> Iterator[Any]:
+    for shape in SHAPES:
+        for dtype in KERNEL_DTYPES:
+            for name in CASES:
+                every_day = name in EVERY_DAY or (shape, dtype) == COMMON
+                yield named(name, shape, dtype, "triton", marks=(on_kernels, *slow_unless(every_day)))
+        for dtype in DTYPES:
+            for name in OWN_FORMULAS:
+                yield named(name, shape, dtype, "eager")
+
+
+def with_backends(*rest: Any, every_day: Sequence[str] = EVERY_DAY) -> Iterator[Any]:
+    """Every case with its kernels, and one case of each op with its formula."""
+    for name in EVERY_DAY:
+        yield named(name, *rest, "eager")
+    for name in CASES:
+        yield named(name, *rest, "triton", marks=(on_kernels, *slow_unless(name in every_day)))
+
+
+@pytest.mark.parametrize(("case", "shape", "dtype", "backend"), numbers())
+def test_values_and_gradients(case: Case, shape: tuple[int, ...], dtype: torch.dtype, backend: str) -> None:
+    inputs = tensors(*case.shapes(shape), dtype=dtype)
+    assert_as_good_as(partial(case.op, backend=backend), case.reference, inputs, **case.options)
+
+
+@on_kernels
+@pytest.mark.parametrize("case", [named(name, marks=slow_unless(name in EVERY_DAY)) for name in CASES])
+def test_kernels_over_several_tiles(case: Case) -> None:
+    inputs = tensors(*case.shapes((9, 2500)), dtype=torch.bfloat16)
+    assert_as_good_as(partial(case.op, backend="triton"), case.reference, inputs, **case.options)
+
+
+@on_kernels
+@pytest.mark.parametrize(
+    ("case", "width"),
+    [
+        named(name, width, marks=slow_unless(name in EVERY_DAY and width == 9001))
+        for width in (8192, 9001, 12288)
+        for name in CASES
+        if "norm" in name
+    ],
+)
+def test_norms_of_long_rows(case: Case, width: int) -> None:
+    inputs = tensors(*case.shapes((3, width)))
+    assert_as_good_as(partial(case.op, backend="triton"), case.reference, inputs, **case.options)
+
+
+@pytest.mark.parametrize(
+    ("case", "check", "backend"),
+    [one for check in CHECKS for one in with_backends(check, every_day=SLOW_CHECKS.get(check, EVERY_DAY))],
+)
+def test_contract(case: Case, check: Any, backend: str) -> None:
+    form = partial(case.op, backend=backend)
+    error = check(form, case.reference, tensors(*case.shapes((6, 9))), **case.options)
+    if backend == "triton" and check is check_transforms:
+        assert error.count("raises RuntimeError: backend 'triton' cannot take this call: inside a transform") == 2
+    else:
+        assert error is None
+
+
+@pytest.mark.parametrize(("case", "backend"), with_backends())
+def test_dynamic_shapes(case: Case, backend: str) -> None:
+    form = partial(case.op, backend=backend)
+    check_dynamic(form, case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
+
+
+# Inductor takes seconds per case: the other ops run in it every day in test_compiled.
+@pytest.mark.parametrize(
+    ("case", "compiler", "backend"),
+    [
+        *with_backends("eager"),
+        *(named(name, "inductor", "eager", marks=slow_unless(name == PRENORM)) for name in EVERY_DAY),
+        *(named(name, "inductor", "triton", marks=(on_kernels, *slow_unless(name == PRENORM))) for name in CASES),
+    ],
+)
+def test_fused(case: Case, compiler: str, backend: str) -> None:
+    form = partial(case.op, backend=backend)
+    check_fused(form, case.reference, tensors(*case.shapes((6, 20))), backend=compiler, **case.options)
+
+
+@pytest.mark.parametrize("name", EVERY_DAY)
+def test_gradients_of_the_reference(name: str) -> None:
+    case = CASES[name]
+    inputs = tensors(*case.shapes((3, 4)), dtype=torch.float64)
+    testing.check_gradients_of_reference(case.op, case.reference, inputs, **case.options)
