@@ -1,8 +1,21 @@
-"""Checks of the components' arguments."""
+"""Checks of the components' arguments, and the removal of padding.
 
+x                  [B, T, D]        B batch, T tokens, D model
+key_padding_mask   [B, T]           True for a real token; [B, S] for keys that are not those of x alone
+"""
+
+import torch
 from torch import Tensor
 
-__all__ = ["check_last_dim", "check_length", "check_odd", "check_sequence"]
+__all__ = [
+    "check_input",
+    "check_last_dim",
+    "check_length",
+    "check_odd",
+    "check_padding",
+    "check_sequence",
+    "zero_padding",
+]
 
 
 def check_last_dim(x: Tensor, size: int) -> None:
@@ -38,3 +51,47 @@ def check_odd(name: str, kernel_size: int) -> None:
             f"{name} must be odd for a convolution that sees as far back as forward, got {kernel_size}; "
             f"take {kernel_size + 1}"
         )
+
+
+def check_input(x_BTD: Tensor, hidden_dim: int, key_padding_mask: Tensor | None) -> None:
+    """Raise ValueError unless x is [B, T, hidden_dim] and the mask, if any, fits it.
+
+    Used by every self-attention, and by conv_mlp.
+    """
+    check_sequence(x_BTD, hidden_dim)
+    if key_padding_mask is not None:
+        check_padding(key_padding_mask, x_BTD)
+
+
+def check_padding(mask: Tensor, x_BTD: Tensor, *, called: str = "x", before: int = 0) -> None:
+    """Raise ValueError unless a key_padding_mask is bool and has a value for each token of x, and for those before.
+
+    Used by `check_input`, and by attention with a memory or a cache.
+
+    Args:
+        mask: the key_padding_mask.
+        x_BTD: the source of the keys.
+        called: its name in the error text.
+        before: the number of tokens in the cache.
+    """
+    if mask.dtype != torch.bool or mask.shape != (x_BTD.shape[0], before + x_BTD.shape[1]):
+        cached = f" after {before} tokens in the cache" if before else ""
+        raise ValueError(
+            f"key_padding_mask must be torch.bool [{x_BTD.shape[0]}, {before + x_BTD.shape[1]}] to fit {called} "
+            f"{list(x_BTD.shape)}{cached}, True for a real token, got {mask.dtype} {list(mask.shape)}"
+        )
+
+
+def zero_padding(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """Return x, [B, T, D] or [B, H, T, C], with zeros where a token is padding.
+
+    Used by conv_mlp and the attentions that sum over tokens.
+
+    >>> zero_padding(torch.ones(1, 2, 3), torch.tensor([[True, False]]))
+    tensor([[[1., 1., 1.],
+             [0., 0., 0.]]])
+    """
+    if key_padding_mask is None:
+        return x
+    padding = ~key_padding_mask[..., None]
+    return x.masked_fill(padding if x.dim() == 3 else padding[:, None], 0.0)

@@ -4,7 +4,7 @@ import sys
 
 from torch import nn
 
-__all__ = ["has_hooks", "is_sharded"]
+__all__ = ["has_hooks", "is_plain_linear", "is_sharded"]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -27,3 +27,14 @@ def is_sharded(module: nn.Module) -> bool:
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # no module is sharded before it is imported
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Return whether calling the layer does nothing but x @ weight.T + bias.
+
+    >>> is_plain_linear(nn.Linear(2, 3)), is_plain_linear(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
+    (True, False)
+    """
+    # Note: [guards of a split linear] Using the weight and bias of a layer bypasses its forward. That is right only for
+    # an unmodified nn.Linear: an adapter, a parametrisation (a subclass), a patched forward or a hook must be called.
+    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)

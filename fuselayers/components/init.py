@@ -105,8 +105,7 @@ def initialise(
     crosses = any(name.endswith("cross_attention") for name, _ in model.named_modules())
     decoder = num_decoder_layers
     common: dict[str, Any] = {"std": std, "shrink": shrink, "width": _known_width(model)}
-    main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, **common)
-    other = main
+    other = main = _Stack(num_layers, beta=_beta(num_layers, decoder), crosses=crosses and not decoder, **common)
     if decoder:
         other = _Stack(decoder, beta=(12 * decoder) ** -0.25, crosses=crosses, **common)
     with torch.no_grad():
@@ -214,7 +213,9 @@ def _beta(num_layers: int, num_decoder_layers: int | None) -> float:
 
 
 def _gpt2(weight: Tensor, role: str, stack: _Stack) -> None:
-    nn.init.normal_(weight, std=stack.std / math.sqrt(stack.joins) if role in _INTO_STREAM else stack.std)
+    # Note: [mup is gpt2 where D = B] Otherwise it shrinks all matrices but embeddings, heads and those without a width.
+    std = stack.std if role in _NOT_SCALED else stack.std * stack.shrink
+    nn.init.normal_(weight, std=std / math.sqrt(stack.joins) if role in _INTO_STREAM else std)
 
 
 def _bert(weight: Tensor, role: str, stack: _Stack) -> None:
@@ -249,18 +250,13 @@ def _vit(weight: Tensor, role: str, stack: _Stack) -> None:
         nn.init.uniform_(weight, -bound, bound)
 
 
-def _mup(weight: Tensor, role: str, stack: _Stack) -> None:
-    shrunk = stack.std if role in _NOT_SCALED else stack.std * stack.shrink
-    nn.init.normal_(weight, std=shrunk / math.sqrt(stack.joins) if role in _INTO_STREAM else shrunk)
-
-
 _FILLS: Final[dict[str, Callable[[Tensor, str, _Stack], None]]] = {
     "gpt2": _gpt2,
     "bert": _bert,
     "small": _small,
     "deepnorm": _deepnorm,
     "vit": _vit,
-    "mup": _mup,
+    "mup": _gpt2,
 }
 
 

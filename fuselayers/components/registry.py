@@ -53,8 +53,7 @@ _OWNERS: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 # Note: [causal is the model's] A component that takes `causal` gets it from the model, whether or not its `built_in`
 # lists it. With a default, attention in a causal model could silently see later tokens.
-_MODELS_OWN: Final = frozenset({"causal"})
-_PARTS: Final = ("attention", "feedforward", "position", "block")
+_KINDS_WITH_CAUSAL: Final = ("attention", "feedforward", "position", "block")
 
 
 class Required(enum.Enum):
@@ -299,7 +298,9 @@ def _kind_of(name: str, annotation: Any) -> str | None:
 def _built_in(kind: str, component: type) -> frozenset[str]:
     listed: frozenset[str] = getattr(component, "built_in", frozenset())
     # See Note: [causal is the model's].
-    return listed | _MODELS_OWN.intersection(inspect.signature(component).parameters) if kind in _PARTS else listed
+    if kind in _KINDS_WITH_CAUSAL and "causal" in inspect.signature(component).parameters:
+        listed |= {"causal"}
+    return listed
 
 
 def _path(component: type) -> str:

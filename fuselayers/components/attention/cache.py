@@ -68,7 +68,9 @@ class KeyValueCache:
                 "build it with a larger capacity"
             )
         if self._keys_BGSC is None or self._values_BGSC is None:
-            self._keys_BGSC, self._values_BGSC = (_room_for(x, self.capacity) for x in (k_BGTC, v_BGTC))
+            self._keys_BGSC, self._values_BGSC = (
+                new.new_empty(*new.shape[:2], self.capacity, new.shape[3]) for new in (k_BGTC, v_BGTC)
+            )
         for stored, new in ((self._keys_BGSC, k_BGTC), (self._values_BGSC, v_BGTC)):
             _check_fits(stored, new.shape, new.dtype)
             stored[:, :, self.length : end] = new
@@ -94,11 +96,6 @@ class KeyValueCache:
 
     def __repr__(self) -> str:
         return f"KeyValueCache(capacity={self.capacity}, length={self.length})"
-
-
-def _room_for(x_BGTC: Tensor, capacity: int) -> Tensor:
-    batch, heads, _, channels = x_BGTC.shape
-    return x_BGTC.new_empty(batch, heads, capacity, channels)
 
 
 def _check_fits(stored_BGSC: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..ranges import Count, Size, in_range
 from ..registry import register
-from .inputs import Rotate
 from .kernel_sums import kernel_attention
 from .packed_heads import PackedHeads
 
@@ -38,13 +37,12 @@ class FavorAttention(PackedHeads):
     Features are in float32 at least, and relative to the largest one among the keys that a token attends to: a feature
     below about exp(-87) of that becomes 0.
 
+    The arguments and errors of `PackedHeads`, and:
+
     Args:
         num_features: F, number of random directions; None for head_dim * ln(head_dim), the paper's choice.
         seed: of the random directions.
         causal: whether a token looks only at itself and the tokens before it.
-
-    Raises:
-        ValueError: heads that do not divide, or a number out of its range.
 
     >>> FavorAttention(8, num_heads=1).directions.shape
     torch.Size([16, 8])
@@ -89,26 +87,11 @@ class FavorAttention(PackedHeads):
         """
         self.directions.copy_(_orthogonal_directions(self.num_features, self.head_dim, seed=seed))
 
-    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Return what every token gathers.
-
-        Args:
-            x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, before their features are computed; None changes nothing.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
-                without any allowed key gets zeros.
-
-        Raises:
-            ValueError: x or the mask has another shape, or the mask is not bool.
-        """
-        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
+    def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         features = functools.partial(
             _features, directions_FC=self.directions, key_padding_mask=key_padding_mask, causal=self.causal
         )
-        mixed_BHTC = kernel_attention(
-            q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask
-        )
-        return self.join(mixed_BHTC)
+        return kernel_attention(q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask)
 
 
 def _features(

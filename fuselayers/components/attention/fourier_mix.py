@@ -10,9 +10,9 @@ Lee-Thorp et al., "FNet: mixing tokens with Fourier transforms", 2021, section 3
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_input, zero_padding
 from ..ranges import Size, in_range
 from ..registry import register
-from .padding import check_input, zero_padding
 
 __all__ = ["FourierMix"]
 

@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..autocast import without_autocast
+from ..checks import zero_padding
 from .inputs import Rotate
-from .padding import zero_padding
 
 __all__ = ["Features", "kernel_attention"]
 

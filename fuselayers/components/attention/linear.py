@@ -30,11 +30,10 @@ class LinearAttention(PackedHeads):
 
     It has no dropout: no probability is ever computed by itself, and the paper drops none.
 
+    The arguments and errors of `PackedHeads`, and:
+
     Args:
         causal: whether a token looks only at itself and the tokens before it.
-
-    Raises:
-        ValueError: heads that do not divide, or a size below one.
 
     >>> LinearAttention(8, num_heads=4, num_kv_heads=2).qkv.out_features
     16
@@ -58,24 +57,14 @@ class LinearAttention(PackedHeads):
         self.causal = causal
 
     def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Return what every token gathers.
+        """[B, T, D] -> [B, T, D]; the arguments of `PackedHeads.forward`.
 
-        Args:
-            x_BTD: [B, T, D].
-            rotate: turns the features above the fraction bar and leaves those below it, so that these stay positive
-                and the weights depend on distances (Su et al., "RoFormer", 2021, equation 19); None leaves both.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
-                without any allowed key gets zeros.
-
-        Raises:
-            ValueError: x or the mask has another shape, or the mask is not bool.
+        `rotate` turns the features in the numerator and leaves those in the denominator, which stay positive, so that
+        the weights depend on distances (Su et al., "RoFormer", 2021, equation 19).
         """
-        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, key_padding_mask=key_padding_mask)
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, key_padding_mask)
         mixed_BHTC = kernel_attention(
-            *(q_BHTC, k_BGTC, v_BGTC, _features),
-            causal=self.causal,
-            key_padding_mask=key_padding_mask,
-            rotate=rotate,
+            *(q_BHTC, k_BGTC, v_BGTC, _features), causal=self.causal, key_padding_mask=key_padding_mask, rotate=rotate
         )
         return self.join(mixed_BHTC)
 

@@ -16,15 +16,13 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_length
-from ..plain_linear import is_plain_linear
+from ..checks import check_length, zero_padding
+from ..hooks import is_plain_linear
 from ..ranges import Probability, Size, in_range
 from ..registry import register
-from .inputs import Rotate
 from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
-from .padding import zero_padding
 
 __all__ = ["LinformerAttention"]
 
@@ -78,25 +76,13 @@ class LinformerAttention(PackedHeads):
         self.key_projection = nn.Linear(context_length, projected_length, bias=False)
         self.value_projection = None if share_projection else nn.Linear(context_length, projected_length, bias=False)
 
-    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Return what every token gathers.
-
-        Args:
-            x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, before the keys are projected; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored.
-
-        Raises:
-            ValueError: x or the mask has another shape, the mask is not bool, or x is longer than the context.
-        """
-        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
-        tokens = x_BTD.shape[1]
-        check_length(tokens, self.context_length, built="attention")
+    def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        check_length(q_BHTC.shape[-2], self.context_length, built="attention")
         of_values = self.key_projection if self.value_projection is None else self.value_projection
         k_BGPC = self._mixtures(self.key_projection, zero_padding(k_BGTC, key_padding_mask))
         v_BGPC = self._mixtures(of_values, zero_padding(v_BGTC, key_padding_mask))
         rules = Rules(scale=1 / math.sqrt(self.head_dim))
-        return self.join(attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0))
+        return attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0)
 
     def _mixtures(self, projection: nn.Linear, x_BGTC: Tensor) -> Tensor:
         """Project along the tokens: [B, G, T, C] -> [B, G, P, C]."""

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from ..ranges import Probability, Size, in_range
 from ..registry import register
-from .inputs import Rotate
 from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
@@ -37,14 +36,13 @@ __all__ = ["LocalAttention"]
 class LocalAttention(PackedHeads):
     """Attention to neighbours, in time and memory that grow with the number of tokens times the window.
 
+    The arguments and errors of `PackedHeads`, and:
+
     Args:
         window: the range of a token, in tokens, itself included: those less than `window` away, on both sides, or
             before it if causal.
         dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
         causal: whether a token looks only at itself and the tokens before it.
-
-    Raises:
-        ValueError: heads that do not divide, a size below one, or a dropout outside [0, 1).
 
     >>> LocalAttention(8, num_heads=2, window=3).window
     3
@@ -71,20 +69,8 @@ class LocalAttention(PackedHeads):
         self.dropout = dropout
         self.causal = causal
 
-    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Return what every token gathers.
-
-        Args:
-            x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, as `Position.rotate` does; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
-                without any allowed key gets zeros.
-
-        Raises:
-            ValueError: x or the mask has another shape, or the mask is not bool.
-        """
-        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
-        batch, tokens, _ = x_BTD.shape
+    def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        batch, _, tokens, _ = q_BHTC.shape
         size = min(self.window, tokens)
         end = -tokens % size
         blocks = (tokens + end) // size
@@ -93,7 +79,7 @@ class LocalAttention(PackedHeads):
         around = (size, end if self.causal else end + size)
         span = (2 if self.causal else 3) * size
         k_XGSC, v_XGSC = (_spans(part, span, size, around) for part in (k_BGTC, v_BGTC))
-        mask_NWS = _band(tokens, span, size, around, causal=self.causal, device=x_BTD.device)
+        mask_NWS = _band(tokens, span, size, around, causal=self.causal, device=q_BHTC.device)
         mask_BNWS = mask_NWS.expand(batch, -1, -1, -1)
         if key_padding_mask is not None:
             real_BNS = F.pad(key_padding_mask, around).unfold(1, span, size)
@@ -101,7 +87,7 @@ class LocalAttention(PackedHeads):
         rules = Rules(scale=1 / math.sqrt(self.head_dim), mask=mask_BNWS.flatten(0, 1)[:, None])
         mixed_XHWC = attend(q_XHWC, k_XGSC, v_XGSC, rules, p=self.dropout if self.training else 0.0)
         mixed_BHNWC = torch.unflatten(mixed_XHWC, 0, (batch, blocks)).movedim(1, 2)
-        return self.join(mixed_BHNWC.flatten(2, 3)[:, :, :tokens])
+        return mixed_BHNWC.flatten(2, 3)[:, :, :tokens]
 
 
 def _spans(x_BGTC: Tensor, span: int, size: int, around: tuple[int, int]) -> Tensor:

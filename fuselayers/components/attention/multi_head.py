@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
-from ..checks import check_sequence
-from ..plain_linear import is_plain_linear
+from ..checks import check_padding, check_sequence
+from ..hooks import is_plain_linear
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, options, register
 from .cache import KeyValueCache
@@ -33,7 +33,6 @@ from .inputs import Rotate
 from .kernels import KERNELS, Kernel, attend
 from .masks import Rules, check_bias, check_mask
 from .packed_heads import PackedHeads
-from .padding import check_padding
 
 __all__ = ["MultiHeadAttention"]
 
@@ -96,12 +95,7 @@ class MultiHeadAttention(PackedHeads):
     ) -> None:
         _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
         super().__init__(
-            hidden_dim,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            bias=bias,
-            out_bias=out_bias,
+            hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, out_bias=out_bias
         )
         self.dropout = dropout
         self.window = window

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from ..autocast import without_autocast
-from ..checks import check_odd
+from ..checks import check_odd, zero_padding
 from ..ranges import Size, in_range
 from ..registry import register
-from .inputs import Rotate
 from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
-from .padding import zero_padding
 
 __all__ = ["NystromAttention"]
 
@@ -82,20 +80,8 @@ class NystromAttention(PackedHeads):
                 bias=False,
             )
 
-    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Return what every token gathers.
-
-        Args:
-            x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, before the means are taken; None leaves them.
-            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A row without a
-                real token gets zeros.
-
-        Raises:
-            ValueError: x or the mask has another shape, or the mask is not bool.
-        """
-        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
-        member_BMT = _segments(x_BTD, key_padding_mask, min(self.num_landmarks, x_BTD.shape[1]))
+    def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        member_BMT = _segments(q_BHTC, key_padding_mask, self.num_landmarks)
         group = self.num_heads // self.num_kv_heads
         q_means_BHMC = _means(q_BHTC, member_BMT)
         k_means_BHMC = _means(k_BGTC, member_BMT).repeat_interleave(group, dim=1)
@@ -111,19 +97,21 @@ class NystromAttention(PackedHeads):
             mixed_BHTC = mixed_BHTC + self.value_conv(
                 zero_padding(v_BGTC, key_padding_mask).repeat_interleave(group, dim=1)
             )
-        return self.join(mixed_BHTC)
+        return mixed_BHTC
 
 
-def _segments(x_BTD: Tensor, key_padding_mask: Tensor | None, landmarks: int) -> Tensor:
+def _segments(q_BHTC: Tensor, key_padding_mask: Tensor | None, most: int) -> Tensor:
     """Return which tokens each landmark is the mean of: bool [B, M, T], or [1, M, T] without padding.
 
     Segments are counted in real tokens, so that padding moves no border. In a row with fewer real tokens than landmarks
     some landmarks have none.
     """
-    real_BT = x_BTD.new_ones(x_BTD.shape[1], dtype=torch.bool)[None] if key_padding_mask is None else key_padding_mask
+    tokens = q_BHTC.shape[-2]
+    landmarks = min(most, tokens)
+    real_BT = q_BHTC.new_ones(1, tokens, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
     count_B1 = real_BT.sum(-1, keepdim=True)
     segment_BT = (real_BT.cumsum(-1) - 1) * landmarks // count_B1.clamp(min=1)
-    number_M1 = torch.arange(landmarks, device=x_BTD.device)[:, None]
+    number_M1 = torch.arange(landmarks, device=q_BHTC.device)[:, None]
     return (segment_BT[:, None] == number_M1) & real_BT[:, None]
 
 

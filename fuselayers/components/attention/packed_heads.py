@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ..checks import check_input
 from .inputs import Rotate
-from .padding import check_input
 
 __all__ = ["PackedHeads"]
 
@@ -27,7 +27,7 @@ class PackedHeads(nn.Module):
         out_bias: whether the second one has one; None for the same as `bias`.
 
     Raises:
-        ValueError: heads that do not divide.
+        ValueError: heads that do not divide, or a number out of its range.
     """
 
     # What extra_repr shows beside the heads.
@@ -60,18 +60,31 @@ class PackedHeads(nn.Module):
         self.qkv = nn.Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
         self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias if out_bias is None else out_bias)
 
-    def project(
-        self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of every token, after a check of x and the mask: [B, H, T, C], [B, G, T, C].
+    def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Return the attention of every token: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: puts positions into queries and keys, as `Position.rotate` does; None leaves them.
+            key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
+                without any allowed key gets zeros before the output projection.
 
         Raises:
             ValueError: x or the mask has another shape, or the mask is not bool.
         """
-        check_input(x_BTD, self.hidden_dim, key_padding_mask)
-        q_BHTC, k_BGTC, v_BGTC = (part.transpose(1, 2) for part in self.split(x_BTD))
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, key_padding_mask)
         if rotate is not None:
             q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)
+        return self.join(self.mix(q_BHTC, k_BGTC, v_BGTC, key_padding_mask))
+
+    def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Return the result of every head, [B, H, T, C]; for subclasses that do not override `forward`."""
+        raise NotImplementedError
+
+    def project(self, x_BTD: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Check x and the mask; return queries, keys and values of every token: [B, H, T, C], [B, G, T, C] twice."""
+        check_input(x_BTD, self.hidden_dim, key_padding_mask)
+        q_BHTC, k_BGTC, v_BGTC = (part.transpose(1, 2) for part in self.split(x_BTD))
         return q_BHTC, k_BGTC, v_BGTC
 
     def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import check_input, zero_padding
 from ..ranges import Size, in_range
 from ..registry import register
-from .padding import check_input, zero_padding
 
 __all__ = ["PoolingMix"]
 

@@ -293,21 +293,16 @@ def _generators(device: torch.device) -> tuple[Tensor, ...]:
     return *states, torch.get_device_module(device).get_rng_state(device)
 
 
-def _set_generators(states: tuple[Tensor, ...], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    for state in states[1:]:
-        torch.get_device_module(device).set_rng_state(state, device)
-
-
 @contextlib.contextmanager
 def _replayed(states: tuple[Tensor, ...] | None, device: torch.device) -> Iterator[None]:
     """Set the generators to these states, and restore them afterwards."""
     if states is None:
         yield
         return
-    now = _generators(device)
-    _set_generators(states, device)
-    try:
+    of_cpu, *of_device = states
+    devices = [device for _ in of_device]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.set_rng_state(of_cpu)
+        for state in of_device:
+            torch.get_device_module(device).set_rng_state(state, device)
         yield
-    finally:
-        _set_generators(now, device)

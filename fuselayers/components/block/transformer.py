@@ -29,20 +29,15 @@ __all__ = ["TransformerBlock"]
 class TransformerBlock(nn.Module):
     """Self-attention, cross-attention where one is chosen, and a feedforward.
 
+    The arguments of `Model`, of which it takes those of a single block, and:
+
     Args:
-        hidden_dim: D, the width of the model.
-        attention: the attention and its options.
-        feedforward: the feedforward and its options.
-        norm: the norm and its options.
-        residual: the residual style and its options.
         cross_attention: the attention to the memory, or None for a block without one.
         dropout: probability of dropping a value of a sublayer's output before it joins the residual stream.
         causal: whether a token looks only at itself and the tokens before it.
         layer: which block of the model this is, from 0.
         num_layers: number of blocks of the model.
         context_length: longest sequence in tokens; None where no component of the block needs it.
-        backend: the backend of the fused layers inside; None calls their ops directly.
-        partition: how they choose what is saved for backward.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or, by its kind

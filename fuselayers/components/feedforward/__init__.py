@@ -1,7 +1,7 @@
 """Feedforward layers: what a block does to each token, most of them to each by itself."""
 
 from .conv_mlp import ConvMLP as ConvMLP
-from .fused_mlp import FusedMLP as FusedMLP
 from .gated_mlp import GatedMLP as GatedMLP
 from .mixture_of_experts import MixtureOfExperts as MixtureOfExperts
 from .mlp import MLP as MLP
+from .mlp import FusedMLP as FusedMLP

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops import dropout
-from ..attention.padding import check_input, zero_padding
-from ..checks import check_odd
+from ..checks import check_input, check_odd, zero_padding
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width

@@ -28,10 +28,9 @@ from torch import Tensor, nn
 from ..._torch.dispatch import transforms_are_active
 from ..._torch.guards import disable_dynamo
 from ...names import no_such
-from ..attention.padding import check_input
 from ..autocast import without_autocast
-from ..checks import check_last_dim
-from ..plain_linear import is_plain_linear
+from ..checks import check_input, check_last_dim
+from ..hooks import is_plain_linear
 from ..ranges import Count, NotNegative, Positive, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
 
@@ -184,7 +183,8 @@ class MixtureOfExperts(nn.Module):
                 y_NKD = self._all_in_runs(x_ND, order_A, sizes_E)
             else:
                 y_NKD = self._in_slots(x_ND, real_N, chosen_NK, order_A, sizes_E)
-            y_ND = _weighted_sum(y_NKD, weights_NK)
+            # Added in the dtype of the weights, float32 at least.
+            y_ND = (y_NKD * weights_NK[..., None]).sum(1).to(y_NKD.dtype)
         for expert in self.shared:
             y_ND = y_ND + expert(x_ND)
         return y_ND.view(x.shape)
@@ -321,8 +321,3 @@ def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor
 
 def _run_slots(experts: nn.ModuleList, x_ECD: Tensor) -> Tensor:
     return torch.stack([expert(x_CD) for expert, x_CD in zip(experts, x_ECD.unbind(), strict=True)])
-
-
-def _weighted_sum(y_NKD: Tensor, weights_NK: Tensor) -> Tensor:
-    """Return the sum over K, added in the weights' dtype and returned in y's: [N, D]."""
-    return (y_NKD * weights_NK[..., None]).sum(1).to(y_NKD.dtype)

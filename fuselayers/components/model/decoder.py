@@ -18,16 +18,9 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
-from .sampling import check_sampling, continued, generating
+from .sampling import continued, generating
 from .stack import Stack
-from .tokens import (
-    build_token_embedding,
-    check_like_tokens,
-    check_tokens,
-    look_up,
-    to_logits,
-    token_loss,
-)
+from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
 __all__ = ["Decoder"]
 
@@ -36,23 +29,10 @@ __all__ = ["Decoder"]
 class Decoder(Stack):
     """A decoder-only transformer.
 
-    The arguments of `Stack` but causal and cross_attention, and:
+    The arguments and errors of `Model`, and:
 
     Args:
-        vocab_size: V, number of different tokens.
-        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
-        embedding: the embedding of the tokens and its options.
-        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
-        tie_embeddings: whether the output layer uses the table of the token embeddings.
-        logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
         logit_soft_cap: the bound of the logits, cap * tanh(logits / cap), 30 in Gemma 2; None for no bound.
-        init: how the initial weights are drawn, see `initialise`.
-        init_std: their deviation, as far as the scheme leaves it open.
-        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
-            multiplies the logits by base_width / hidden_dim.
-
-    Raises:
-        ValueError: an unknown name or option, sizes that do not fit, or a number out of its range.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
     >>> model = Decoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
@@ -177,7 +157,6 @@ class Decoder(Stack):
             ValueError: the tokens have another shape, num_tokens or temperature is negative, or top_k is below one.
         """
         check_tokens(tokens_BT)
-        check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
 
         def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None) -> Tensor:
             return self._logits(self.features(newest_BT, caches=caches)[:, -1])
@@ -188,7 +167,7 @@ class Decoder(Stack):
                 num_tokens,
                 logits_of,
                 context_length=self.context_length,
-                caches=self.new_caches(min(self.context_length, tokens_BT.shape[1] + num_tokens)),
+                new_caches=self.new_caches,
                 temperature=temperature,
                 top_k=top_k,
                 generator=generator,

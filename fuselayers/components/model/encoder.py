@@ -20,14 +20,7 @@ from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import (
-    build_token_embedding,
-    check_like_tokens,
-    check_tokens,
-    look_up,
-    to_logits,
-    token_loss,
-)
+from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
 __all__ = ["Encoder"]
 
@@ -36,22 +29,11 @@ __all__ = ["Encoder"]
 class Encoder(Stack):
     """An encoder-only transformer with a head that predicts masked tokens.
 
-    The arguments of `Stack` but causal and cross_attention, and:
+    The arguments and errors of `Model`, and:
 
     Args:
-        vocab_size: V, number of different tokens.
         norm: the norm and its options, for the embeddings, the blocks and the head.
         num_segments: number of segments a sequence may consist of; 0 for no segment embeddings.
-        embedding: the embedding of the tokens and its options.
-        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
-        tie_embeddings: whether the output layer uses the table of the token embeddings.
-        init: how the initial weights are drawn, see `initialise`.
-        init_std: their deviation, as far as the scheme leaves it open.
-        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
-            multiplies the logits by base_width / hidden_dim.
-
-    Raises:
-        ValueError: an unknown name or option, sizes that do not fit, or a dropout outside [0, 1).
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
     >>> model = Encoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)

@@ -22,7 +22,7 @@ from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
 from .model import Model
-from .sampling import check_sampling, continued, generating
+from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
     IGNORED,
@@ -45,37 +45,24 @@ class EncoderDecoder(Model):
     The default alpha of the residual style deepnorm is that of a pair: 0.81 (N^4 M)^(1/16) in the encoder of N
     blocks, (3 M)^(1/4) in the decoder of M (Wang et al. 2022, figure 2).
 
+    The arguments and errors of `Model`, and:
+
     Args:
         vocab_size: V, number of different tokens, of source and target together.
-        hidden_dim: D, the width of the model.
         num_layers: number of blocks of the encoder.
         num_decoder_layers: number of blocks of the decoder; None for as many as the encoder has.
         context_length: longest source and longest target in tokens that it is trained on.
-        attention: the attention of both stacks and its options.
         cross_attention: the attention to the memory; None for the choice of `attention`, unless that has a window.
-        feedforward: the feedforward and its options.
-        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the ends.
-        residual: the residual style and its options.
         position: the kind of position and its options; each stack has its own, cross-attention none.
-        embedding: the embedding of the tokens and its options.
-        block: the kind of block, by name or with its options.
         layers: other components for some of the encoder's blocks, see `LayerChange`.
         decoder_layers: other components for some of the decoder's blocks.
         dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of the output of the
             norm at the end of a stack, as in T5; 0 <= dropout < 1.
-        tie_embeddings: whether the output layer uses the table of the token embeddings.
         logit_scale: factor of the logits; hidden_dim ** -0.5 in the first T5, which ties.
         start_token: the token that a target is generated from.
-        init: how the initial weights are drawn, see `initialise`.
-        init_std: their deviation, as far as the scheme leaves it open.
-        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
-            multiplies the logits by base_width / hidden_dim.
-        backend: the backend of the fused layers; None calls their ops directly.
-        partition: how they choose what is saved for backward.
 
     Raises:
-        ValueError: an unknown name or option, sizes that do not fit, an attention that cannot look at a memory, or a
-            number out of its range.
+        ValueError: an attention cannot look at a memory, or start_token is outside the vocabulary.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
     >>> model = EncoderDecoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
@@ -242,14 +229,7 @@ class EncoderDecoder(Model):
         return self._ended(self.decoder, x_BTD)
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0.
-
-        >>> heads = Choice("multi_head", {"num_heads": 2})
-        >>> model = EncoderDecoder(vocab_size=10, hidden_dim=8, num_layers=1, context_length=4, attention=heads)
-        >>> loss = model(*model.example_inputs(device="cpu"))
-        >>> loss.shape
-        torch.Size([])
-        """
+        """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0."""
         return example_tokens(batch_size, self.context_length, device)
 
     @torch.no_grad()
@@ -285,7 +265,6 @@ class EncoderDecoder(Model):
         """
         check_tokens(source_BS, "source")
         check_like_tokens("source_padding_mask", source_padding_mask, source_BS, dtype=torch.bool, like="source")
-        check_sampling(num_tokens=num_tokens, temperature=temperature, top_k=top_k)
         tokens_BT = source_BS.new_full((len(source_BS), 1), self.start_token)
         with generating(self):
             memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
@@ -299,7 +278,7 @@ class EncoderDecoder(Model):
                 num_tokens,
                 logits_of,
                 context_length=self.context_length,
-                caches=self.decoder.new_caches(min(self.context_length, 1 + num_tokens)),
+                new_caches=self.decoder.new_caches,
                 temperature=temperature,
                 top_k=top_k,
                 generator=generator,

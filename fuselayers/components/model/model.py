@@ -9,7 +9,34 @@ __all__ = ["Model"]
 
 
 class Model(nn.Module):
-    """The base of the models.
+    """The base of the models. Each model takes those of these arguments that its signature lists.
+
+    Args:
+        vocab_size: V, number of different tokens.
+        hidden_dim: D, the width of the model.
+        num_layers: number of blocks.
+        context_length: longest sequence in tokens that it is trained on.
+        attention: the attention and its options.
+        feedforward: the feedforward and its options.
+        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
+        residual: the residual style and its options.
+        position: the kind of position and its options.
+        embedding: the embedding of the tokens and its options.
+        block: the kind of block, by name or with its options.
+        layers: other components for some of the blocks, see `LayerChange`.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        tie_embeddings: whether the output layer uses the table of the token embeddings.
+        logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
+        init: how the initial weights are drawn, see `initialise`.
+        init_std: their deviation, as far as the scheme leaves it open.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
+            multiplies the logits by base_width / hidden_dim.
+        backend: the backend of the fused layers; None calls their ops directly.
+        partition: how they choose what is saved for backward.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
+            number out of its range.
 
     >>> model = Model()
     >>> model.layer = nn.Linear(2, 3)

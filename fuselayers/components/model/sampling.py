@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...partition import disable_fusion
 from ..attention import KeyValueCache
 
-__all__ = ["check_sampling", "continued", "generating", "next_token"]
+__all__ = ["continued", "generating", "next_token"]
 
 
 @contextlib.contextmanager
@@ -31,16 +31,6 @@ def generating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in in_training:
             module.training = True
-
-
-def check_sampling(*, num_tokens: int, temperature: float, top_k: int | None) -> None:
-    """Raise ValueError for an invalid argument of `generate`."""
-    if num_tokens < 0:
-        raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
 
 
 def next_token(
@@ -69,7 +59,7 @@ def continued(
     logits_of: Callable[[Tensor, Sequence[KeyValueCache] | None], Tensor],
     *,
     context_length: int,
-    caches: Sequence[KeyValueCache] | None,
+    new_caches: Callable[[int], Sequence[KeyValueCache] | None],
     temperature: float,
     top_k: int | None,
     generator: torch.Generator | None,
@@ -82,12 +72,22 @@ def continued(
         logits_of: tokens and caches -> the logits of the next token. With caches it gets the tokens that they do not
             hold yet, else the last `context_length`.
         context_length: the most tokens that the model takes.
-        caches: empty ones, or None. They are dropped when the context is full: from then on each new token shifts all
-            others, and everything is recomputed.
+        new_caches: capacity -> empty caches, or None. They are dropped when the context is full: from then on each new
+            token shifts all others, and everything is recomputed.
         temperature: as for `next_token`.
         top_k: as for `next_token`.
         generator: as for `next_token`.
+
+    Raises:
+        ValueError: num_tokens or temperature is negative, or top_k is below one.
     """
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
+    caches = new_caches(min(context_length, tokens_BT.shape[1] + num_tokens))
     for _ in range(num_tokens):
         if tokens_BT.shape[1] > context_length:
             caches = None

@@ -28,26 +28,11 @@ __all__ = ["Stack"]
 class Stack(Model):
     """Blocks in a row, their positions, and a norm at the end if their residual style needs one.
 
-    Args:
-        hidden_dim: D, the width of the model.
-        num_layers: number of blocks.
-        context_length: longest sequence in tokens that it is trained on.
-        attention: the attention and its options.
-        feedforward: the feedforward and its options.
-        norm: the norm and its options, for the blocks and the end.
-        residual: the residual style and its options.
-        position: the kind of position and its options.
-        block: the kind of block, by name or with its options.
-        layers: other components for some of the blocks, see `LayerChange`.
-        cross_attention: the attention to the memory, or None for blocks without one.
-        dropout: probability of dropping a value of each sublayer's output, 0 <= dropout < 1.
-        causal: whether a token looks only at itself and the tokens before it.
-        backend: the backend of the fused layers; None calls their ops directly.
-        partition: how they choose what is saved for backward.
+    The arguments and errors of `Model`; its subclasses also apply dropout to the embeddings.
 
-    Raises:
-        ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
-            number out of its range.
+    Args:
+        cross_attention: the attention to the memory, or None for blocks without one.
+        causal: whether a token looks only at itself and the tokens before it.
     """
 
     @in_range
@@ -74,13 +59,7 @@ class Stack(Model):
         self.hidden_dim = hidden_dim
         self.context_length = context_length
         self.dropout = dropout
-        parts = {
-            "attention": attention,
-            "feedforward": feedforward,
-            "norm": norm,
-            "residual": residual,
-            "block": block,
-        }
+        parts = {"attention": attention, "feedforward": feedforward, "norm": norm, "residual": residual, "block": block}
         of_layers = changed_parts(parts, layers, num_layers=num_layers)
         built_in: dict[str, Any] = {
             "cross_attention": cross_attention,
@@ -96,31 +75,22 @@ class Stack(Model):
             for layer, chosen in enumerate(dict(of_layer) for of_layer in of_layers)
         )
         num_heads = getattr(self.blocks[0].attention, "num_heads", None)
-        sizes = {
-            "context_length": context_length,
-            "hidden_dim": hidden_dim,
-            "num_heads": num_heads,
-            "causal": causal,
-        }
+        sizes = {"context_length": context_length, "hidden_dim": hidden_dim, "num_heads": num_heads, "causal": causal}
         self.position: Position = create("position", position, **accepted("position", position, **sizes))
         wanted_by = f"position {as_choice(position).name!r}"
-        for built, of_layer in zip(self.blocks, of_layers, strict=True):
+        for layer, (built, of_layer) in enumerate(zip(self.blocks, of_layers, strict=True)):
             for ability in sorted(self.position.needs):
                 check_able(of_layer["attention"], ability, wanted_by=wanted_by)
             head_dim = getattr(built.attention, "head_dim", None)
             if head_dim is not None:
                 self.position.check_head_dim(head_dim)
-        if "bias" in self.position.needs:
-            for layer, built in enumerate(self.blocks):
-                heads = getattr(built.attention, "num_heads", None)
-                if heads != num_heads:
-                    raise ValueError(
-                        f"{wanted_by} has one bias for the heads of every layer, which must be as "
-                        f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
-                    )
-        self.norm: Norm | None = None
-        if self.blocks[-1].final_norm:
-            self.norm = create("norm", norm, hidden_dim)
+            heads = getattr(built.attention, "num_heads", None)
+            if "bias" in self.position.needs and heads != num_heads:
+                raise ValueError(
+                    f"{wanted_by} has one bias for the heads of every layer, which must be as "
+                    f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
+                )
+        self.norm: Norm | None = create("norm", norm, hidden_dim) if self.blocks[-1].final_norm else None
 
     def run_blocks(self, x_BTD: Tensor, *, caches: Sequence[KeyValueCache] | None = None, **inputs: Any) -> Tensor:
         """Return the stream after all blocks and the norm: [B, T, D] -> [B, T, D].

@@ -4,6 +4,8 @@ tokens, targets   [B, T]      B batch, T tokens
 logits            [B, T, V]   V vocabulary
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,9 +44,11 @@ def check_like_tokens(
     name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype, like: str = "tokens"
 ) -> None:
     """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype."""
-    if other is not None and not isinstance(other, Tensor):
+    if other is None:
+        return
+    if not isinstance(other, Tensor):
         raise TypeError(f"{name} must be a tensor like {like}, got {type(other).__name__}; use torch.tensor({name})")
-    if other is not None and (other.shape != tokens.shape or other.dtype != dtype):
+    if other.shape != tokens.shape or other.dtype != dtype:
         raise ValueError(
             f"{name} must be {dtype} {list(tokens.shape)} like {like}, got {other.dtype} {list(other.shape)}"
         )
@@ -77,17 +81,14 @@ def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Te
     Raises:
         ValueError: a token is outside the table. In a fused model and on a GPU the check is torch's own.
     """
-    embedded: Tensor
     if torch.compiler.is_compiling():
-        embedded = embedding(tokens)
-        return embedded
+        return cast(Tensor, embedding(tokens))
     try:
-        embedded = embedding(tokens)
+        return cast(Tensor, embedding(tokens))
     except IndexError as error:
         raise ValueError(
             f"{name} must be in 0..{embedding.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}"
         ) from error
-    return embedded
 
 
 def to_logits(x: Tensor, head: nn.Module | Tensor, *, bias_V: Tensor | None = None, scale: float = 1.0) -> Tensor:

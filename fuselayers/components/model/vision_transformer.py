@@ -32,7 +32,7 @@ Pooling = Literal["class_token", "mean"]
 class VisionTransformer(Stack):
     """An encoder of patches with a linear head.
 
-    The arguments of `Stack` but causal and cross_attention, and:
+    The arguments and errors of `Model`, and:
 
     Args:
         image_size: S, the side of the square images in pixels, a multiple of patch_size.
@@ -40,17 +40,8 @@ class VisionTransformer(Stack):
         num_classes: number of different classes.
         channels: of an image, 3 for colours.
         pooling: the input of the head: a learned token beside the patches, or the mean of the patches.
-        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
         position: the kind of position and its options; the class token has one too.
         embedding: the embedding of the patches and its options.
-        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
-        init: how the initial weights are drawn, see `initialise`.
-        init_std: their deviation, as far as the scheme leaves it open.
-        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
-            multiplies the logits by base_width / hidden_dim.
-
-    Raises:
-        ValueError: an unknown name or option, sizes that do not fit, or a number out of its range.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
     >>> sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "hidden_dim": 8, "num_layers": 1}
@@ -157,15 +148,7 @@ class VisionTransformer(Stack):
         return x_BTD.mean(1) if self.class_token is None else x_BTD[:, 0]
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0.
-
-        >>> heads = Choice("multi_head", {"num_heads": 2})
-        >>> sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "hidden_dim": 8, "num_layers": 1}
-        >>> model = VisionTransformer(**sizes, attention=heads)
-        >>> loss = model(*model.example_inputs(device="cpu"))
-        >>> loss.shape
-        torch.Size([])
-        """
+        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
         images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
         return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
 

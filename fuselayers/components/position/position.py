@@ -1,13 +1,40 @@
-"""The base of the positions: hooks on the token embeddings, on queries and keys, and on the scores.
+"""The base of the positions, and all of them but rotary: vectors added to embeddings, and biases added to scores.
 
-x      [B, T, D]      B batch, T tokens, D model
+x, y   [B, T, D]      B batch, T tokens, D model
 q, k   [B, H, T, C]   H heads (fewer for k where they are grouped), C channels of a head
-bias   [H, T, S]      S keys
+bias   [H, T, S]      S = first + T keys
+
+learned      y = x + table[:T], with one vector for each position of the context, as in GPT-2 and BERT
+sinusoidal   y = x + table[:T], table[t, 2 i] = sin(t * base^(-2 i / D)), table[t, 2 i + 1] the cosine
+             Vaswani et al. 2017, section 3.5
+alibi        bias[h, t, s] = -slope[h] * |first + t - s|; of H heads, P the largest power of two that is at most H,
+             slope[h] = 2^(-8 (h + 1) / P) if h < P, else 2^(-4 (2 (h - P) + 1) / P), every second slope of 2 P heads
+             Press, Smith, Lewis, "Train short, test long", 2021, section 3, and the authors' released code
+relative     bias[h, t, s] = table[bucket(s - (first + t)), h], table [num_buckets, H]; a distance below half the
+             buckets has its own; longer ones share buckets, which grow logarithmically up to max_distance, and
+             everything beyond is in the last; without causal, keys that follow have half of the buckets
+             Raffel et al. 2020, section 2.1; the buckets of mesh_tensorflow's relative_position_bucket
 """
 
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Position", "check_has_heads"]
+from ..checks import check_length
+from ..ranges import Positive, Size, in_range
+from ..registry import register
+
+__all__ = [
+    "ALiBiPosition",
+    "LearnedPosition",
+    "NoPosition",
+    "Position",
+    "RelativePosition",
+    "SinusoidalPosition",
+]
 
 
 class Position(nn.Module):
@@ -15,7 +42,6 @@ class Position(nn.Module):
 
     `first` is the position of the first token: 0, or during generation the number of earlier tokens.
 
-    >>> import torch
     >>> x = torch.ones(1, 2, 3)
     >>> Position()(x) is x
     True
@@ -50,7 +76,197 @@ class Position(nn.Module):
         return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))
 
 
-def check_has_heads(name: str, num_heads: int | None) -> int:
+@register("position", "none")
+class NoPosition(Position):
+    """Leaves embeddings, queries and keys as they are: a causal model can count them by itself (Haviv et al. 2022)."""
+
+
+@register("position", "learned")
+class LearnedPosition(Position):
+    """Adds a learned vector per position.
+
+    Args:
+        context_length: L, the longest sequence in tokens.
+        hidden_dim: D, the width of the model.
+
+    Raises:
+        ValueError: a size is below one; in `embed`, the sequence is longer than the context.
+
+    >>> LearnedPosition(16, 8).table.weight.shape
+    torch.Size([16, 8])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"context_length", "hidden_dim"})
+
+    @in_range
+    def __init__(self, context_length: Size, hidden_dim: Size) -> None:
+        super().__init__()
+        self.table = nn.Embedding(context_length, hidden_dim)
+        # torch's own init, a deviation of 1, would drown token embeddings of the usual deviation 0.02.
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [B, T, D], first + T at most the context's length."""
+        end = first + x_BTD.shape[-2]
+        check_length(end, self.table.num_embeddings, built="model")
+        return x_BTD + self.table.weight[first:end]
+
+
+@register("position", "sinusoidal")
+class SinusoidalPosition(Position):
+    """Adds a fixed vector per position; works for any length. Where D is odd, the last wave is a sine alone.
+
+    The vectors have a norm of sqrt(D / 2), far above token embeddings of the usual deviation 0.02; the paper scales
+    those by sqrt(D), as embedding `token` does with `scale`.
+
+    Args:
+        base: the longest wave is about `base` times as long as the shortest, which is 2 pi tokens.
+
+    Raises:
+        ValueError: base is not positive and finite.
+
+    >>> SinusoidalPosition()(torch.zeros(1, 2, 2))
+    tensor([[[0.0000, 1.0000],
+             [0.8415, 0.5403]]])
+    """
+
+    @in_range
+    def __init__(self, *, base: Positive = 10000.0) -> None:
+        super().__init__()
+        self.base = base
+
+    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [B, T, D] in x's dtype, rounded once."""
+        # No table is stored; see Note: [no stored table] in rotary.py.
+        tokens, hidden_dim = x_BTD.shape[-2:]
+        wave = torch.arange((hidden_dim + 1) // 2, device=x_BTD.device, dtype=torch.float32)
+        position = torch.arange(first, first + tokens, device=x_BTD.device, dtype=torch.float32)
+        angle = position[:, None] * self.base ** (wave * (-2 / hidden_dim))
+        table_TD = torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[:, :hidden_dim]
+        return (x_BTD + table_TD).to(x_BTD.dtype)
+
+    def extra_repr(self) -> str:
+        return f"base={self.base}"
+
+
+@register("position", "alibi")
+class ALiBiPosition(Position):
+    """Adds a bias to the scores that grows with the distance; no parameters, any length.
+
+    It is the same on both sides of a token, so it does not depend on whether the attention is causal.
+
+    Args:
+        num_heads: H, the number of query heads.
+
+    Raises:
+        ValueError: num_heads is below one, or None: the attention has no heads.
+
+    >>> bias_HTS = ALiBiPosition(num_heads=4).bias(torch.zeros(1, 3, 8))
+    >>> bias_HTS[:, 2, 1]
+    tensor([-0.2500, -0.0625, -0.0156, -0.0039])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"num_heads"})
+
+    @in_range
+    def __init__(self, *, num_heads: Size | None) -> None:
+        super().__init__()
+        self.num_heads = _check_has_heads("alibi", num_heads)
+
+    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [H, T, first + T] in x's dtype, rounded once."""
+        # No table is stored; see Note: [no stored table] in rotary.py.
+        key = torch.arange(first + x_BTD.shape[-2], device=x_BTD.device, dtype=torch.float32)
+        distance_TS = (key[first:, None] - key).abs()
+        return (distance_TS * -self._slopes(x_BTD.device)[:, None, None]).to(x_BTD.dtype)
+
+    def _slopes(self, device: torch.device) -> Tensor:
+        power = 1 << (self.num_heads.bit_length() - 1)
+        place = torch.arange(1, self.num_heads + 1, device=device, dtype=torch.float32)
+        # The further slopes of 2 P heads are half a step before those of P heads.
+        place = torch.where(place <= power, place, place - power - 0.5)
+        return torch.exp2(place * (-8 / power))
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}"
+
+
+@register("position", "relative")
+class RelativePosition(Position):
+    """Adds a learned bias per head and range of distances to the scores of every layer; works for any length.
+
+    Args:
+        num_heads: H, the number of query heads.
+        num_buckets: number of ranges of distances, in both directions together.
+        max_distance: distance in tokens from which all share a bucket.
+        causal: whether a token looks only at itself and the tokens before it, so that these have all the buckets.
+
+    Raises:
+        ValueError: num_heads is below one, or None: the attention has no heads; too few buckets; or a max_distance
+            that the buckets of single distances reach already.
+
+    >>> position = RelativePosition(num_heads=2, num_buckets=4, max_distance=3)
+    >>> position.buckets(torch.arange(-4, 1))
+    tensor([3, 3, 2, 1, 0])
+    """
+
+    built_in: ClassVar[frozenset[str]] = frozenset({"num_heads", "causal"})
+
+    # Elsewhere `table` holds vectors; see `carry_weights`.
+    weights_mean: ClassVar[str] = "biases of distances"
+
+    @in_range
+    def __init__(
+        self, *, num_heads: Size | None, num_buckets: Size = 32, max_distance: Size = 128, causal: bool = True
+    ) -> None:
+        super().__init__()
+        fewest = 2 if causal else 4
+        if num_buckets < fewest:
+            kind = "causal" if causal else "not causal"
+            raise ValueError(f"num_buckets must be at least {fewest} where attention is {kind}, got {num_buckets}")
+        self.max_distance = max_distance
+        self.causal = causal
+        self._of_a_side = num_buckets if causal else num_buckets // 2
+        self._single = self._of_a_side // 2
+        if max_distance <= self._single:
+            raise ValueError(
+                f"max_distance must be above {self._single}, the distances with a bucket of their own among "
+                f"{num_buckets}, got {max_distance}; raise it, or take fewer buckets"
+            )
+        self.table = nn.Embedding(num_buckets, _check_has_heads("relative", num_heads))
+        # As the other learned positions: torch's own init, a deviation of 1, would outweigh the scores.
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Return the bucket of each distance, the key's position minus the query's: int64, any shape -> the same shape.
+
+        If attention is causal, later keys are in bucket 0.
+        """
+        if self.causal:
+            side, distance = torch.zeros_like(distance), (-distance).clamp(min=0)
+        else:
+            side, distance = (distance > 0) * self._of_a_side, distance.abs()
+        # Term by term as in T5's code, in float32: rounding decides where a logarithm is close to an integer.
+        far = torch.log(distance.clamp(min=self._single).float() / self._single)
+        far = far / math.log(self.max_distance / self._single) * (self._of_a_side - self._single)
+        shared = (self._single + far.long()).clamp(max=self._of_a_side - 1)
+        return side + torch.where(distance < self._single, distance, shared)
+
+    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [H, T, first + T] in x's dtype."""
+        tokens = x_BTD.shape[-2]
+        end = first + tokens
+        distance = torch.arange(1 - end, tokens, device=x_BTD.device)
+        # One look-up per distance, not per query and key: row t is a window of the distances, which starts one distance
+        # before that of the previous query.
+        bias_HN = F.embedding(self.buckets(distance), self.table.weight).to(x_BTD.dtype).t()
+        return bias_HN.unfold(-1, end, 1).flip(-2)
+
+    def extra_repr(self) -> str:
+        return f"max_distance={self.max_distance}, causal={self.causal}"
+
+
+def _check_has_heads(name: str, num_heads: int | None) -> int:
     """Return `num_heads`; raise ValueError where it is None. Used by the positions with a bias per head.
 
     Args:

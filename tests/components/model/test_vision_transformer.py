@@ -107,7 +107,7 @@ def test_initial_weights() -> None:
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         (
             {"embedding": "token"},
-            "embedding 'token' (fuselayers.components.embedding.token.TokenEmbedding) does not take the argument "
+            "embedding 'token' (fuselayers.components.embedding.TokenEmbedding) does not take the argument "
             "'patch_size'",
         ),
     ],

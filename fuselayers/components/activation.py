@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ...ops import activate
-from ..registry import register
+from ..ops import activate
+from .registry import register
 
 __all__ = ["GELU", "Activation", "GELUTanh", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "SmeLU", "SquaredReLU", "StarReLU"]
 

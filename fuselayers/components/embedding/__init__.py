@@ -1,4 +1,0 @@
-"""Embeddings: how tokens or pieces of an image become vectors."""
-
-from .patch import PatchEmbedding as PatchEmbedding
-from .token import TokenEmbedding as TokenEmbedding

@@ -1,0 +1,297 @@
+"""Norms over the last dimension, which also join a sublayer's output to the residual stream.
+
+x, residual, y, s   [..., N]
+weight, bias        [N]
+
+layer_norm   y = (x - mean) / sqrt(var + eps) * weight + bias      Ba, Kiros, Hinton 2016
+rms_norm     y = x / sqrt(mean(x^2) + eps) * weight                Zhang, Sennrich 2019; with unit_offset, as in
+             Gemma, weight holds the difference from one: y = ... * (1 + weight)
+dyt          y = weight * tanh(alpha * x) + bias, alpha [1]        Zhu, Chen, He, LeCun, Liu, "Transformers without
+             normalization", 2025, section 4
+skip         y = x
+"""
+
+from collections.abc import Callable
+from typing import ClassVar, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..ops import (
+    NormStyle,
+    bias_dropout_residual,
+    bias_dropout_residual_layer_norm,
+    bias_dropout_residual_rms_norm,
+    check_style,
+    dropout,
+    layer_norm,
+    rms_norm,
+)
+from ..ops.shapes import check_like, check_row_vector, check_rows
+from .checks import check_last_dim
+from .hooks import has_hooks
+from .ranges import NotNegative, Positive, Size, in_range
+from .registry import register
+
+__all__ = ["DynamicTanh", "LayerNorm", "Norm", "RMSNorm", "SkipNorm", "join"]
+
+
+class Norm(nn.Module):
+    """The base of the norms: a subclass has `forward`, and may have a fused `_join`.
+
+    The styles are those of `ops.bias_dropout_residual_layer_norm`; with d = dropout(x + bias, p) and s = d + residual:
+    "post" is norm(s), "pre" is norm(d) + residual, "prenorm" is the pair (norm(s), s).
+    """
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Fill a `weight` with ones and a `bias` with zeros.
+
+        `initialise` calls it; a norm with other initial values overrides it.
+        """
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            parameter = getattr(self, name, None)
+            if parameter is not None:
+                parameter.fill_(value)
+
+    @overload
+    def add(
+        self, x: Tensor, residual: Tensor, *, bias: Tensor | None = ..., p: float = ..., style: Literal["prenorm"] = ...
+    ) -> tuple[Tensor, Tensor]: ...
+    @overload
+    def add(
+        self, x: Tensor, residual: Tensor, *, bias: Tensor | None = ..., p: float = ..., style: Literal["post", "pre"]
+    ) -> Tensor: ...
+    def add(
+        self, x: Tensor, residual: Tensor, *, bias: Tensor | None = None, p: float = 0.0, style: NormStyle = "prenorm"
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return dropout(x + bias, p), joined to `residual` and normalised as `style` says.
+
+        Args:
+            x: [..., N], a sublayer's output.
+            residual: [..., N], the stream it joins.
+            bias: [N], added to x, or None for none.
+            p: dropout probability, 0 <= p < 1; nothing is dropped in eval mode.
+            style: "prenorm" returns (norm(s), s), "post" and "pre" one tensor.
+
+        Raises:
+            ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1).
+            TypeError: x, residual or bias is no floating-point tensor.
+        """
+        check_style(style)
+        # Checked for every norm and style: a plain sum would broadcast.
+        check_rows("x", x)
+        check_like("residual", residual, x)
+        check_row_vector("bias", bias, x)
+        if has_hooks(self):  # a fused op would use the weights of the norm without calling it
+            return Norm._join(self, x, residual, bias, p, style)
+        return self._join(x, residual, bias, p, style)
+
+    def _join(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return join(self, x, residual, bias, p=p, style=style, training=self.training)
+
+
+def join(
+    norm: Callable[[Tensor], Tensor],
+    x: Tensor,
+    residual: Tensor,
+    bias: Tensor | None,
+    *,
+    p: float,
+    style: NormStyle,
+    training: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute `Norm.add` with a norm that is called. Used by `Norm`, and by a fused layer whose norm has hooks.
+
+    >>> join(torch.neg, torch.ones(2), torch.ones(2), None, p=0.0, style="pre", training=True)
+    tensor([0., 0.])
+    """
+    if style == "pre":
+        return norm(dropout(x if bias is None else x + bias, p, training=training)) + residual
+    total = bias_dropout_residual(x, residual, bias=bias, p=p, training=training)
+    normed = norm(total)
+    return (normed, total) if style == "prenorm" else normed
+
+
+@register("norm", "layer_norm")
+class LayerNorm(Norm):
+    """Layer normalisation, with torch's names for its parameters; `add` is one fused op.
+
+    Args:
+        hidden_dim: N, the size of the last dimension.
+        eps: added to the variance.
+        bias: whether there is a shift beside the scale.
+
+    Raises:
+        ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
+
+    >>> norm = LayerNorm(2)
+    >>> normed, total = norm.add(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))
+    >>> total
+    tensor([1., 3.])
+    """
+
+    @in_range
+    def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        self.bias = nn.Parameter(torch.empty(hidden_dim)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] -> [..., N]."""
+        check_last_dim(x, self.hidden_dim)
+        return layer_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
+
+    def _join(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return bias_dropout_residual_layer_norm(
+            x,
+            residual,
+            weight=self.weight,
+            norm_bias=self.bias,
+            bias=bias,
+            p=p,
+            eps=self.eps,
+            style=style,
+            training=self.training,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_dim}, eps={self.eps}, bias={self.bias is not None}"
+
+
+@register("norm", "rms_norm")
+class RMSNorm(Norm):
+    """Root mean square normalisation: a scale, no mean and no shift; `add` is one fused op.
+
+    Args:
+        hidden_dim: N, the size of the last dimension.
+        eps: added to the mean square.
+        unit_offset: whether the weight is the scale minus one. It starts at zero then, and weight decay pulls the scale
+            to one.
+
+    Raises:
+        ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
+
+    >>> RMSNorm(2)(torch.tensor([3.0, -3.0])).detach().round(decimals=3)
+    tensor([ 1., -1.])
+    """
+
+    @in_range
+    def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-6, unit_offset: bool = False) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.eps = eps
+        self.unit_offset = unit_offset
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        self.reset_parameters()
+
+    @property
+    def weights_mean(self) -> str | None:
+        """The meaning of the weight if it is no scale, for `carry_weights`."""
+        return "scale less one" if self.unit_offset else None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the scale to one."""
+        self.weight.fill_(0.0 if self.unit_offset else 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] -> [..., N]."""
+        check_last_dim(x, self.hidden_dim)
+        return rms_norm(x, weight=self._scale(), eps=self.eps)
+
+    def _join(
+        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        return bias_dropout_residual_rms_norm(
+            x, residual, weight=self._scale(), bias=bias, p=p, eps=self.eps, style=style, training=self.training
+        )
+
+    def _scale(self) -> Tensor:
+        if not self.unit_offset:
+            return self.weight
+        # In float32 at least: in bfloat16 the sum has seven bits after the point.
+        return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + 1
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_dim}, eps={self.eps}, unit_offset={self.unit_offset}"
+
+
+@register("norm", "dyt")
+class DynamicTanh(Norm):
+    """A curve that bounds outliers as a norm does, without statistics of x.
+
+    Args:
+        hidden_dim: N, the size of the last dimension.
+        alpha: initial value of the learned steepness; section 7 of the paper has others for large language models.
+        bias: whether there is a shift beside the scale.
+
+    Raises:
+        ValueError: hidden_dim is below one, alpha is not positive and finite, or (in forward) x is not [..., N].
+
+    >>> DynamicTanh(3)(torch.tensor([-1e9, 0.0, 2.0])).detach()
+    tensor([-1.0000,  0.0000,  0.7616])
+    """
+
+    # Its weight is not the scale of a normalised x; see `carry_weights`.
+    weights_mean: ClassVar[str] = "scale of a tanh"
+
+    @in_range
+    def __init__(self, hidden_dim: Size, *, alpha: Positive = 0.5, bias: bool = True) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+        self.initial_alpha = alpha
+        self.alpha = nn.Parameter(torch.empty(1))
+        self.weight = nn.Parameter(torch.empty(hidden_dim))
+        self.bias = nn.Parameter(torch.empty(hidden_dim)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set alpha to its initial value, the weight to ones, the bias to zeros."""
+        super().reset_parameters()
+        self.alpha.fill_(self.initial_alpha)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] -> [..., N] in x's dtype."""
+        check_last_dim(x, self.hidden_dim)
+        y = self.weight * (self.alpha * x).tanh()
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_dim}, alpha={self.initial_alpha}, bias={self.bias is not None}"
+
+
+@register("norm", "skip")
+class SkipNorm(Norm):
+    """Returns x; `add` is the sum alone.
+
+    Args:
+        hidden_dim: N, the size of the last dimension.
+
+    Raises:
+        ValueError: hidden_dim is below one, or (in forward) x is not [..., N].
+
+    >>> SkipNorm(2)(torch.tensor([3.0, -3.0]))
+    tensor([ 3., -3.])
+    """
+
+    @in_range
+    def __init__(self, hidden_dim: Size) -> None:
+        super().__init__()
+        self.hidden_dim = hidden_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., N] -> [..., N]."""
+        check_last_dim(x, self.hidden_dim)
+        return x
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_dim}"

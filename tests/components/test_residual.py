@@ -1,0 +1,203 @@
+"""Every residual style against its formula, and what all styles have in common."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselayers.components import Choice, Residual, create, names, register, registry
+from fuselayers.ops import dropout
+from tests.components.compare import assert_same_step, randomise
+
+D = 6
+Formula = Callable[[Residual, Tensor, nn.ModuleList], Tensor]
+
+
+class Branches(nn.Module):
+    def __init__(self, residual: Residual, number: int, formula: Formula | None = None) -> None:
+        super().__init__()
+        self.residual, self.formula = residual, formula
+        self.linear = nn.ModuleList(nn.Linear(D, D) for _ in range(number)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.formula is not None:
+            return self.formula(self.residual, x, self.linear)
+        y: Tensor = self.residual(x, list(self.linear))
+        return y
+
+
+def made(kind: str, *, number: int = 2, **options: object) -> Residual:
+    built_in = {name: options.pop(name) for name in ("layer", "num_layers", "dropout") if name in options}
+    residual: Residual = create("residual", Choice(kind, options), D, num_sublayers=number, **built_in)
+    return randomise(residual).double()  # type: ignore[return-value]
+
+
+def assert_formula(kind: str, formula: Formula) -> None:
+    """Compare values and gradients with two and three sublayers, in training and in eval mode, with every option."""
+    every = {"dropout": 0.3, "layer_scale": 0.5, "stochastic_depth": 0.5, "layer": 7, "num_layers": 8}
+    for number in (2, 3):
+        for options in ({"num_layers": 8}, {"num_layers": 8, "dropout": 0.3}, every):
+            residual = made(kind, number=number, **options)
+            ours, theirs = Branches(residual, number), Branches(residual, number, formula)
+            theirs.linear = ours.linear
+            x = torch.randn(4, 5, D, dtype=torch.float64)
+            assert_same_step(theirs, ours, x, rtol=1e-7, atol=1e-7)
+            torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+def drop(residual: Residual, y: Tensor) -> Tensor:
+    return dropout(y, residual.dropout, training=residual.training)
+
+
+def branch(residual: Residual, number: int, y: Tensor) -> Tensor:
+    y = y * residual.scales[number] if residual.layer_scale else y
+    if residual.training and residual.skipped:
+        y = y * dropout(torch.ones(len(y), 1, dtype=y.dtype), residual.skipped)[:, None]
+    return y
+
+
+def norm(residual: Residual, number: int, x: Tensor) -> Tensor:
+    layer = residual.norms[number]
+    return F.layer_norm(x, (D,), layer.weight, layer.bias)
+
+
+def pre(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
+    for i, sublayer in enumerate(sublayers):
+        x = x + drop(residual, branch(residual, i, sublayer(norm(residual, i, x))))
+    return x
+
+
+def post(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
+    for i, sublayer in enumerate(sublayers):
+        x = norm(residual, i, x + drop(residual, branch(residual, i, sublayer(x))))
+    return x
+
+
+def deepnorm(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
+    for i, sublayer in enumerate(sublayers):
+        x = norm(residual, i, 2.0 * x + drop(residual, branch(residual, i, sublayer(x))))
+    return x
+
+
+def sandwich(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
+    for i, sublayer in enumerate(sublayers):
+        y = drop(residual, sublayer(norm(residual, 2 * i, x)))
+        x = x + branch(residual, i, norm(residual, 2 * i + 1, y))
+    return x
+
+
+def parallel(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
+    normed, total = norm(residual, 0, x), x
+    for i, sublayer in enumerate(sublayers):
+        total = total + drop(residual, branch(residual, i, sublayer(normed)))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("formula", "needs_a_final_norm"),
+    [(pre, True), (post, False), (deepnorm, False), (sandwich, True), (parallel, True)],
+)
+def test_every_style_matches_its_formula(formula: Formula, needs_a_final_norm: bool) -> None:
+    assert made(formula.__name__).final_norm is needs_a_final_norm
+    assert_formula(formula.__name__, formula)
+
+
+def test_the_factor_of_deepnorm_grows_with_the_number_of_layers() -> None:
+    assert made("deepnorm", num_layers=8).alpha == 2.0
+    assert made("deepnorm", num_layers=8, alpha=3.0).alpha == 3.0
+    with pytest.raises(ValueError, match=r"^alpha must be above 0, got 0\.0$"):
+        made("deepnorm", alpha=0.0)
+
+
+STYLES = names("residual")
+# In these styles the stream is a plain sum, so a difference gives the branch.
+ADDING = [name for name in STYLES if made(name).final_norm]
+NORMS = ["layer_norm", Choice("rms_norm", {"eps": 0.0})]
+
+
+@pytest.mark.parametrize("kind", STYLES)
+def test_stochastic_depth_leaves_whole_sequences_out_and_grows_with_depth(kind: str) -> None:
+    first, last = (made(kind, layer=layer, num_layers=4, stochastic_depth=0.8) for layer in (0, 3))
+    assert (first.skipped, last.skipped) == (pytest.approx(0.2), pytest.approx(0.8))
+    branches = [last.branch(0, lambda x: x, torch.ones(500, 3, D, dtype=torch.float64)) for _ in range(2)]
+    kept = branches[0].flatten(1)
+    assert ((kept == 0).all(1) | (kept == kept[:, :1]).all(1)).all()
+    share = (kept[:, 0] != 0).double().mean().item()
+    assert abs(share - 0.2) < 0.07
+    torch.testing.assert_close(kept.max(), torch.tensor(5.0, dtype=torch.float64), rtol=1e-4, atol=0)
+    assert not torch.equal(branches[0], branches[1])
+    assert torch.equal(last.eval().branch(0, lambda x: x, branches[0]), branches[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_stochastic_depth_in_16_bits_rounds_once(dtype: torch.dtype) -> None:
+    residual = made("pre", stochastic_depth=0.3)
+    y = torch.randn(50, 7, D).to(dtype)
+    branch = residual.branch(0, lambda x: x, y)
+    assert branch.dtype == dtype
+    kept = branch.flatten(1).any(1)
+    assert 10 < kept.sum() < 50
+    assert torch.equal(branch[kept], (y[kept].double() / 0.7).to(dtype))
+
+
+def of_one_branch(kind: str, norm: Choice | str, **options: object) -> tuple[Residual, nn.Linear, Tensor]:
+    residual = create("residual", Choice(kind, options), D, num_sublayers=1, norm=norm)
+    return randomise(residual).double(), nn.Linear(D, D).double(), torch.randn(1, 3, D, dtype=torch.float64)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", ADDING)
+def test_the_mean_in_training_is_the_output_in_eval_mode(kind: str, norm: Choice | str) -> None:
+    residual, sublayer, x = of_one_branch(kind, norm, stochastic_depth=0.75, layer_scale=0.3)
+    added = residual.eval()(x, [sublayer]) - x
+    in_training = residual.train()(x.expand(2000, -1, -1), [sublayer]) - x
+    kept = (in_training != 0).flatten(1).any(1).double()
+    torch.testing.assert_close(in_training, 4 * added * kept[:, None, None], rtol=1e-5, atol=1e-9)
+    assert kept.mean().item() == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", ADDING)
+def test_layer_scale_multiplies_a_branch(kind: str, norm: Choice | str) -> None:
+    residual, sublayer, x = of_one_branch(kind, norm, layer_scale=0.3)
+    added = residual(x, [sublayer]) - x
+    with torch.no_grad():
+        residual.scales[0].mul_(3)
+    torch.testing.assert_close(residual(x, [sublayer]) - x, 3 * added)
+
+
+def test_layer_scale_has_its_initial_value_and_resets_to_it() -> None:
+    residual: Residual = create("residual", Choice("pre", {"layer_scale": 1e-5}), D)
+    assert [scale.unique().tolist() for scale in residual.scales] == [[pytest.approx(1e-5)]] * 2
+    with torch.device("meta"):
+        empty: Residual = create("residual", Choice("pre", {"layer_scale": 1e-5}), D)
+    empty.to_empty(device="cpu").reset_parameters()
+    assert torch.equal(empty.scales[1], residual.scales[1])
+
+
+@pytest.mark.parametrize("kind", STYLES)
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"layer_scale": 0.0}, "layer_scale must be above 0, got 0.0"),
+        ({"stochastic_depth": 1.0}, "stochastic_depth must be at least 0 and below 1, got 1.0"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+    ],
+)
+def test_errors(kind: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(kind, **options)
+
+
+def test_a_norm_without_add_is_refused() -> None:
+    register("norm", "someones")(nn.LayerNorm)
+    try:
+        with pytest.raises(
+            TypeError, match=r"^norm 'someones' must be a subclass of components\.Norm, which joins sums$"
+        ):
+            create("residual", "pre", D, norm="someones")
+    finally:
+        del registry._OWNERS["norm"]["someones"]
