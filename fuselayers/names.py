@@ -1,4 +1,4 @@
-"""The text for a name that nobody owns. Every floor uses it, so it imports nothing of ours."""
+"""The error text for an unknown name. Every package uses it, so it imports nothing of ours."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,12 +7,12 @@ __all__ = ["no_such"]
 
 
 def no_such(kind: str, name: object, known: Iterable[str]) -> str:
-    """Says that `name` is no `kind`, which known name is nearest, and which names there are.
+    """Return the text: `name` is no `kind`, the nearest known name, all known names.
 
     Args:
-        kind: what was looked for, in words: "feedforward", "mlp option".
-        name: what the caller wrote; anything that is not a string is printed as it came.
-        known: the names that would have been right, in any order.
+        kind: in words: "feedforward", "mlp option".
+        name: from the caller, of any type.
+        known: the valid names, in any order.
 
     >>> no_such("feedforward", "mpl", ["mlp", "fused_mlp"])
     "no feedforward 'mpl'; did you mean 'mlp'? there are: fused_mlp, mlp"
@@ -28,8 +28,7 @@ def no_such(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def _nearest(name: str, choices: list[str]) -> str | None:
-    # Note: [spelling variants] case, hyphens and joined words are the commonest slips ("LayerNorm", "fused-mlp") and
-    # difflib counts each as a wrong letter, so both sides are compared without them.
+    # Case and hyphens are the most common errors ("LayerNorm", "fused-mlp"), so compare without them.
     plain = {_plain(choice): choice for choice in choices}
     found = difflib.get_close_matches(_plain(name), list(plain), n=1, cutoff=0.6)
     return plain[found[0]] if found else None

@@ -1,4 +1,4 @@
-"""`fuselayers backends`: what the fusion core can compile with here, and what to do about the rest."""
+"""`fuselayers backends`: the backends of the fusion core, and how to install missing ones."""
 
 import argparse
 
@@ -11,11 +11,11 @@ from .machine import choose_device
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = "show which backends can be used here"
-DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and what installs it."
+DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and how to install it."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The device that is asked about."""
+    """Add the device."""
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
 
 

@@ -1,4 +1,4 @@
-"""What a model is called with in training. Used by `tune`, `explain` and `bench model`."""
+"""A training batch of a model. Used by `tune`, `explain` and `bench model`."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ __all__ = ["example_batch"]
 def example_batch(
     model: Any, config: Config, sizes: tuple[int, ...], *, device: torch.device | str, option: str = "--batch"
 ) -> tuple[Tensor, ...]:
-    """Return what the model of a config is called with in training, all of it 0, in a batch of other sizes.
+    """Return a training batch of zeros for the model of a config.
 
     Args:
         model: the model, without fusion around it.
         config: of the model.
-        sizes: examples, and of a model with a context length the tokens of each; without those, all of it.
-        device: where the batch is.
-        option: what an error names.
+        sizes: examples; for a model with a context length also the tokens of each (default all).
+        device: of the batch.
+        option: the name in an error.
 
     Raises:
-        ValueError: the model does not say what it is called with, or cannot be called with these sizes.
+        ValueError: the model has no `example_inputs`, or the sizes do not fit it.
     """
     if not hasattr(model, "example_inputs"):
         raise ValueError(

@@ -9,7 +9,7 @@ from rich.console import Console
 from ..configs import build, compose
 from ..partition import PARTITIONERS, FusedModule, explain, partitioner
 from .example import example_batch
-from .files import write_whole
+from .files import write_text
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 
@@ -61,8 +61,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
     report.print(console, most=arguments.rows)
     if arguments.json:
-        text = report.to_json() + "\n"
-        write_whole(Path(arguments.json), lambda file: file.write(text.encode()))
+        write_text(Path(arguments.json), report.to_json() + "\n")
     written = [arguments.json] if arguments.json else []
     if arguments.svg:
         written.append(str(report.draw(arguments.svg)))

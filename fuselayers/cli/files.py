@@ -1,21 +1,21 @@
-"""Files that are either whole or not there: write beside, flush to the disk, rename. Every command writes so."""
+"""Atomic writes, for every command: write a second file, flush it to the disk, rename it."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["write_whole"]
+__all__ = ["write_text", "write_whole"]
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file beside `path`, then put it in its place.
+    """Let `write` fill a second file, then rename it to `path`.
 
-    A kill, a full disk or an exception at any moment leaves what was at `path` before as it was.
+    A kill, a full disk or an exception leaves the old file at `path` unchanged.
 
     Args:
         path: the file to replace or create; its folder must exist.
-        write: is given the open binary file.
+        write: takes the open binary file.
 
     Raises:
         OSError: the file could not be written; the text names it and the reason.
@@ -26,7 +26,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     >>> (folder / "a.txt").read_bytes()
     b'whole'
     """
-    # One fixed name: what a killed process left behind is overwritten by the next write.
+    # One fixed name: the next write overwrites the file of a killed process.
     beside = path.with_name(path.name + ".part")
     try:
         with open(beside, "wb") as file:
@@ -43,6 +43,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         raise OSError(f"cannot write {path}: {cause.strerror or cause}") from error
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, as `write_whole` does."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
 def _disk_error(error: BaseException) -> OSError | None:
     """torch.save turns an OSError of the file under it into a RuntimeError; the OSError stays in its context."""
     cause: BaseException | None = error
@@ -52,7 +57,7 @@ def _disk_error(error: BaseException) -> OSError | None:
 
 
 def _remove(path: Path) -> None:
-    # What stopped the write may also stop the removal, and the first error is the one to report.
+    # A full disk may also stop the removal; report the first error.
     try:
         path.unlink(missing_ok=True)
     except OSError:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     kinds = [item for item in items if "=" not in item]
     overrides = [item for item in items if "=" in item]
     asked = parse_overrides(overrides)
-    # Where files are looked for says nothing of a config.
+    # hydra.searchpath alone is no config.
     is_config = bool(asked.choices or asked.settings)
     if len(kinds) > 1 or (kinds and is_config):
         raise ValueError(f"list takes one kind or overrides key=value, got {' '.join(items)}")
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _as_choice(name: str, taken: Mapping[str, Sequence[str]]) -> str:
-    """The end of an error's text: how the name is written where a group has it, or nothing."""
+    """The end of an error's text: the group that has the name, if any."""
     found = [f"{group}={name}" for group, names in taken.items() if name in names]
     return f"; to see what it is, write {' or '.join(found)}" if found else ""
 
@@ -85,7 +85,7 @@ def _table(kind: str) -> Table:
     before = ""
     for row in option_rows(kind):
         name, *cells = astuple(row)
-        # As Text, because a type holds square brackets, and rich would read markup in them.
+        # As Text: rich would read the square brackets of a type as markup.
         table.add_row(*(Text(cell) for cell in ("" if name == before else name, *cells)))
         before = name
     return table
@@ -93,7 +93,7 @@ def _table(kind: str) -> Table:
 
 def _print_config(overrides: list[str], console: Console) -> None:
     config = compose(overrides=overrides)
-    # A model on the meta device has shapes and no memory: the largest one is counted at once.
+    # A model on the meta device has shapes and no memory.
     with torch.device("meta"):
         parameters, in_tables = parameter_counts(build(config))
     console.print(Syntax(to_yaml(config).rstrip(), "yaml", background_color="default"))
@@ -110,8 +110,8 @@ def _print_config(overrides: list[str], console: Console) -> None:
     else:
         table.add_row(f"{costs.forward_flops_per_token / 1e6:,.1f}", "MFLOP per token, forward")
         table.add_row(f"{costs.training_flops_per_token / 1e6:,.1f}", "MFLOP per token, forward and backward")
-        table.add_row(f"{costs.float32_bytes_per_token / 1e3:,.1f}", "kB per token kept for backward in float32")
-        table.add_row(f"{costs.bfloat16_bytes_per_token / 1e3:,.1f}", "kB per token kept for backward in bfloat16")
+        table.add_row(f"{costs.float32_bytes_per_token / 1e3:,.1f}", "kB per token saved for backward in float32")
+        table.add_row(f"{costs.bfloat16_bytes_per_token / 1e3:,.1f}", "kB per token saved for backward in bfloat16")
         table.caption = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
     console.print(table, highlight=False)
     if uncounted is not None:

@@ -1,4 +1,4 @@
-"""What a measurement was made on: named beside every number that the CLI prints."""
+"""The device and the machine of a measurement; the commands print them beside their numbers."""
 
 import ctypes
 import platform
@@ -8,7 +8,7 @@ import torch
 
 from ..partition.machine import processor_name
 
-__all__ = ["choose_device", "describe_machine", "keep_freed_memory", "measured_machine", "synchronize"]
+__all__ = ["choose_device", "describe_machine", "keep_freed_memory", "measured_machine"]
 
 # Of mallopt, in malloc.h.
 _TRIM_THRESHOLD: Final = -1
@@ -53,10 +53,10 @@ def describe_machine(device: torch.device) -> str:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep what is freed, for the rest of this process; False where it does not take that.
+    """Make the C library keep freed memory, for the rest of this process; return False where it cannot.
 
-    glibc gives large blocks back to the system, or not, by what else lies on the heap. Who has to ask for them again
-    pays for every page: on a CPU a call then takes up to ten times as long, and which candidate it falls on is chance.
+    Otherwise glibc returns large blocks to the system, depending on the rest of the heap. New pages make a call on a
+    CPU up to ten times as long, and chance decides which candidate pays.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -66,12 +66,6 @@ def keep_freed_memory() -> bool:
 
 
 def measured_machine(device: torch.device) -> str:
-    """Make this process fit for measuring, and return the machine in words, for beside the figures."""
+    """Prepare this process for measurements, and describe the machine."""
     kept = device.type == "cpu" and keep_freed_memory()
     return describe_machine(device) + (", freed memory kept" if kept else "")
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given, so that a clock read now tells the truth."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -21,9 +21,9 @@ __all__ = ["main"]
 
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
-# The commands that build what a config names, which may be a class of the user's own.
+# The commands that build a config, which may name a class of the user.
 _IMPORTING = ("train", "list", "bench", "explain", "tune")
-# What the library raises for something the caller can mend. Anything else is a bug, and keeps its traceback.
+# Errors that the user can fix. Any other error is a bug, and keeps its traceback.
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _fallbacks_in_one_line():
             return commands[first](parsed, _console())
     except SystemExit as done:
-        # argparse exits after --help and --version, rich when whoever read our output has had enough (`| head`).
+        # argparse exits after --help and --version, rich when the output is closed (`| head`).
         return int(done.code or 0)
     except KeyboardInterrupt:
         print("fuselayers: stopped", file=sys.stderr)
@@ -71,12 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _console() -> Console:
-    """stdout; what is not a terminal has no width, and 80 columns, rich's guess, are few for a table."""
+    """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's own errors take the way of all others."""
+    """Raises argparse's errors as ValueError."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{message}; see {self.prog} --help")
@@ -118,7 +118,7 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
 
 
 def _import(name: str) -> None:
-    """Import a module on the user's explicit word, from the working directory too, as `python -m` does."""
+    """Import a module of `--import`, from the working directory too, as `python -m` does."""
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {name!r}")
     if os.getcwd() not in sys.path:
@@ -126,7 +126,7 @@ def _import(name: str) -> None:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # One that the module itself imports is named as it is.
+        # The module itself may import a missing one.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
@@ -136,7 +136,7 @@ def _import(name: str) -> None:
 
 @contextmanager
 def _fallbacks_in_one_line() -> Iterator[None]:
-    """A backend that does not work here is news for the user; where in our code it was found out is not."""
+    """Print a FallbackWarning as one line, without its place in our code."""
     show_any_warning = warnings.showwarning
 
     def show(

@@ -34,7 +34,7 @@ def plain_config(config: Config) -> Config:
 
 
 def _plain(value: Any) -> Any:
-    """The same of what is within it: layers that differ, experts; a layer may be a bare name too."""
+    """Replace layers inside too: differing layers, experts; a layer may be a bare name."""
     if isinstance(value, str):
         return same_layer(value)
     if isinstance(value, Choice):

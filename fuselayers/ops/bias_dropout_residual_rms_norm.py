@@ -13,16 +13,19 @@ With d = dropout(x + bias, p) and s = d + residual, `style` selects one of three
 See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved; "prenorm" is "post" with a second output.
 """
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
 from .bias_dropout_residual import bias_dropout_residual_reference
 from .dropout import dropout_reference
-from .normalise import NormStyle, check_style, norm_reference, normalise
+from .normalise import NormStyle, RmsNormOptions, check_style, norm_reference, normalise
 from .philox import seed_or_draw
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["bias_dropout_residual_rms_norm", "bias_dropout_residual_rms_norm_reference"]
 
@@ -33,44 +36,16 @@ def bias_dropout_residual_rms_norm(
     residual: Tensor,
     *,
     weight: Tensor,
-    bias: Tensor | None = None,
-    p: float = 0.0,
-    eps: float = 1e-6,
     style: Literal["post", "pre"] = "post",
-    training: bool = True,
-    seed: Tensor | None = None,
-    shard: Shard | None = None,
-    backend: str = "auto",
+    **options: "Unpack[RmsNormOptions]",
 ) -> Tensor: ...
 @overload
 def bias_dropout_residual_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    p: float = 0.0,
-    eps: float = 1e-6,
-    style: Literal["prenorm"],
-    training: bool = True,
-    seed: Tensor | None = None,
-    shard: Shard | None = None,
-    backend: str = "auto",
+    x: Tensor, residual: Tensor, *, weight: Tensor, style: Literal["prenorm"], **options: "Unpack[RmsNormOptions]"
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def bias_dropout_residual_rms_norm(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    p: float = 0.0,
-    eps: float = 1e-6,
-    style: NormStyle,
-    training: bool = True,
-    seed: Tensor | None = None,
-    shard: Shard | None = None,
-    backend: str = "auto",
+    x: Tensor, residual: Tensor, *, weight: Tensor, style: NormStyle, **options: "Unpack[RmsNormOptions]"
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def bias_dropout_residual_rms_norm(
     x: Tensor,

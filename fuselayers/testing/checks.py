@@ -1,8 +1,8 @@
-"""checks -- the contract of a fused function, one check per clause.
+"""The contract of a fused function, one check per clause.
 
-Each takes an op, its reference in plain torch, the op's tensors, and options for both. It raises AssertionError if the
-op breaks the clause, and NotApplicable if there is nothing to check, which pytest and unittest skip. An op that draws
-random numbers needs its seed as an option.
+Each check takes an op, its reference in plain torch, the op's tensors, and options for both. It raises AssertionError
+if the op breaks the clause, and NotApplicable, which pytest and unittest skip, if the clause does not apply. An op
+that draws random numbers needs its seed as an option.
 """
 
 import unittest
@@ -49,6 +49,7 @@ __all__ = [
     "check_registration",
     "check_single_gradients",
     "check_transforms",
+    "one_line",
     "poisoned_memory",
 ]
 
@@ -58,7 +59,7 @@ _LOOSE: Final = 8.0
 
 
 class NotApplicable(unittest.SkipTest):
-    """There is nothing to check; the text says why."""
+    """The check does not apply; the text says why."""
 
 
 def check_single_gradients(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
@@ -186,7 +187,7 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
     except Overwritten:
         raise
     except Exception as error:
-        return _said(error)
+        return one_line(error)
     compare(got, plain, exact, inputs, slack=_LOOSE)
     return None
 
@@ -224,7 +225,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
         except Overwritten:
             raise
         except Exception as error:
-            said.append(f"{name} {_said(error)}")
+            said.append(f"{name} {one_line(error)}")
         else:
             compare(got, plain[place], exact[place], inputs, where=f"{name}: ", slack=_LOOSE)
     return "; ".join(said) or None
@@ -275,7 +276,7 @@ def check_dynamic(
         for family in families:
             results(reference, family, **options)
     except Exception as error:
-        raise NotApplicable(f"the reference takes no other sizes: {_said(error)}") from error
+        raise NotApplicable(f"the reference takes no other sizes: {one_line(error)}") from error
     fused = fuse(lambda *args: op(*args, **options), backend="eager", fallback=(), fullgraph=True, dynamic=True)
 
     def call(*args: Any, **_: Any) -> Any:
@@ -308,7 +309,7 @@ def check_gradients_of_reference(op: Op, reference: Op, inputs: Sequence[Tensor]
     try:
         torch.autograd.gradcheck(lambda *args: reference(*args, **options), doubles)
     except GradcheckError as error:
-        raise AssertionError(_said(error)) from error
+        raise AssertionError(one_line(error)) from error
 
 
 def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
@@ -320,7 +321,7 @@ def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **option
     try:
         torch.library.opcheck(op, leaves, options)
     except Exception as error:
-        raise AssertionError(_said(error)) from error
+        raise AssertionError(one_line(error)) from error
 
 
 def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
@@ -395,6 +396,7 @@ def _static(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, value in options.items() if not isinstance(value, Tensor))
 
 
-def _said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The error's type and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"raises {type(error).__name__}: {lines[0] if lines else ''}"

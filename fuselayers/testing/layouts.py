@@ -1,4 +1,4 @@
-"""layouts -- seven memory layouts, and the check that a function supports them."""
+"""Seven memory layouts, and the check that a function supports them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -13,45 +13,22 @@ __all__ = ["LAYOUTS", "check_layouts"]
 Layout = Callable[[Tensor], Tensor]
 
 
-def _contiguous(x: Tensor) -> Tensor:
-    return x.contiguous()
-
-
-def _transposed(x: Tensor) -> Tensor:
-    return x.mT.contiguous().mT if x.dim() > 1 else x
-
-
-def _sliced_rows(x: Tensor) -> Tensor:
-    return torch.stack([x, torch.full_like(x, torch.nan)], dim=-2)[..., 0, :] if x.dim() > 1 else x
-
-
-def _sliced_columns(x: Tensor) -> Tensor:
-    return torch.stack([torch.full_like(x, torch.nan), x], dim=-1)[..., 1]
-
-
-def _expanded(x: Tensor) -> Tensor:
-    return x[:1].expand_as(x) if x.dim() else x
-
-
-def _chunked(x: Tensor) -> Tensor:
-    return torch.cat([torch.full_like(x, torch.nan), x], dim=-1).chunk(2, dim=-1)[1] if x.dim() else x
-
-
-def _zero_sized(x: Tensor) -> Tensor:
-    return x[:0] if x.dim() > 1 else x
-
-
 LAYOUTS: Final[dict[str, Layout]] = {
-    "contiguous": _contiguous,
-    "transposed": _transposed,
-    "sliced rows": _sliced_rows,
-    "sliced columns": _sliced_columns,
-    "expanded": _expanded,
-    "chunked": _chunked,
-    "0-sized": _zero_sized,
+    "contiguous": lambda x: x.contiguous(),
+    "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
+    "sliced rows": lambda x: torch.stack([x, _nan(x)], dim=-2)[..., 0, :] if x.dim() > 1 else x,
+    "sliced columns": lambda x: torch.stack([_nan(x), x], dim=-1)[..., 1],
+    "expanded": lambda x: x[:1].expand_as(x) if x.dim() else x,
+    "chunked": lambda x: torch.cat([_nan(x), x], dim=-1).chunk(2, dim=-1)[1] if x.dim() else x,
+    "0-sized": lambda x: x[:0] if x.dim() > 1 else x,
 }
 """Each takes a tensor [..., N] and returns one with another layout, and NaN in unused memory. Two change values:
 "expanded" repeats the first row, or the first element, and "0-sized" has no rows."""
+
+
+def _nan(x: Tensor) -> Tensor:
+    return torch.full_like(x, torch.nan)
+
 
 _FULL: Final = tuple(name for name in LAYOUTS if name != "0-sized")
 
@@ -59,9 +36,8 @@ _FULL: Final = tuple(name for name in LAYOUTS if name != "0-sized")
 def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     """The op supports every layout of its inputs with every layout of its incoming gradients.
 
-    Consecutive inputs have consecutive layouts, so that no two share their strides; incoming gradients likewise. For
-    0-sized inputs, the tensors with the dimensions and rows of the first are emptied; that is skipped if the reference
-    does not take them.
+    Consecutive inputs have consecutive layouts, so no two share their strides; incoming gradients likewise. The 0-sized
+    layout applies to tensors with the dimensions and rows of the first, if the reference takes it.
 
     Raises:
         AssertionError: naming the layouts.
@@ -112,11 +88,11 @@ def _truth(
 
 
 def _check_zero_sized(op: Op, reference: Op, inputs: Sequence[Tensor], options: dict[str, Any]) -> None:
-    rows = inputs[0].shape[:1]
-    if inputs[0].dim() < 2:
+    dims, rows = inputs[0].dim(), inputs[0].shape[:1]
+    if dims < 2:
         return
     empty = [
-        _zero_sized(value) if value.dim() == inputs[0].dim() and value.shape[:1] == rows else value for value in inputs
+        LAYOUTS["0-sized"](value) if value.dim() == dims and value.shape[:1] == rows else value for value in inputs
     ]
     try:
         outputs = forward(reference, empty, **options)[1]

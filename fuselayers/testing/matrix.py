@@ -1,4 +1,4 @@
-"""matrix -- the whole contract of a function or a module of any library, as a table."""
+"""The whole contract of a function or a module of any library, as a table."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -9,23 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..names import no_such
-from .checks import (
-    NotApplicable,
-    check_autocast,
-    check_compiled,
-    check_cuda_graph,
-    check_double_backward,
-    check_dynamic,
-    check_fused,
-    check_gradients_of_reference,
-    check_kernels,
-    check_mixed_dtypes,
-    check_not_finite,
-    check_poisoned,
-    check_registration,
-    check_single_gradients,
-    check_transforms,
-)
+from . import checks as contract
+from .checks import NotApplicable, one_line
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
 from .layouts import check_layouts
 from .report import VALUES, Cell, Report
@@ -34,20 +19,20 @@ __all__ = ["CHECKS", "check", "check_module"]
 
 CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     VALUES: assert_as_good_as,
-    "gradcheck of the reference": check_gradients_of_reference,
+    "gradcheck of the reference": contract.check_gradients_of_reference,
     "layouts": check_layouts,
-    "single gradients": check_single_gradients,
-    "mixed dtypes": check_mixed_dtypes,
-    "autocast": check_autocast,
-    "NaN and infinity": check_not_finite,
-    "unwritten memory": check_poisoned,
-    "double backward": check_double_backward,
-    "torch.func": check_transforms,
-    "torch.compile": check_compiled,
-    "dynamic sizes": check_dynamic,
-    "opcheck": check_registration,
-    "CUDA graph": check_cuda_graph,
-    "kernels": check_kernels,
+    "single gradients": contract.check_single_gradients,
+    "mixed dtypes": contract.check_mixed_dtypes,
+    "autocast": contract.check_autocast,
+    "NaN and infinity": contract.check_not_finite,
+    "unwritten memory": contract.check_poisoned,
+    "double backward": contract.check_double_backward,
+    "torch.func": contract.check_transforms,
+    "torch.compile": contract.check_compiled,
+    "dynamic sizes": contract.check_dynamic,
+    "opcheck": contract.check_registration,
+    "CUDA graph": contract.check_cuda_graph,
+    "kernels": contract.check_kernels,
 }
 """Every check by its name in the report; "fused, <backend>" is added for each backend."""
 
@@ -64,21 +49,21 @@ def check(
     backends: Sequence[str] = _BACKENDS,
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Report:
-    """Hold a function to the contract that every op of this library keeps.
+    """Run every check that the ops of this library pass.
 
     Args:
         op: takes the inputs, and the options by name; returns a tensor or several.
-        reference: the same function in plain torch; what it refuses is not asked of the op.
-        inputs: the tensors, or their shapes, for random ones on the CPU. Small ones will do; give different dimensions
-            different sizes. What is not floating has no gradient and keeps its dtype.
+        reference: the same function in plain torch; where it raises, the check does not apply.
+        inputs: tensors, or shapes of random tensors on the CPU. Small ones suffice; give different dimensions different
+            sizes. Only floating inputs get gradients and other dtypes.
         options: for both. An op that draws random numbers needs its seed here.
-        checks: names of CHECKS, and "fused, <backend>"; all if None. Leave "values and gradients" among them: a report
-            in which it passed in no dtype is taken for a failure, as is one without it in which nothing passed.
-        backends: the backends of `fuselayers.fuse` that are to compile the op. "inductor" takes seconds for a dtype.
+        checks: names of CHECKS, and "fused, <backend>"; all if None. Keep "values and gradients": a report fails if
+            that check passed in no dtype, or, without it, if no check passed.
+        backends: of `fuselayers.fuse`, to compile the op. "inductor" takes seconds for a dtype.
         dtypes: of the floating inputs; a column each.
 
     Raises:
-        ValueError: no inputs, or a name of no check.
+        ValueError: no inputs, or an unknown check.
 
     >>> report = check(torch.nn.functional.silu, lambda x: x * x.sigmoid(), [(6, 9)], backends=["eager"])
     >>> report.raise_on_failure()
@@ -107,17 +92,17 @@ def check_module(
     backends: Sequence[str] = _BACKENDS,
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Report:
-    """Hold the forward of a module, of this library or another, to the same contract, parameters included.
+    """Run the same checks on the forward of a module of any library, parameters included.
 
-    The parameters are inputs like the others: each has its layouts, its dtype and its gradient. They are the module's
-    own, moved by up to 1/4, since weights of one and biases of zero hide mistakes. The module runs in the mode that it
-    is in, train or eval, and is left as it is; one that draws random numbers cannot be compared.
+    Parameters are inputs: each has its layouts, its dtype and its gradient. Their values are the module's, moved by up
+    to 1/4, since weights of one and biases of zero hide errors. The module keeps its mode, train or eval, and its
+    values; a module that draws random numbers cannot be compared.
 
     Args:
         module: takes the inputs.
         reference: a module whose parameters have the same names, or a function in plain torch that takes the inputs,
             and the module's parameters by name.
-        inputs: as in `check`. Where sizes are dynamic, it is the first.
+        inputs: as in `check`. Only their first dimension is a dynamic size.
         checks: as in `check`.
         backends: as in `check`.
         dtypes: as in `check`.
@@ -180,7 +165,7 @@ def _matrix(
     backends: Sequence[str],
     dtypes: Sequence[torch.dtype],
 ) -> Report:
-    runs = CHECKS | {f"fused, {backend}": partial(check_fused, backend=backend) for backend in backends}
+    runs = CHECKS | {f"fused, {backend}": partial(contract.check_fused, backend=backend) for backend in backends}
     for name in wanted or ():
         if name not in runs:
             raise ValueError(no_such("check", name, runs))
@@ -190,7 +175,7 @@ def _matrix(
             # Copies for each check, which may overwrite them.
             given: Any = [value.detach().clone() for value in cast(inputs, dtype)]
             if name == "dynamic sizes" and inputs_of is not None:
-                given = partial(_in_dtype, inputs_of, dtype)
+                given = partial(_sized, inputs_of, dtype)
             own = {key: one.detach().clone() if isinstance(one, Tensor) else one for key, one in options.items()}
             cells.append(_cell(name, dtype, partial(run, op, _or_not_applicable(reference), given, **own)))
     return Report(subject, cells)
@@ -203,8 +188,9 @@ def _cell(name: str, dtype: torch.dtype, run: Callable[[], str | None]) -> Cell:
     except NotApplicable as reason:
         return Cell(name, column, "n/a", str(reason))
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        said = lines[0] if isinstance(error, AssertionError) else f"raises {type(error).__name__}: {lines[0]}"
+        said = one_line(error)
+        if isinstance(error, AssertionError):
+            said = said.removeprefix(f"raises {type(error).__name__}: ")
         return Cell(name, column, "fail", said)
 
 
@@ -213,25 +199,21 @@ def _or_not_applicable(reference: Op) -> Op:
         try:
             return reference(*args, **options)
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise NotApplicable(f"the reference raises {type(error).__name__}: {lines[0]}") from error
+            raise NotApplicable(f"the reference {one_line(error)}") from error
 
     return call
 
 
-def _in_dtype(
-    inputs_of: Callable[[tuple[int, int]], list[Tensor]], dtype: torch.dtype, shape: tuple[int, int]
-) -> list[Tensor]:
-    return [value.detach().clone() for value in cast(inputs_of(shape), dtype)]
+def _sized(make: Callable[[tuple[int, int]], list[Tensor]], dtype: torch.dtype, shape: tuple[int, int]) -> list[Tensor]:
+    return [value.detach().clone() for value in cast(make(shape), dtype)]
 
 
 def _tensors(inputs: Sequence[Tensor] | Sequence[Sequence[int]]) -> list[Tensor]:
     if not inputs:
         raise ValueError("inputs must be tensors or shapes, got none")
-    made = [one if isinstance(one, Tensor) else samples(one)[0] for one in inputs]
-    shapes = [one.shape if isinstance(one, Tensor) else one for one in inputs]
-    fresh = samples(*shapes, device=made[0].device)
-    return [one if isinstance(one, Tensor) else new for one, new in zip(inputs, fresh, strict=True)]
+    device = next((one.device for one in inputs if isinstance(one, Tensor)), torch.device("cpu"))
+    drawn = samples(*(one.shape if isinstance(one, Tensor) else one for one in inputs), device=device)
+    return [one if isinstance(one, Tensor) else new for one, new in zip(inputs, drawn, strict=True)]
 
 
 def _name(op: Op) -> str:

@@ -1,23 +1,21 @@
-"""meter -- what each launch of a kernel moves, counted in Triton's interpreter, and where it must not load or store.
+"""Counts the bytes that each kernel launch moves, in Triton's interpreter, and finds wrong accesses.
 
-Counted are the elements that are loaded and stored, by the pointer argument through which they are reached: lanes that
-a mask leaves out are not, lanes of one instruction that share an address count once, and what is loaded twice counts
-twice. That is what the kernel asks memory for. Caches may answer some of it, and what plain torch moves before and
-after a launch is not seen.
+The meter counts loaded and stored elements by pointer argument. Masked lanes do not count, lanes of one instruction
+that share an address count once, and a second load counts again. Caches are ignored, and torch's own work is not seen.
 
-Two faults are errors, with kernel, argument, offset and programs in their text. They are silent on a GPU.
+Two faults, which are silent on a GPU, are errors with kernel, argument, offset and programs in their text:
 
-    an access out of bounds    an address that is no element of the tensor whose pointer it was made of
+    an access out of bounds    the address is no element of the argument's tensor
     a double store             two stores to one address in one launch, through one argument or two that share memory:
-                               on a GPU the last wins, and that may be either
+                               on a GPU the last one wins, in any order
 
-An atomic operation loads and stores; several to one address are no fault. What is reached through a pointer that was
-not made of an argument (of a number, of a tensor in a tuple) is neither counted nor judged.
+An atomic operation loads and stores; several to one address are no fault. Pointers that do not come from an argument
+(but from a number, or a tensor in a tuple) are ignored.
 
-Note: [tagged pointers] Two arguments may lie in one storage, interleaved (the halves of a packed gradient), so an
-address alone does not say which argument it was made of. While metered, each pointer carries the number of its argument
-in its upper 16 bits, which no address of a process uses; arithmetic leaves them alone, and they are taken off before
-memory is touched. A block of pointers may be made of several arguments, by `tl.where`. Checked with Triton 3.6 and 3.7.
+Note: [tagged pointers] Two arguments may share a storage, interleaved (the halves of a packed gradient), so an address
+does not identify its argument. While metered, each pointer carries the number of its argument in its upper 16 bits,
+which no address uses. Arithmetic preserves them, and they are removed before each access. A block of pointers may
+come from several arguments, by `tl.where`. Checked with Triton 3.6 and 3.7.
 """
 
 import math
@@ -41,12 +39,12 @@ Program = tuple[int, int, int]
 
 
 class KernelFault(RuntimeError):
-    """A kernel touched memory that it must not touch, or stored twice to one address."""
+    """A kernel accessed memory out of bounds, or stored twice to one address."""
 
 
 @dataclass
 class Traffic:
-    """What one launch moved through one pointer argument, in bytes."""
+    """The bytes that one launch moved through one pointer argument."""
 
     shape: tuple[int, ...]
     loaded: int = 0
@@ -59,8 +57,8 @@ class Launch:
 
     Attributes:
         kernel: the name of its function.
-        traffic: by the name of the argument; for every tensor, touched or not.
-        programs: how many ran.
+        traffic: of each tensor argument, by name.
+        programs: their number.
     """
 
     kernel: str
@@ -80,11 +78,11 @@ class Launch:
 
 @contextmanager
 def metered() -> Iterator[list[Launch]]:
-    """Meter every launch inside the block, of any kernel; yield the list to which each launch is added as it ends.
+    """Meter every kernel launch in the block; yield the list of finished launches.
 
     Raises:
-        RuntimeError: Triton does not run in its interpreter, or a meter is at work already.
-        KernelFault: inside the block, by a launch that touches what it must not, or stores twice to one address.
+        RuntimeError: Triton does not run in its interpreter, or another meter is active.
+        KernelFault: in the block, by a launch with one of the two faults.
     """
     if not HAS_TRITON:
         raise RuntimeError("the meter needs Triton's interpreter, and Triton is not installed; pip install triton")
@@ -119,7 +117,7 @@ def metered() -> Iterator[list[Launch]]:
 
 
 class _Argument:
-    """A tensor argument: where its elements lie, and who has stored to each byte of its storage."""
+    """A tensor argument: the places of its elements, and the program that stored to each byte of its storage."""
 
     def __init__(self, name: str, tensor: torch.Tensor, traffic: Traffic, stores: dict[int, Any]) -> None:
         self.name, self.traffic = name, traffic
@@ -129,7 +127,7 @@ class _Argument:
         self.is_element = np.zeros(span, dtype=bool)
         if span:
             torch.from_numpy(self.is_element).as_strided(tensor.shape, tensor.stride()).fill_(True)
-        # Arguments in one storage share their marks. Zeros take memory only where they are written to.
+        # Arguments in one storage share `stored_by`. Zeros take memory only where they are written.
         storage = tensor.untyped_storage()
         self.start = self.base - storage.data_ptr()
         self.stored_by = stores.setdefault(storage.data_ptr(), np.zeros(storage.nbytes(), dtype=np.int64))
@@ -142,7 +140,7 @@ class _Meter:
         self._launch = Launch("")
         self._arguments: list[_Argument] = []
         self._number_of: dict[int, int] = {}
-        # Of a storage: for each byte at which an element was stored 1 + program * arguments + argument, else 0.
+        # By storage: for each byte 1 + program * arguments + argument of the store, or 0.
         self._stores: dict[int, Any] = {}
         self._fault: KernelFault | None = None
 
@@ -154,7 +152,7 @@ class _Meter:
             try:
                 result = original(executor, *args, **kwargs)
             except Exception:
-                # The interpreter turns every error into one of its own.
+                # The interpreter wraps every error.
                 if self._fault is not None:
                     raise self._fault from None
                 raise
@@ -167,7 +165,7 @@ class _Meter:
         return call
 
     def begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The launch's arguments, as they lie in the memory that the interpreter works on."""
+        """The launch's arguments, in the interpreter's memory."""
 
         def init_args(executor: Any, args: Any, kwargs: Any) -> Any:
             found = args_on_host, kwargs_on_host = original(executor, args, kwargs)
@@ -182,7 +180,7 @@ class _Meter:
         return init_args
 
     def tag(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Pointers, made of tensors."""
+        """A pointer to a tensor argument."""
 
         def convert(given: Any) -> Any:
             made = original(given)
@@ -239,7 +237,7 @@ class _Meter:
     def _touched(
         self, verb: str, pointers: Any, mask: Any, program: Program, *, once: bool = False
     ) -> Iterator[tuple[_Argument, Any]]:
-        """The arguments that `pointers` were made of, each with the offsets of its elements that they touch."""
+        """The arguments behind `pointers`, each with the offsets of the accessed elements."""
         live = pointers.data[np.broadcast_to(mask, pointers.data.shape).astype(bool)]
         tags = live >> _TAG
         for tag in np.unique(tags[tags > 0]):

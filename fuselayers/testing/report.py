@@ -1,4 +1,4 @@
-"""report -- the results of `check`: one cell for each check and dtype, printed as a table."""
+"""The results of `check`: one cell for each check and dtype, printed as a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,18 +46,18 @@ class Report:
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether values and gradients passed in no dtype, or, without that check, no check did.
+        """Whether values and gradients passed in no dtype; without that check, whether no check passed.
 
-        A reference that always raises, or a misspelt option, causes that.
+        A reference that always raises, or a misspelt option, causes this.
         """
         needed = [cell for cell in self.cells if cell.check == VALUES] or self.cells
         return not any(cell.outcome == "pass" for cell in needed)
 
     def raise_on_failure(self) -> None:
-        """Do nothing if nothing failed, and something was shown.
+        """Raise if a check failed or the report `shows_nothing`.
 
         Raises:
-            AssertionError: a check failed, or the report `shows_nothing`; the text is the whole report.
+            AssertionError: the text is the whole report.
         """
         if self.failures or self.shows_nothing:
             raise AssertionError(str(self))

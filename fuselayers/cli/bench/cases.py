@@ -1,6 +1,6 @@
 """The ops that `fuselayers bench` times: their inputs, and the same computation in plain PyTorch.
 
-Legend of the shapes: x is [..., D]; for `rotary` it is [B, T, D], split into H heads of C channels.
+Legend of the shapes: x is [..., D]; for `rotary` it is [B, T, D], split into heads of 64 channels.
 """
 
 import inspect
@@ -31,12 +31,7 @@ _EXPANSION: Final = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """How an op is called: the shape and dtype of x, the dropout probability, the activation.
-
-    Args:
-        bias: whether an op that takes a bias gets one.
-        style: the arrangement of an op with a norm.
-    """
+    """How an op is called: the shape and dtype of x, the options. `bias` is for ops where a bias is optional."""
 
     shape: tuple[int, ...]
     dropout: float
@@ -49,13 +44,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class OpCase:
-    """One op with inputs of its own.
+    """One op with its inputs.
 
     Args:
         op: the library's function.
         plain: plain eager PyTorch with the same arguments.
         tensors: the arguments of both, by name; all distinct. Floating ones require gradients, except tables.
-        options: the other arguments of the library's function.
+        options: the other arguments of both.
         floor: the least that forward and backward load and store, in tensors of the first one's size, as in the op's
             docstring; None for ops that memory bandwidth does not limit.
     """
@@ -74,7 +69,7 @@ class OpCase:
 
 
 def op_case(name: str, settings: Settings) -> OpCase:
-    """The case of an op.
+    """Return an op with inputs and options.
 
     Raises:
         ValueError: no such op, or a shape that does not fit it.
@@ -91,7 +86,7 @@ def op_case(name: str, settings: Settings) -> OpCase:
 
 
 def double(case: OpCase) -> OpCase:
-    """The same case in float64: the truth."""
+    """Return the same case in float64."""
     tensors = {
         name: tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
         for name, tensor in case.tensors.items()
@@ -109,34 +104,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def _activate(settings: Settings) -> OpCase:
-    function = ops.ACTIVATIONS[settings.activation]
-    return OpCase(
-        ops.activate,
-        lambda z, activation: function(z),
-        {"z": _normal(settings, 0)},
-        {"activation": settings.activation},
-        floor=(2, 3),
-    )
+    function, options = _activation(settings)
+    return OpCase(ops.activate, lambda z, activation: function(z), _inputs(settings, "z"), options, (2, 3))
 
 
 def _dropout(settings: Settings) -> OpCase:
-    return OpCase(
-        ops.dropout,
-        lambda x, p: F.dropout(x, p),
-        {"x": _normal(settings, 0)},
-        {"p": settings.dropout},
-        floor=(2, 2),
-    )
+    return OpCase(ops.dropout, lambda x, p: F.dropout(x, p), _inputs(settings, "x"), {"p": settings.dropout}, (2, 2))
 
 
 def _bias_activation_dropout(settings: Settings) -> OpCase:
-    function = ops.ACTIVATIONS[settings.activation]
+    function, options = _activation(settings)
     return OpCase(
         ops.bias_activation_dropout,
         lambda x, bias=None, *, activation, p: F.dropout(function(x if bias is None else x + bias), p),
-        {"x": _normal(settings, 0), **_bias(settings, 1)},
-        {"activation": settings.activation, "p": settings.dropout},
-        floor=(2, 3),
+        _inputs(settings, "x", *["bias"] * settings.bias),
+        options | {"p": settings.dropout},
+        (2, 3),
     )
 
 
@@ -144,20 +127,20 @@ def _bias_dropout_residual(settings: Settings) -> OpCase:
     return OpCase(
         ops.bias_dropout_residual,
         lambda x, residual, bias=None, *, p: F.dropout(x if bias is None else x + bias, p) + residual,
-        {"x": _normal(settings, 0), "residual": _normal(settings, 1), **_bias(settings, 2)},
+        _inputs(settings, "x", "residual", *["bias"] * settings.bias),
         {"p": settings.dropout},
-        floor=(3, 2),
+        (3, 2),
     )
 
 
-def _torch_norm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _torch_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """torch's layer norm; without a bias its RMS norm."""
     if bias is None:
         return F.rms_norm(x, weight.shape, weight, 1e-6)
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
-def _bias_dropout_residual_norm(settings: Settings, op: Callable[..., Outputs], norm_bias: dict[str, Tensor]) -> OpCase:
+def _bias_dropout_residual_norm(op: Callable[..., Outputs], *biases: str) -> Callable[[Settings], OpCase]:
     def plain(
         x: Tensor,
         residual: Tensor,
@@ -175,56 +158,29 @@ def _bias_dropout_residual_norm(settings: Settings, op: Callable[..., Outputs], 
         y = _torch_norm(total, weight, norm_bias)
         return (y, total) if style == "prenorm" else y
 
-    tensors = {"x": _normal(settings, 0), "residual": _normal(settings, 1)}
-    tensors |= {"bias": _vector(settings, 2), "weight": _vector(settings, 3), **norm_bias}
-    return OpCase(op, plain, tensors, {"p": settings.dropout, "style": settings.style}, _FLOORS[settings.style])
+    def case(settings: Settings) -> OpCase:
+        tensors = _inputs(settings, "x", "residual", "bias", "weight", *biases)
+        return OpCase(op, plain, tensors, {"p": settings.dropout, "style": settings.style}, _FLOORS[settings.style])
+
+    return case
 
 
-def _bias_dropout_residual_layer_norm(settings: Settings) -> OpCase:
-    norm_bias = {"norm_bias": _vector(settings, 4)}
-    return _bias_dropout_residual_norm(settings, ops.bias_dropout_residual_layer_norm, norm_bias)
-
-
-def _bias_dropout_residual_rms_norm(settings: Settings) -> OpCase:
-    return _bias_dropout_residual_norm(settings, ops.bias_dropout_residual_rms_norm, {})
-
-
-def _residual_norm(settings: Settings, op: Callable[..., Outputs], bias: dict[str, Tensor]) -> OpCase:
+def _residual_norm(op: Callable[..., Outputs], *biases: str) -> Callable[[Settings], OpCase]:
     def plain(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         total = x + residual
         return _torch_norm(total, weight, bias), total
 
-    tensors = {"x": _normal(settings, 0), "residual": _normal(settings, 1), "weight": _vector(settings, 2), **bias}
-    return OpCase(op, plain, tensors, {}, floor=(4, 4))
+    return lambda settings: OpCase(op, plain, _inputs(settings, "x", "residual", "weight", *biases), {}, (4, 4))
 
 
-def _residual_layer_norm(settings: Settings) -> OpCase:
-    return _residual_norm(settings, ops.residual_layer_norm, {"bias": _vector(settings, 3)})
-
-
-def _residual_rms_norm(settings: Settings) -> OpCase:
-    return _residual_norm(settings, ops.residual_rms_norm, {})
-
-
-def _layer_norm(settings: Settings) -> OpCase:
-    tensors = {"x": _normal(settings, 0), "weight": _vector(settings, 1), "bias": _vector(settings, 2)}
-    return OpCase(ops.layer_norm, _torch_norm, tensors, {}, floor=(2, 3))
-
-
-def _rms_norm(settings: Settings) -> OpCase:
-    tensors = {"x": _normal(settings, 0), "weight": _vector(settings, 1)}
-    return OpCase(ops.rms_norm, lambda x, weight: _torch_norm(x, weight, None), tensors, {}, floor=(2, 3))
+def _norm(op: Callable[..., Outputs], *biases: str) -> Callable[[Settings], OpCase]:
+    return lambda settings: OpCase(op, _torch_norm, _inputs(settings, "x", "weight", *biases), {}, (2, 3))
 
 
 def _gated_activation(settings: Settings) -> OpCase:
-    function = ops.ACTIVATIONS[settings.activation]
-    return OpCase(
-        ops.gated_activation,
-        lambda gate, up, activation: function(gate) * up,
-        {"gate": _normal(settings, 0), "up": _normal(settings, 1)},
-        {"activation": settings.activation},
-        floor=(3, 5),
-    )
+    function, options = _activation(settings)
+    tensors = _inputs(settings, "gate", "up")
+    return OpCase(ops.gated_activation, lambda gate, up, activation: function(gate) * up, tensors, options, (3, 5))
 
 
 def _rotary(settings: Settings) -> OpCase:
@@ -250,45 +206,42 @@ def _rotary(settings: Settings) -> OpCase:
         return rotate(q), rotate(k)
 
     tables = {"cos": angles.cos().to(table_dtype), "sin": angles.sin().to(table_dtype)}
-    return OpCase(ops.rotary, plain, {"q": q, "k": k, **tables}, {}, floor=(4, 4))
+    return OpCase(ops.rotary, plain, {"q": q, "k": k, **tables}, {}, (4, 4))
 
 
 def _softmax(settings: Settings) -> OpCase:
-    tensors = {"scores": _normal(settings, 0)}
-    return OpCase(ops.softmax, lambda scores: F.softmax(scores, -1), tensors, {}, floor=(2, 3))
+    return OpCase(ops.softmax, lambda scores: F.softmax(scores, -1), _inputs(settings, "scores"), {}, (2, 3))
 
 
 def _cross_entropy(settings: Settings) -> OpCase:
+    tensors = _inputs(settings, "logits") | {"target": _targets(settings, settings.shape[-1])}
     return OpCase(
         ops.cross_entropy,
         lambda logits, target: F.cross_entropy(logits.flatten(0, -2), target.flatten()),
-        {"logits": _normal(settings, 0), "target": _targets(settings, settings.shape[-1])},
+        tensors,
         {},
-        floor=(1, 2),
+        (1, 2),
     )
 
 
 def _linear_cross_entropy(settings: Settings) -> OpCase:
+    target = _targets(settings, _EXPANSION * settings.shape[-1])
     return OpCase(
         ops.linear_cross_entropy,
         lambda x, weight, target: F.cross_entropy(F.linear(x, weight).flatten(0, -2), target.flatten()),
-        {
-            "x": _normal(settings, 0),
-            "weight": _matrix(settings, 1),
-            "target": _targets(settings, _EXPANSION * settings.shape[-1]),
-        },
+        _inputs(settings, "x") | {"weight": _matrix(settings), "target": target},
         {},
     )
 
 
 def _linear_activation(settings: Settings) -> OpCase:
-    function = ops.ACTIVATIONS[settings.activation]
+    function, options = _activation(settings)
     hidden = replace(settings, shape=(_EXPANSION * settings.shape[-1],))
     return OpCase(
         ops.linear_activation,
         lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
-        {"x": _normal(settings, 0), "weight": _matrix(settings, 1), **_bias(hidden, 2)},
-        {"activation": settings.activation},
+        _inputs(settings, "x") | {"weight": _matrix(settings)} | _inputs(hidden, *["bias"] * settings.bias),
+        options,
     )
 
 
@@ -296,44 +249,47 @@ OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "activate": _activate,
     "bias_activation_dropout": _bias_activation_dropout,
     "bias_dropout_residual": _bias_dropout_residual,
-    "bias_dropout_residual_layer_norm": _bias_dropout_residual_layer_norm,
-    "bias_dropout_residual_rms_norm": _bias_dropout_residual_rms_norm,
+    "bias_dropout_residual_layer_norm": _bias_dropout_residual_norm(ops.bias_dropout_residual_layer_norm, "norm_bias"),
+    "bias_dropout_residual_rms_norm": _bias_dropout_residual_norm(ops.bias_dropout_residual_rms_norm),
     "cross_entropy": _cross_entropy,
     "dropout": _dropout,
     "gated_activation": _gated_activation,
-    "layer_norm": _layer_norm,
+    "layer_norm": _norm(ops.layer_norm, "bias"),
     "linear_activation": _linear_activation,
     "linear_cross_entropy": _linear_cross_entropy,
-    "residual_layer_norm": _residual_layer_norm,
-    "residual_rms_norm": _residual_rms_norm,
-    "rms_norm": _rms_norm,
+    "residual_layer_norm": _residual_norm(ops.residual_layer_norm, "bias"),
+    "residual_rms_norm": _residual_norm(ops.residual_rms_norm),
+    "rms_norm": _norm(ops.rms_norm),
     "rotary": _rotary,
     "softmax": _softmax,
 }
 
 
-def _normal(settings: Settings, seed: int) -> Tensor:
-    return _drawn(settings.shape, settings, seed).requires_grad_()
+def _activation(settings: Settings) -> tuple[Callable[[Tensor], Tensor], dict[str, Any]]:
+    """torch's function, and the option of the op."""
+    return ops.ACTIVATIONS[settings.activation], {"activation": settings.activation}
 
 
-def _vector(settings: Settings, seed: int) -> Tensor:
-    return _drawn(settings.shape[-1:], settings, seed).requires_grad_()
+def _inputs(settings: Settings, *names: str) -> dict[str, Tensor]:
+    """One random tensor for each name: [D] for weights and biases, else of the shape of x."""
+    shapes = {
+        name: settings.shape[-1:] if name in ("weight", "bias", "norm_bias") else settings.shape for name in names
+    }
+    return {name: _drawn(shape, settings, seed).requires_grad_() for seed, (name, shape) in enumerate(shapes.items())}
+
+
+def _matrix(settings: Settings) -> Tensor:
+    """A weight [4 D, D] that keeps a variance of one."""
+    width = settings.shape[-1]
+    return (_drawn((_EXPANSION * width, width), settings, 7) / math.sqrt(width)).requires_grad_()
 
 
 def _drawn(shape: tuple[int, ...], settings: Settings, seed: int) -> Tensor:
+    if settings.device.type == "meta":
+        return torch.empty(shape, dtype=settings.dtype, device="meta")
     # On the device: a CPU draws billions of numbers in minutes.
     generator = torch.Generator(settings.device).manual_seed(seed)
     return torch.randn(shape, generator=generator, device=settings.device).to(settings.dtype)
-
-
-def _bias(settings: Settings, seed: int) -> dict[str, Tensor]:
-    return {"bias": _vector(settings, seed)} if settings.bias else {}
-
-
-def _matrix(settings: Settings, seed: int) -> Tensor:
-    """A weight [4 D, D] that keeps a variance of one."""
-    width = settings.shape[-1]
-    return (_drawn((_EXPANSION * width, width), settings, seed) / math.sqrt(width)).requires_grad_()
 
 
 def _targets(settings: Settings, classes: int) -> Tensor:

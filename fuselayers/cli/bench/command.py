@@ -1,9 +1,9 @@
-"""`fuselayers bench`: times an op, a model or the fusion core against eager PyTorch, once they agree."""
+"""`fuselayers bench`: checks and times an op, a model or the fusion core against eager PyTorch."""
 
 import argparse
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from ..._version import __version__
 from ...names import no_such
 from ...ops.implementations.launch import why_no_kernels
 from ...partition import backends
-from ..files import write_whole
+from ..files import write_text
 from ..machine import choose_device, measured_machine
+from ..text import chosen_names, say, table_of
 from .calls import BARE, call_cost
 from .cases import OPS, Settings, dtype_name, op_case
 from .measure import OURS, Candidate, Timing, spread, time_interleaved
@@ -31,7 +31,7 @@ __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
 SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
 DESCRIPTION = """\
 Times one op or model: plain eager PyTorch without this library, against the library's eager form and each backend.
-All run in one process, in turns, after warm-up; the table shows medians. Candidates with wrong numbers are not timed.
+All run in one process, in turns, after a warm-up; the table shows medians. Candidates with wrong numbers are not timed.
 `partition` measures the fusion core: saved bytes, memory against recompute, the time to cut a graph.
 
   fuselayers bench op bias_activation_dropout --dropout 0.1
@@ -54,14 +54,13 @@ _DTYPES: Final = {
     "float16": torch.float16,
 }
 _OF_EACH: Final = {"name", "shape", "dtype", "backends", "dropout", "json"}
-# The arguments of each subject, beside --repeats and --device.
+# The arguments of each subject, except --repeats and --device.
 _ARGUMENTS: Final = {
     "op": {*_OF_EACH, "activation", "overhead"},
     "model": {*_OF_EACH, "overrides"},
     "partition": {"only", "layers", "quick", "json"},
     "suite": {"ops", "dtypes", "minutes", "quick", "out"},
 }
-_WRONG: Final = 1
 _LAYERS: Final = 4
 _REPEATS: Final = 50
 _SUITE_REPEATS: Final = 20
@@ -71,12 +70,12 @@ _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of all subjects."""
+    """Add the arguments of all subjects."""
     parser.add_argument("subject", metavar="op | model | partition | suite", help="what to measure")
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}"
     )
-    # argparse calls an argument required that may be left out, unless it has a default.
+    # Without a default argparse calls an optional argument required.
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="OVERRIDE", help="of a model's config: feedforward=mlp"
     )
@@ -113,7 +112,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         The exit code: 0, or 1 when a candidate's numbers are wrong, or a budget of ours costs more than torch's.
 
     Raises:
-        ValueError: a wrong argument; the text says which are possible.
+        ValueError: a wrong argument; the text lists the possible ones.
     """
     subject = arguments.subject
     if subject not in _ARGUMENTS:
@@ -146,67 +145,62 @@ def _run_overhead(arguments: argparse.Namespace, console: Console, *, device: to
     settings = _settings(arguments, shape=_SMALL_SHAPE, device=device)
     title = f"{arguments.name} of {'x'.join(map(str, settings.shape))} {dtype_name(settings.dtype)}"
     cost = call_cost(title, op_case(arguments.name, settings), readings=arguments.repeats, device=device)
-    _print(console, f"{title}, launches stubbed", measured_machine(device))
+    machine = measured_machine(device)
     rows = []
     for span, heading in (("forward", "forward"), ("forward_backward", "forward + backward")):
         ours, bare = (cost.median(name, span) * 1e6 for name in (OURS, BARE))
         rows.append({"": heading, "us": f"{ours:.1f}", "bare us": f"{bare:.1f}", "us / bare us": f"{ours / bare:.2f}"})
-    console.print(_table(rows), highlight=False)
-    _print(console, f"medians of {arguments.repeats} in turns, CPU time; bare: an autograd.Function over the same ops")
-    _write_json(arguments.json, subject=title, machine=measured_machine(device), seconds=cost.seconds)
+    say(console, f"{title}, launches stubbed", machine)
+    console.print(table_of(rows), highlight=False)
+    say(console, f"medians of {arguments.repeats} in turns, CPU time; bare: an autograd.Function over the same ops")
+    _write_json(arguments.json, subject=title, machine=machine, seconds=cost.seconds)
     return 0
 
 
 def _run_subject(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
     subject = _subject(arguments, device=device)
     machine = measured_machine(device)
-    _print(console, subject.title, machine)
-    for name, reason in subject.wrong.items():
-        _print(console, f"{name} is not timed, its numbers are wrong: {reason}")
+    wrong = [f"{name} is not timed, its numbers are wrong: {reason}" for name, reason in subject.wrong.items()]
+    say(console, subject.title, machine, *wrong)
     timings = time_interleaved(subject.candidates, repeats=arguments.repeats, device=device)
-    console.print(_table(_timing_rows(subject.candidates, timings)), highlight=False)
-    _print(
+    console.print(table_of(_timing_rows(subject.candidates, timings)), highlight=False)
+    say(
         console,
-        f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; ratio: how many times as "
-        "fast as plain.\nplain: eager PyTorch without this library; eager: the library's eager form.",
+        f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; x: times as fast as plain",
+        "both: forward + backward; plain: eager PyTorch without this library; eager: the library's eager form",
     )
     seconds = {
         candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
         for candidate, timing in zip(subject.candidates, timings, strict=True)
     }
     _write_json(arguments.json, subject=subject.title, machine=machine, seconds=seconds, wrong=subject.wrong)
-    return _WRONG if subject.wrong else 0
+    return int(bool(subject.wrong))
 
 
 def _run_partition(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
     if arguments.layers is not None and arguments.layers < 1:
         raise ValueError(f"--layers must be at least 1, got {arguments.layers}")
-    chosen = list(SECTIONS)
-    if arguments.only is not None:
-        chosen = list(dict.fromkeys(name.strip() for name in arguments.only.split(",")))
-    for name in chosen:
-        if name not in SECTIONS:
-            raise ValueError(no_such("section of bench partition", name, SECTIONS))
     setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers or _LAYERS)
     if arguments.quick:
         setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
+    chosen = chosen_names("section of bench partition", arguments.only, SECTIONS)
     machine = f"{measured_machine(device)}, fuselayers {__version__}"
-    _print(console, machine)
+    say(console, machine)
     measured: dict[str, list[Row]] = {}
     for name in chosen:
         title, measure = SECTIONS[name]
-        measured[name] = measure(setting)
-        console.print(f"\n{title}", style="bold", highlight=False, markup=False, soft_wrap=True)
-        console.print(_table(measured[name]), highlight=False)
+        rows = measured[name] = measure(setting)
+        shown = [{heading: cell for heading, cell in row.items() if heading != "wrong"} for row in rows]
+        say(console, "", title)
+        console.print(table_of(shown), highlight=False)
         if name == "budget":
-            _print(console, budget_note(measured[name]))
-        for row in measured[name]:
+            say(console, budget_note(rows))
+        for row in rows:
             if row.get("wrong"):
-                where = " ".join(str(row[key]) for key in ("layer", "dtype", "call", "form") if key in row)
-                _print(console, f"not timed, the numbers are wrong: {where}: {row['wrong']}")
+                where = " ".join(str(row[key]) for key in ("layer", "dtype", "call") if key in row)
+                say(console, f"not timed, the numbers are wrong: {where}: {row['wrong']}")
     _write_json(arguments.json, machine=machine, repeats=setting.repeats, sections=measured)
-    bad = any(row.get("wrong") or row.get("lower") == "torch" for rows in measured.values() for row in rows)
-    return _WRONG if bad else 0
+    return int(any(row.get("wrong") or row.get("lower") == "torch" for rows in measured.values() for row in rows))
 
 
 def _subject(arguments: argparse.Namespace, *, device: torch.device) -> Subject:
@@ -242,16 +236,14 @@ def _dtype(arguments: argparse.Namespace) -> torch.dtype:
 
 
 def _backends(text: str | None, *, device: torch.device) -> list[str]:
-    """The backends to time; one that is asked for and missing is an error, not a silent fallback."""
+    """The backends to time; an explicit one that is missing is an error, not a silent fallback."""
     statuses = {status.name: status for status in backends(device=device)}
     # torch.compile needs what our Inductor backend needs.
     statuses[COMPILE] = replace(statuses["inductor"], name=COMPILE)
     if text is None:
         return [name for name in _DEFAULT_BACKENDS if statuses[name].available]
-    chosen = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    chosen = chosen_names("backend", text, statuses)
     for name in chosen:
-        if name not in statuses:
-            raise ValueError(no_such("backend", name, statuses))
         if not statuses[name].available:
             raise ValueError(f"backend {name!r} is not available: {statuses[name].reason}; {statuses[name].hint}")
     return chosen
@@ -268,36 +260,18 @@ def _timing_rows(candidates: Sequence[Candidate], timings: Sequence[Timing]) -> 
     rows = []
     for candidate, timing in zip(candidates, timings, strict=True):
         row = {"": candidate.name}
-        for heading, mine, first in (
-            ("forward ms", timing.forward, timings[0].forward),
-            ("forward + backward ms", timing.both, timings[0].both),
+        for span, mine, first in (
+            ("forward", timing.forward, timings[0].forward),
+            ("both", timing.both, timings[0].both),
         ):
             median = statistics.median(mine)
-            row |= {
-                heading: f"{median * 1e3:.3f}",
-                f"+- of {heading}": f"{spread(mine):.0%}",
-                f"ratio of {heading}": f"{statistics.median(first) / median:.2f} x",
-            }
+            row[f"{span} ms"] = f"{median * 1e3:.3f}"
+            row[f"{span} +-"] = f"{spread(mine):.0%}"
+            row[f"{span} x"] = f"{statistics.median(first) / median:.2f} x"
         rows.append(row)
     return rows
 
 
-def _table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """A column for each key, except the reasons of wrong numbers."""
-    table = Table(box=None, pad_edge=False)
-    headings = [heading for heading in rows[0] if heading != "wrong"]
-    for place, heading in enumerate(headings):
-        table.add_column(heading.partition(" of ")[0], justify="left" if place == 0 else "right")
-    for row in rows:
-        table.add_row(*(str(row[heading]) for heading in headings))
-    return table
-
-
-def _print(console: Console, *lines: str) -> None:
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-
-
 def _write_json(path: str | None, **content: Any) -> None:
     if path is not None:
-        text = json.dumps({"date": date.today().isoformat(), **content}, indent=2) + "\n"
-        write_whole(Path(path), lambda file: file.write(text.encode()))
+        write_text(Path(path), json.dumps({"date": date.today().isoformat(), **content}, indent=2) + "\n")

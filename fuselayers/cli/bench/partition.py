@@ -4,7 +4,6 @@ import copy
 import functools
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ...partition.flow import minimum_cut
 from ...partition.joint_graph import JointGraph
 from ...partition.partitioners import cost_model_for
 from ...partition.saved_by_min_cut import flow_graph
+from ...partition.timer import Step, median_seconds, time_in_turns
 from .layers import GPT, LAYERS, LayerCase
 from .measure import EAGER, Candidate, Timing, time_interleaved
 from .subjects import COMPILE, wrong_numbers
@@ -41,15 +41,15 @@ _SPEED_ROUNDS: Final = 3
 
 @dataclass(frozen=True)
 class Setting:
-    """How much is measured.
+    """The sizes of the measurements.
 
     Attributes:
         device: of the tensors.
         repeats: timings of each candidate.
-        num_layers: of the model whose budget curve is measured.
-        depths: of the models for the time of a cut.
-        hidden_dim: of the layers whose steps are timed, on 8 x 256 tokens; saved bytes are counted at 4 x 128 x 256.
-        dtypes: of these layers.
+        num_layers: of the model for "budget".
+        depths: of the models for "speed".
+        hidden_dim: of the timed layers, on 8 x 256 tokens; saved bytes are counted at 4 x 128 x 256.
+        dtypes: of the layers.
     """
 
     device: torch.device
@@ -68,7 +68,7 @@ def saved(setting: Setting) -> list[Row]:
             made = functools.partial(_layers, case.make, dtype=dtype, device=setting.device)
             wrong = _wrong_layers(made(_HIDDEN_DIM, (_BATCH, _TOKENS), dropout=0.0), case.make)
             counted = units(case, dtype=dtype, device=setting.device)
-            # Otherwise this is a second shape of the same functions, and the timed graphs have symbolic sizes.
+            # Otherwise this is a second shape of the same functions, and Dynamo traces it with symbolic sizes.
             torch.compiler.reset()
             right = [one.candidate() for one in made(setting.hidden_dim, (8, 256)) if one.name not in wrong]
             step = _timed(right, setting.repeats, setting.device)
@@ -88,7 +88,7 @@ def saved(setting: Setting) -> list[Row]:
 
 
 def units(case: LayerCase, *, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
-    """The bytes that each form of one layer saves for backward, in batch x tokens x hidden x itemsize."""
+    """The bytes that each version of one layer saves for backward, in batch x tokens x hidden x itemsize."""
     torch.compiler.reset()  # after 8 graphs of one function torch.compile would run it uncompiled
     layers = _layers(case.make, _HIDDEN_DIM, (_BATCH, _TOKENS), dtype=dtype, device=device)
     unit = _BATCH * _TOKENS * _HIDDEN_DIM * dtype.itemsize
@@ -96,7 +96,7 @@ def units(case: LayerCase, *, dtype: torch.dtype, device: torch.device) -> dict[
 
 
 def matmuls_again(case: LayerCase, *, dtype: torch.dtype, device: torch.device) -> int:
-    """How many matmuls and attentions of the layer's forward our default cut recomputes."""
+    """The number of matmuls and attentions of the layer's forward that our default cut recomputes."""
     layer = _layers(case.make, _HIDDEN_DIM, (_BATCH, _TOKENS), dtype=dtype, device=device)[0]
     (graph,) = capture(layer.plain, layer.x, device=device)
     joint = _joint(graph)
@@ -105,7 +105,7 @@ def matmuls_again(case: LayerCase, *, dtype: torch.dtype, device: torch.device) 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A form of a layer: its function, the module behind it, and its input."""
+    """A version of a layer: its function, its module, and its input."""
 
     name: str
     fn: Callable[[Tensor], Tensor]
@@ -138,7 +138,7 @@ def _layers(
 
 
 def _wrong_layers(layers: Sequence[_Layer], make: Callable[..., nn.Module]) -> dict[str, str]:
-    """Why each wrong form is wrong; the first one is eager."""
+    """The error of each wrong version; the first layer is eager."""
     eager = layers[0]
     exact = make(eager.x.shape[-1], 4, dropout=0.0).to(eager.x.device, torch.float64)
     exact.load_state_dict(eager.plain.state_dict())
@@ -187,7 +187,7 @@ def budgets(setting: Setting) -> list[Row]:
         }
         try:
             kept = budget(size + _SLACK_BYTES).saved_values(ours, fused=True)
-        except PartitionError:  # this budget is too small
+        except PartitionError:  # the budget is too small
             row |= {"fuse units": "-", "fuse FLOPs %": "-", "lower": "torch"}
         else:
             our_size, our_again = ours.saved_bytes(kept), again(ours, kept)
@@ -201,7 +201,7 @@ def budgets(setting: Setting) -> list[Row]:
 
 
 def _lower(ours: tuple[float, float], theirs: tuple[float, float]) -> str:
-    """Which one recomputes fewer FLOPs; at equal FLOPs, which one saves fewer bytes, beyond the slack."""
+    """Which one recomputes fewer FLOPs; at equal FLOPs, which one saves fewer bytes."""
     more = ours[0] - theirs[0]
     if abs(more) < 1e-6:
         more = ours[1] - theirs[1] if abs(ours[1] - theirs[1]) > _SLACK_BYTES else 0
@@ -243,7 +243,7 @@ def speed(setting: Setting) -> list[Row]:
 
 
 def overhead(setting: Setting) -> list[Row]:
-    """Microseconds of a forward and backward that computes next to nothing: the cost of a call."""
+    """Microseconds of a forward and backward on tiny tensors: the cost of a call."""
     leaves = tuple(torch.randn(8, 16, device=setting.device, requires_grad=True) for _ in range(3))
     exact = tuple(leaf.detach().double().requires_grad_() for leaf in leaves)
 
@@ -290,9 +290,9 @@ def _one_thread() -> Iterator[None]:
 
 SECTIONS: Final = MappingProxyType(
     {
-        "saved": ("one layer: kept for backward, in batch x tokens x hidden x itemsize, dropout 0.1", saved),
-        "budget": ("memory against recompute: units per layer, share of forward's FLOPs run again", budgets),
-        "speed": ("seconds to cut the graph of a GPT: torch's min-cut, fuse, of it the solver, budget(0.3)", speed),
+        "saved": ("one layer: saved for backward, in batch x tokens x hidden x itemsize, dropout 0.1", saved),
+        "budget": ("memory against recompute: units per layer, share of forward's FLOPs recomputed", budgets),
+        "speed": ("seconds to cut the graph of a GPT: torch's min-cut, fuse, its solver alone, budget(0.3)", speed),
         "overhead": ("a call of gelu(x * w + b).sin() on 8 x 16, forward + backward", overhead),
     }
 )
@@ -319,21 +319,19 @@ def _cutting_seconds(
     graph: CapturedGraph, cuts: dict[str, Callable[..., object]], *, alone: dict[str, Callable[[], object]]
 ) -> dict[str, float]:
     """Median times of partitioners, each on a fresh copy of the graph, and of functions without arguments; in turns."""
-    times: dict[str, list[float]] = {name: [] for name in (*cuts, *alone)}
-    static = list(graph.static_input_indices)
-    for _ in range(_SPEED_ROUNDS):
-        runs: dict[str, Callable[[], object]] = {}
-        for name, cut in cuts.items():
-            runs[name] = functools.partial(
-                cut,
-                copy_of(graph.module),
-                graph.joint_inputs,
-                num_fwd_outputs=graph.num_forward_outputs,
-                static_lifetime_input_indices=static,
-            )
-        for name, run in (runs | alone).items():
-            gc.collect()
-            started = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - started)
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
+    options = {
+        "num_fwd_outputs": graph.num_forward_outputs,
+        "static_lifetime_input_indices": list(graph.static_input_indices),
+    }
+
+    def fresh_copy() -> Any:
+        gc.collect()
+        return copy_of(graph.module)
+
+    def cut_with(cut: Callable[..., object], module: Any) -> object:
+        return cut(module, graph.joint_inputs, **options)
+
+    steps = {name: Step(functools.partial(cut_with, cut), fresh_copy) for name, cut in cuts.items()}
+    steps |= {name: Step(lambda _, run=run: run(), gc.collect) for name, run in alone.items()}  # type: ignore[misc]
+    times = time_in_turns(steps, device=torch.device("cpu"), rounds=_SPEED_ROUNDS, warm_up=0)
+    return median_seconds(times)

@@ -4,12 +4,12 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["LIGER", "liger_form"]
+__all__ = ["LIGER", "liger_function"]
 
 LIGER: Final = "Liger"
 # Given Liger's functions, a function with the arguments of our op. In place, as by default, the norms' backwards would
 # overwrite the incoming gradient.
-_FORMS: Final[dict[str, Callable[[Any], Callable[..., Any]]]] = {
+_FUNCTIONS: Final[dict[str, Callable[[Any], Callable[..., Any]]]] = {
     "cross_entropy": lambda liger: (
         lambda logits, target: liger.liger_cross_entropy(logits.flatten(0, -2), target.flatten())
     ),
@@ -28,7 +28,7 @@ _FORMS: Final[dict[str, Callable[[Any], Callable[..., Any]]]] = {
 }
 
 
-def liger_form(name: str, options: dict[str, Any]) -> Callable[..., Any] | None:
+def liger_function(name: str, options: dict[str, Any]) -> Callable[..., Any] | None:
     """Return Liger-Kernel's function for an op, with the op's arguments; None where it has none or is not installed.
 
     Written for version 0.8.5, whose functions are looked up when they are called.
@@ -40,10 +40,10 @@ def liger_form(name: str, options: dict[str, Any]) -> Callable[..., Any] | None:
     Raises:
         ImportError: the installed version cannot be imported.
 
-    >>> liger_form("no_such_op", {}) is None
+    >>> liger_function("no_such_op", {}) is None
     True
     """
-    make = _FORMS.get(f"{name} {options['activation']}" if name == "gated_activation" else name)
+    make = _FUNCTIONS.get(f"{name} {options['activation']}" if name == "gated_activation" else name)
     if make is None or importlib.util.find_spec("liger_kernel") is None:
         return None
     return make(importlib.import_module("liger_kernel.transformers.functional"))

@@ -1,4 +1,4 @@
-"""The candidates that are timed for one op or model. Candidates with wrong numbers are left out."""
+"""The candidates for one op or model, without those with wrong numbers."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -16,25 +16,28 @@ from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import EAGER, Candidate, disagreement, results
 
-__all__ = ["COMPILE", "Form", "Subject", "model_subject", "op_candidate", "op_fault", "op_subject", "wrong_numbers"]
+__all__ = [
+    "COMPILE",
+    "Implementation",
+    "Subject",
+    "model_subject",
+    "op_candidate",
+    "op_fault",
+    "op_subject",
+    "wrong_numbers",
+]
 
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
 _SEQUENCES: Final = 4
 
-Form = Callable[[OpCase], Callable[..., Outputs]]
+Implementation = Callable[[OpCase], Callable[..., Outputs]]
 """Given a case, the function that a candidate calls."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An op or a model to time.
-
-    Attributes:
-        title: in words.
-        candidates: those with right numbers; ratios are to the first.
-        wrong: why each other candidate is wrong, by name.
-    """
+    """An op or a model: candidates with right numbers, plain PyTorch first, and the errors of the others by name."""
 
     title: str
     candidates: list[Candidate]
@@ -53,13 +56,7 @@ def op_candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> C
 
 
 def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:
-    """Why each wrong candidate is wrong, by name.
-
-    Args:
-        candidates: to check.
-        eager: the same computation in eager PyTorch; its error sets the limit.
-        truth: the same in float64.
-    """
+    """The error of each wrong candidate, by name; the error of `eager` sets the limit, against `truth` in float64."""
     limit, exact = results(eager), results(truth)
     found = {one.name: disagreement(results(one), eager=limit, truth=exact) for one in candidates}
     return {name: reason for name, reason in found.items() if reason is not None}
@@ -67,23 +64,17 @@ def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: C
 
 def op_fault(
     name: str,
-    form: Form,
+    implementation: Implementation,
     settings: Settings,
     op: str,
     *,
     candidate: Callable[[str, OpCase, Callable[..., Outputs]], Candidate] = op_candidate,
     same_masks: bool,
 ) -> str | None:
-    """Why a form of an op computes wrong numbers; None when it is right.
+    """The error of an implementation of an op, or None.
 
-    Args:
-        name: of the form.
-        form: makes its function.
-        settings: of the call.
-        op: its name.
-        candidate: makes the candidate of the form.
-        same_masks: whether the form draws the library's dropout masks. `F.dropout` draws others, so forms are compared
-            with plain PyTorch without dropout, and those with the same masks with the op's formula too.
+    Every implementation is compared with plain PyTorch without dropout, since `F.dropout` draws other masks; one with
+    the library's masks (`same_masks`) also with the op's formula.
     """
     still = op_case(op, replace(settings, dropout=0.0))
     checks = [(still, still.plain)]
@@ -92,7 +83,7 @@ def op_fault(
         checks.append((case, case.formula))
     for case, plain in checks:
         wrong = wrong_numbers(
-            [candidate(name, case, form(case))],
+            [candidate(name, case, implementation(case))],
             eager=op_candidate(EAGER, case, plain),
             truth=op_candidate("float64", double(case), plain),
         )
@@ -110,10 +101,10 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
     case = op_case(name, settings)
     candidates, wrong = [op_candidate(_PLAIN, case, case.plain)], {}
     for backend in backends:
-        form = _op_form(backend)
-        reason = op_fault(backend, form, settings, name, same_masks=backend != COMPILE)
+        implementation = _op_implementation(backend)
+        reason = op_fault(backend, implementation, settings, name, same_masks=backend != COMPILE)
         if reason is None:
-            candidates.append(op_candidate(backend, case, form(case)))
+            candidates.append(op_candidate(backend, case, implementation(case)))
         else:
             wrong[backend] = reason
     details = [f"{key} {value}" for key, value in case.options.items()]
@@ -122,7 +113,7 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
     return Subject(title, candidates, wrong)
 
 
-def _op_form(backend: str) -> Form:
+def _op_implementation(backend: str) -> Implementation:
     if backend == EAGER:
         return lambda case: case.formula
     if backend == COMPILE:
@@ -143,11 +134,11 @@ def model_subject(
     """A model's training loss: plain eager layers, its own layers in eager mode, and the whole model fused.
 
     Args:
-        name: a model of the configs, or a path of one.
+        name: a model of the configs, or its path.
         overrides: of its config.
         shape: sequences and tokens, or examples for a model without a context length; None is 4 of full length.
-        dropout: for every component that has one, and 0 also turns stochastic depth off; None keeps the config's.
-        backends: to fuse the whole model with.
+        dropout: of every component; 0 also turns stochastic depth off; None keeps the config's.
+        backends: for the whole model.
         dtype: of the weights.
         device: of the model.
 

@@ -13,13 +13,13 @@ from ...partition import saved_bytes
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, dtype_name, op_case
 from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
-from .peers import LIGER, liger_form
-from .subjects import COMPILE, Form, op_candidate, op_fault
+from .peers import LIGER, liger_function
+from .subjects import COMPILE, Implementation, op_candidate, op_fault
 
 __all__ = ["SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
 
 
-# Those of the measurements that the project grew out of, the largest first.
+# The largest first.
 SHAPES: Final = (
     (2, 4096, 4096),
     (1, 2048, 12288),
@@ -39,13 +39,7 @@ _DROPOUT: Final = 0.1
 
 @dataclass(frozen=True)
 class Variant:
-    """One op with one set of options.
-
-    Args:
-        op: its name.
-        label: of its options.
-        options: of `Settings`.
-    """
+    """One op with options of `Settings`, and a label for them."""
 
     op: str
     label: str = ""
@@ -58,13 +52,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Round:
-    """All variants once, in one dtype.
-
-    Args:
-        dtype: of the tensors.
-        shapes: of x.
-        any_size: whether `torch.compile` compiles once for all shapes, as for a user whose shapes change, or for each.
-    """
+    """All variants once, in one dtype and in shapes of x; `any_size`: `torch.compile` compiles with dynamic sizes."""
 
     dtype: torch.dtype
     shapes: tuple[tuple[int, ...], ...]
@@ -78,11 +66,11 @@ class Measured:
     Args:
         title: of the variant.
         shape: of x.
-        dtype: by torch's name, without "torch.".
+        dtype: as "float32".
         candidate: its name.
         seconds: every repeat, of "forward" and of "forward_backward".
-        peak: most bytes that forward and backward took, beside the inputs; None on a CPU.
-        kept: bytes saved for backward, beside the inputs.
+        peak: peak bytes of forward and backward, without the inputs; None on a CPU.
+        kept: bytes saved for backward, without the inputs.
         floor: bytes that "forward" and "forward_backward" must move; empty for ops that bandwidth does not limit.
     """
 
@@ -105,11 +93,11 @@ class Suite:
     """All measurements.
 
     Args:
-        bandwidth: of copying, in bytes per second, read and written.
-        calls: the CPU time of the ops' calls; empty where they launch no kernels.
-        rows: in the order of measuring.
-        failed: why candidates were not timed: wrong numbers, or an error.
-        left_out: variants that were left out for lack of time.
+        bandwidth: of a copy, in bytes per second, read and written.
+        calls: the CPU time of a call of each op; empty without kernels.
+        rows: the times.
+        failed: wrong numbers or errors, by candidate.
+        left_out: variants for which there was no time.
     """
 
     bandwidth: float
@@ -160,14 +148,8 @@ def measure_suite(
 ) -> Suite:
     """Check every op in every width and dtype, then time.
 
-    Args:
-        chosen: what to measure.
-        rounds: in which dtypes and shapes, one round after the other.
-        device: of the tensors.
-        repeats: timings of each candidate.
-        minutes: no new measurement begins after these; `left_out` names the rest.
-        say: is called with what is being measured.
-        keep: is called with the measurements so far, after each variant.
+    No measurement begins after `minutes`; `left_out` names the rest. `say` gets the name of each measurement, `keep`
+    all measurements so far, after each variant.
     """
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
@@ -179,7 +161,7 @@ def measure_suite(
     for dtype in dict.fromkeys(one.dtype for one in rounds):
         shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
         for variant in chosen:
-            ours: dict[str, Form] = {OURS: lambda case: case.op}
+            ours: dict[str, Implementation] = {OURS: lambda case: case.op}
             right[variant.title, dtype] = {EAGER, *_check(variant, ours, shapes, dtype, device, suite)}
     for one in rounds:
         for variant in chosen:
@@ -187,18 +169,18 @@ def measure_suite(
             name, known = f"{variant.title}, {dtype_name(one.dtype)}", right[variant.title, one.dtype]
             if shapes and time.monotonic() <= deadline:
                 say(name)
-                forms = _forms(variant, one, device)
+                implementations = _implementations(variant, one, device)
                 if COMPILE not in known:
-                    others = {key: form for key, form in forms.items() if key not in (EAGER, OURS)}
+                    others = {key: implementations[key] for key in implementations.keys() - {EAGER, OURS}}
                     known |= _check(variant, others, shapes, one.dtype, device, suite)
-                    # The code that was compiled for the checks is not what a user with these shapes would get.
-                    forms = _forms(variant, one, device)
-                forms = {key: form for key, form in forms.items() if key in known}
+                    # The code compiled for the checks is not the code that a user with these shapes would get.
+                    implementations = _implementations(variant, one, device)
+                implementations = {key: implementations[key] for key in implementations if key in known}
                 for shape in shapes:
                     if time.monotonic() > deadline:
                         suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
                     else:
-                        _measure(variant, _settings(variant, shape, one.dtype, device), forms, suite, repeats)
+                        _measure(variant, _settings(variant, shape, one.dtype, device), implementations, suite, repeats)
                 keep(suite)
             else:
                 suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
@@ -225,21 +207,21 @@ def _call_costs(
             yield call_cost(variant.title, case, readings=readings, device=device)
 
 
-def _forms(variant: Variant, one: Round, device: torch.device) -> dict[str, Form]:
-    """The form of each candidate."""
+def _implementations(variant: Variant, one: Round, device: torch.device) -> dict[str, Implementation]:
+    """The implementation of each candidate."""
     # Dynamo compiles a function for at most eight kinds of call, and then silently runs it in eager mode.
     torch.compiler.reset()
     small = op_case(variant.op, _settings(variant, (*_CHECKED_ROWS, 64), one.dtype, device))
     compiled = torch.compile(small.plain, dynamic=True if one.any_size else None, fullgraph=True)
-    forms: dict[str, Form] = {
+    implementations: dict[str, Implementation] = {
         EAGER: lambda case: case.plain,
         COMPILE: lambda case: compiled,
         OURS: lambda case: case.op,
     }
-    liger = liger_form(variant.op, small.options) if device.type == "cuda" else None
+    liger = liger_function(variant.op, small.options) if device.type == "cuda" else None
     if liger is not None:
-        forms[LIGER] = lambda case: liger
-    return forms
+        implementations[LIGER] = lambda case: liger
+    return implementations
 
 
 def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
@@ -258,14 +240,14 @@ def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Can
 
 def _check(
     variant: Variant,
-    forms: Mapping[str, Form],
+    implementations: Mapping[str, Implementation],
     shapes: Sequence[tuple[int, ...]],
     dtype: torch.dtype,
     device: torch.device,
     suite: Suite,
 ) -> set[str]:
-    """Return the names of the forms that are right in every width; note the others in `suite.failed`."""
-    right = set(forms)
+    """Return the names of the implementations that are right in every width; add the others to `suite.failed`."""
+    right = set(implementations)
     widths = sorted({shape[-1] for shape in _affordable(variant, shapes, device)})
     if "linear" in variant.op:
         widths = [min(width, _CHECKED_MATMUL) for width in widths[:1]]
@@ -274,7 +256,7 @@ def _check(
         for name in sorted(right):
             try:
                 reason = op_fault(
-                    name, forms[name], settings, variant.op, candidate=_candidate, same_masks=name == OURS
+                    name, implementations[name], settings, variant.op, candidate=_candidate, same_masks=name == OURS
                 )
             except Exception as error:
                 reason = _one_line(error)
@@ -284,12 +266,14 @@ def _check(
     return right
 
 
-def _measure(variant: Variant, settings: Settings, forms: Mapping[str, Form], suite: Suite, repeats: int) -> None:
+def _measure(
+    variant: Variant, settings: Settings, implementations: Mapping[str, Implementation], suite: Suite, repeats: int
+) -> None:
     case = op_case(variant.op, settings)
     dtype = dtype_name(settings.dtype)
     candidates = []
-    for name, form in forms.items():
-        candidate = _candidate(name, case, form(case))
+    for name, implementation in implementations.items():
+        candidate = _candidate(name, case, implementation(case))
         try:
             results(candidate)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""`fuselayers bench suite`: chooses what the suite measures, and writes its folder."""
+"""`fuselayers bench suite`: measures the chosen ops, and writes a folder."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from ..._version import __version__
-from ...names import no_such
 from ..machine import measured_machine
+from ..text import chosen_names, say
 from .measure import OURS
 from .suite import SHAPES, Round, Suite, measure_suite, variants
 from .suite_report import write_data, write_report
@@ -33,21 +33,21 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         The exit code: 0, or 1 when a candidate of ours computes wrong numbers.
 
     Raises:
-        ValueError: a wrong argument; the text says which are possible.
+        ValueError: a wrong argument; the text lists the possible ones.
     """
     if arguments.out is None:
         raise ValueError("bench suite needs a folder for what it measures: --out DIR")
     minutes = _MINUTES if arguments.minutes is None else arguments.minutes
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
-    ops = list(dict.fromkeys(variant.op for variant in variants()))
-    chosen = [variant for variant in variants() if variant.op in _chosen("op", arguments.ops, ops)]
-    default = list(_DTYPES) if device.type == "cuda" else ["float32"]
-    dtypes = default if arguments.dtypes is None else _chosen("dtype", arguments.dtypes, list(_DTYPES))
+    ops = chosen_names("op of bench suite", arguments.ops, dict.fromkeys(variant.op for variant in variants()))
+    chosen = [variant for variant in variants() if variant.op in ops]
+    default = None if device.type == "cuda" else "float32"
+    dtypes = chosen_names("dtype of bench suite", arguments.dtypes or default, _DTYPES)
     shapes = SHAPES if device.type == "cuda" else _ON_A_CPU
     rounds = _rounds([_DTYPES[name] for name in dtypes], _QUICK if arguments.quick else shapes)
     folder = Path(arguments.out)
-    # Before the work, so that a folder that cannot be written is an error at once.
+    # Before the work: a folder that cannot be written is an error at once.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
 
@@ -57,24 +57,22 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     def keep(suite: Suite) -> None:
         write_data(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
 
-    console.print(machine, highlight=False, markup=False, soft_wrap=True)
+    say(console, machine)
     suite = measure_suite(
         chosen,
         rounds=rounds,
         device=device,
         repeats=arguments.repeats,
         minutes=minutes,
-        say=lambda text: console.print(text, highlight=False, markup=False),
+        say=lambda text: say(console, text),
         keep=keep,
     )
     files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
-    for what, why in suite.failed.items():
-        console.print(f"not timed: {what}: {why}", highlight=False, markup=False, soft_wrap=True)
+    lines = [f"not timed: {name}: {reason}" for name, reason in suite.failed.items()]
     if suite.left_out:
-        console.print(f"left out, since {minutes:g} minutes were over: {len(suite.left_out)}; see results.md")
-    for path in files:
-        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
-    return int(any(what.startswith(OURS) for what in suite.failed))
+        lines.append(f"left out after {minutes:g} minutes: {len(suite.left_out)}; see results.md")
+    say(console, *lines, *map(str, files))
+    return int(any(name.startswith(OURS) for name in suite.failed))
 
 
 def _rounds(dtypes: Sequence[torch.dtype], shapes: tuple[tuple[int, ...], ...]) -> list[Round]:
@@ -94,13 +92,3 @@ def _versions() -> list[str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _chosen(kind: str, text: str | None, known: Sequence[str]) -> list[str]:
-    if text is None:
-        return list(known)
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in known:
-            raise ValueError(no_such(f"{kind} of bench suite", name, known))
-    return names

@@ -10,7 +10,7 @@ from typing import Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..files import write_whole
+from ..files import write_text, write_whole
 from .calls import BARE, CallCost
 from .measure import EAGER, OURS
 from .suite import Measured, Suite
@@ -27,9 +27,8 @@ def write_data(folder: Path, suite: Suite, *, machine: str, date: str, repeats: 
     said = f"{machine}, {date}, medians of {repeats} in turns"
     content = {"machine": machine, "date": date, "repeats": repeats, **asdict(suite)}
     files = [folder / "results.json", folder / "results.md"]
-    texts = (json.dumps(content) + "\n", table(suite, said=said))
-    for path, text in zip(files, texts, strict=True):
-        write_whole(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+    write_text(files[0], json.dumps(content) + "\n")
+    write_text(files[1], table(suite, said=said))
     return files
 
 

@@ -1,4 +1,4 @@
-"""`fuselayers lint-kernels`: what the compilers make of each kernel, for GPUs that need not be here."""
+"""`fuselayers lint-kernels`: compiles every kernel for several GPUs and checks the figures."""
 
 from .command import DESCRIPTION as DESCRIPTION
 from .command import SUMMARY as SUMMARY

@@ -1,4 +1,4 @@
-"""Reads what a compiler wrote: NVIDIA's SASS as `cuobjdump -sass -res-usage` prints it, AMD's assembly."""
+"""Reads compiled code: NVIDIA's SASS as `cuobjdump -sass -res-usage` prints it, and AMD's assembly."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ _SASS_ACCESS: Final = re.compile(r"(LDGSTS|LDG|STG)\b")
 _SASS_WIDTH: Final = re.compile(r"\.[US]?(8|16|64|128|256)\b")
 _AMD_LABEL: Final = re.compile(r"^(\.L\w+):")
 _AMD_LINE: Final = re.compile(r"^\t([a-z]\w*)\s*(.*)")
-# What runs once for a whole warp (s_...) has a unit of its own there, and takes no turn from the others.
+# Scalar instructions (s_...) run once for a warp, on a separate unit; they do not delay the others.
 _AMD_COUNTED: Final = ("v_", "ds_", "global_", "buffer_", "flat_", "scratch_")
 _AMD_ACCESS: Final = re.compile(r"(?:global|buffer|flat)_(load|store)_(dwordx[234]|dword|[us]?short|[us]?byte)")
 _AMD_WIDTHS: Final = {
@@ -40,7 +40,7 @@ class Code:
     looped: Counter[str]
 
     def instructions(self, trips: float) -> float:
-        """How many a thread executes when every loop is gone through `trips` times."""
+        """The number of instructions of a thread that runs every loop `trips` times."""
         return self.once.total() + trips * self.looped.total()
 
     def accesses(self) -> Counter[tuple[str, int]]:
@@ -48,7 +48,7 @@ class Code:
         return _accesses(self.once + self.looped)
 
     def narrow(self) -> int:
-        """Those of less than 128 bits; where memory is accessed in a loop, of those in loops."""
+        """The number of accesses of less than 128 bits; if a loop accesses memory, of those in loops."""
         found = _accesses(self.looped) or _accesses(self.once)
         return sum(count for (_, bits), count in found.items() if bits < 128)
 
@@ -57,7 +57,7 @@ def read_sass(text: str) -> Code:
     """Read the one function of a cubin.
 
     Raises:
-        ValueError: there is no function in it.
+        ValueError: the text has no function.
 
     >>> lines = ("/*0000*/ LDG.E.128 R4, [R2] ;", "/*0010*/ @P0 BRA 0x0 ;", "/*0020*/ EXIT ;")
     >>> code = read_sass("  REG:24\\n " + "\\n ".join(lines))
@@ -82,10 +82,10 @@ def read_sass(text: str) -> Code:
 
 
 def read_amdgcn(text: str) -> Code:
-    """Read the one function of AMD's assembly. Instructions that run once for a whole warp are not counted.
+    """Read the one function of AMD's assembly. Scalar instructions are not counted.
 
     Raises:
-        ValueError: there is no function in it.
+        ValueError: the text has no function.
     """
     registers, spills = (re.search(rf"\.vgpr_{what}:\s+(\d+)", text) for what in ("count", "spill_count"))
     labels: dict[str, int] = {}
@@ -117,18 +117,11 @@ def _counted(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> tuple[Co
 
 
 def _accesses(counted: Counter[str]) -> Counter[tuple[str, int]]:
-    found: Counter[tuple[str, int]] = Counter()
+    accesses: Counter[tuple[str, int]] = Counter()
     for name, count in counted.items():
-        access = _access(name)
-        if access is not None:
-            found[access] += count
-    return found
-
-
-def _access(name: str) -> tuple[str, int] | None:
-    if found := _SASS_ACCESS.match(name):
-        width = _SASS_WIDTH.search(name)
-        return "store" if found[1] == "STG" else "load", int(width[1]) if width else 32
-    if found := _AMD_ACCESS.match(name):
-        return found[1], _AMD_WIDTHS[found[2]]
-    return None
+        if found := _SASS_ACCESS.match(name):
+            width = _SASS_WIDTH.search(name)
+            accesses["store" if found[1] == "STG" else "load", int(width[1]) if width else 32] += count
+        elif found := _AMD_ACCESS.match(name):
+            accesses[found[1], _AMD_WIDTHS[found[2]]] += count
+    return accesses

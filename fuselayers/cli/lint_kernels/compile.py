@@ -1,4 +1,4 @@
-"""Compiles a kernel for a GPU that need not be here, with the compilers that come with Triton."""
+"""Compiles a kernel for any GPU, without one, with the compilers that come with Triton."""
 
 import subprocess
 import tempfile
@@ -14,7 +14,7 @@ from .assembly import Code, read_amdgcn, read_sass
 
 __all__ = ["ARCHS", "check_compilers", "compile_for", "compiler", "threads_of"]
 
-# As Triton names a GPU: its backend, the architecture, the threads of a warp.
+# Triton's backend, the architecture, the threads of a warp.
 ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
     "sm_80": ("cuda", 80, 32),  # A100
     "sm_90": ("cuda", 90, 32),  # H100, H200
@@ -24,11 +24,11 @@ ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
 
 
 def check_compilers() -> None:
-    """Raise unless kernels can be compiled here.
+    """Raise unless kernels can be compiled on this machine.
 
     Raises:
-        BackendUnavailableError: there is no Triton, or a tool of it is missing.
-        ValueError: Triton was told to interpret the kernels.
+        BackendUnavailableError: Triton, or one of its tools, is missing.
+        ValueError: Triton interprets kernels.
     """
     if not HAS_TRITON:
         raise BackendUnavailableError("kernels are compiled with Triton, which is missing; pip install triton")
@@ -44,7 +44,7 @@ def check_compilers() -> None:
 
 
 def compiler() -> str:
-    """What figures depend on: the versions of Triton and of the assembler it brings.
+    """The versions of Triton and of its assembler, on which figures depend.
 
     >>> compiler()  # doctest: +SKIP
     'Triton 3.7.1, ptxas 12.9'
@@ -58,12 +58,11 @@ def threads_of(launch: Launch, arch: str) -> int:
 
 
 def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
-    """Compile the kernel of a launch as the launch would, and return it with its bytes of shared memory.
+    """Compile the kernel of a launch as the launch would; return its code and its bytes of shared memory.
 
-    Triton keeps what it compiles in a folder; here that is a new one which is gone afterwards, so that nothing old is
-    looked at, and nothing is left behind.
+    Triton's cache is a temporary folder, so no cached code is used and no file stays.
     """
-    # On AMD the ops ask for the two stages that Triton takes there by itself.
+    # On AMD two stages are Triton's default.
     stages = {} if launch.num_stages is None or arch.startswith("gfx") else {"num_stages": launch.num_stages}
     with tempfile.TemporaryDirectory(prefix="fuselayers-lint-") as folder, _target(arch, cache=folder):
         compiled = launch.function.warmup(
@@ -79,13 +78,13 @@ def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
 
 
 class _Driver:
-    """Stands for a GPU that is not here, as far as Triton asks for one to compile."""
+    """Answers what Triton asks a GPU when it compiles."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
     def get_current_device(self) -> Any:
-        # Kernels remember by device what is compiled, and a number would be that of a GPU that is here.
+        # Kernels cache compiled code by device; a number could be that of a real GPU.
         return self.target
 
     def get_current_stream(self, device: Any) -> int:
@@ -100,7 +99,7 @@ def _target(arch: str, *, cache: str) -> Iterator[None]:
     from triton.backends.compiler import GPUTarget
 
     driver = triton.runtime.driver
-    before = driver._active  # asking for `active` would look for a GPU
+    before = driver._active  # `active` would look for a GPU
     driver.set_active(_Driver(GPUTarget(*ARCHS[arch])))
     try:
         with triton.knobs.cache.scope():

@@ -1,25 +1,25 @@
-"""The figures of a compiled kernel, what is wrong with them, and the file that holds them.
+"""The figures of a compiled kernel, its faults, and the file with the figures of all kernels.
 
-How often instructions are executed is known without a GPU: what stands outside of loops once for each program, what
-stands inside as often as a program has tiles to go through. Every loop of our kernels goes over those.
+The number of executed instructions is known without a GPU: code outside of loops runs once for each program, code
+inside runs once for each tile of a program. Every loop of our kernels goes over tiles.
 
-The budget is that of an H200: 132 processors that start 128 instructions a cycle at 1.76 GHz, over the 4.3 TB/s that
-its memory gives, are 6.9 instructions for a byte; with more of them arithmetic takes the time, not memory. It is for
-16-bit tensors: those of 32 bits move twice the bytes.
+The budget is that of an H200: 132 processors start 128 instructions a cycle at 1.76 GHz, and memory gives 4.3 TB/s.
+That is 6.9 instructions for a byte; beyond, arithmetic takes the time, not memory. It holds for 16-bit tensors: those
+of 32 bits move twice the bytes.
 """
 
 import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from torch import Tensor
 
 from ...ops.implementations.launch import Launch
-from ..files import write_whole
+from ..files import write_text
 from .assembly import Code
 from .cases import Case
 from .compile import threads_of
@@ -33,8 +33,6 @@ _SLACK: Final = 1.05
 # A loop that loads one tile ahead has each access twice.
 _ACCESSES_OF_A_SCALAR: Final = 2
 
-_Nested = dict[str, dict[str, dict[str, float]]]  # by case, kernel and architecture
-
 
 @dataclass(frozen=True)
 class Row:
@@ -43,15 +41,14 @@ class Row:
     Attributes:
         case: the case's title.
         kernel: module and function below `fuselayers.ops`.
-        arch: what it was compiled for.
+        arch: the architecture.
         registers: of a thread.
         spills: instructions that move registers to memory or back.
         shared: bytes of shared memory.
         loads: of global memory, as "14x128 1x64": how many, of how many bits.
         stores: likewise.
-        narrow: accesses of less than 128 bits, beyond those of single numbers (a seed, statistics of a row). Where
-            there is a loop, those in it: what a program reads or writes once, a bias or a sum, is little.
-        all_narrow: the same with those of single numbers, among which a wide access that was lost could hide.
+        narrow: accesses of less than 128 bits; of a kernel with a loop, those inside.
+        scalars: how many of those single numbers need (a seed, statistics of a row).
         instructions: that all threads execute, per element.
         moved: bytes per element, each tensor once.
         budget: of instructions per element, or None where there is none.
@@ -66,7 +63,7 @@ class Row:
     loads: str
     stores: str
     narrow: int
-    all_narrow: int
+    scalars: int
     instructions: float
     moved: float
     budget: float | None
@@ -79,38 +76,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A fault that is known and held where it is.
-
-    Attributes:
-        case: the case's title.
-        kernel: as in `Row`.
-        fault: "spills", "narrow" or "budget".
-        reason: why it is not mended.
-        at_most: the figure that is accepted, by architecture.
-    """
+    """A known fault ("spills", "narrow" or "budget") of a kernel, and why it stays."""
 
     case: str
     kernel: str
     fault: str
     reason: str
-    at_most: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the file holds.
+    """The content of the file: the compiler, the accepted faults, and the figures of each kernel.
 
-    Attributes:
-        compiler: what the figures were measured with.
-        accepted: faults that are known.
-        instructions: per element, by (case, kernel, architecture).
-        narrow: `all_narrow` of the row, likewise.
+    `kernels[case][kernel][arch]` is [instructions per element, accesses of less than 128 bits, spills].
     """
 
     compiler: str
     accepted: tuple[Accepted, ...]
-    instructions: dict[tuple[str, str, str], float]
-    narrow: dict[tuple[str, str, str], float]
+    kernels: dict[str, dict[str, dict[str, list[float]]]]
 
 
 def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> Row:
@@ -126,17 +109,18 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
     moved = sum(one.numel() * one.element_size() for one in given) / elements
     accesses = code.accesses()
     scalars = sum(one.numel() <= elements // width and one.numel() != width for one in given)
+    module = launch.function.module.removeprefix("fuselayers.ops.")
     return Row(
         case=case.title,
-        kernel=_kernel_name(launch.function),
+        kernel=f"{module}.{launch.function.__name__.strip('_').removesuffix('_kernel')}",
         arch=arch,
         registers=code.registers,
         spills=code.spills,
         shared=shared,
         loads=_widths(accesses, "load"),
         stores=_widths(accesses, "store"),
-        narrow=max(code.narrow() - _ACCESSES_OF_A_SCALAR * scalars, 0),
-        all_narrow=code.narrow(),
+        narrow=code.narrow(),
+        scalars=_ACCESSES_OF_A_SCALAR * scalars,
         instructions=round(executed / elements, 1),
         moved=round(moved, 1),
         budget=round(BUDGET * moved, 1) if arch.startswith("sm_") and largest.element_size() == 2 else None,
@@ -144,110 +128,79 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
 
 
 def faults(rows: Iterable[Row], figures: Figures, *, compiler: str) -> list[str]:
-    """Return what is wrong, a line each: first of all spills, narrow accesses and budgets, then what became worse.
+    """Return a line for each fault: unaccepted spills, narrow accesses and budgets, then figures that became worse.
 
-    Figures of another compiler say nothing about these rows. What is accepted is then accepted at any figure.
+    Figures of another compiler are not compared.
     """
-    same = compiler == figures.compiler
+    accepted = {(one.case, one.kernel, one.fault) for one in figures.accepted}
     found = []
     for row in rows:
-        accepted = {one.fault: one for one in figures.accepted if (one.case, one.kernel) == (row.case, row.kernel)}
-        for fault, (figure, text) in _judged(row).items():
-            limit = accepted[fault].at_most.get(row.arch) if fault in accepted else None
-            if figure and limit is None:
-                found.append(f"{row.place}: {text}")
-            elif same and limit is not None and figure > limit:
-                found.append(f"{row.place}: {text}; {limit:g} are accepted")
-            elif same and limit is not None and not figure:
-                found.append(f"{row.place}: {fault} are accepted, and there are none; run lint-kernels --write")
-        if not same:
+        found += [
+            f"{row.place}: {text}"
+            for fault, text in _faults_of(row).items()
+            if (row.case, row.kernel, fault) not in accepted
+        ]
+        if compiler != figures.compiler:
             continue
-        key = row.case, row.kernel, row.arch
-        if key not in figures.instructions or key not in figures.narrow:
+        before = figures.kernels.get(row.case, {}).get(row.kernel, {}).get(row.arch)
+        if before is None:
             found.append(f"{row.place}: no figure to compare with; run lint-kernels --write")
             continue
-        instructions, narrow = figures.instructions[key], figures.narrow[key]
-        if row.instructions > _SLACK * instructions:
-            found.append(f"{row.place}: {row.instructions} instructions per element, they were {instructions}")
-        if row.all_narrow > narrow:
-            found.append(f"{row.place}: {row.all_narrow} accesses of less than 128 bits in all, they were {narrow}")
+        meanings = ("instructions per element", "accesses of less than 128 bits in all", "spills")
+        for number, old, slack, meaning in zip(_figures_of(row), before, (_SLACK, 1, 1), meanings, strict=True):
+            if number > slack * old:
+                found.append(f"{row.place}: {number:g} {meaning}, before {old:g}")
     return found
 
 
-def _judged(row: Row) -> dict[str, tuple[float, str]]:
-    """What must be 0, by the name under which it may be accepted, and what it means if it is not."""
-    over_budget = row.instructions if row.budget is not None and row.instructions > row.budget else 0
-    return {
-        "spills": (row.spills, f"{row.spills} instructions move registers to memory or back"),
-        "narrow": (row.narrow, f"{row.narrow} accesses of less than 128 bits to tensors"),
-        "budget": (over_budget, f"{row.instructions} instructions per element, the budget is {row.budget}"),
-    }
+def _faults_of(row: Row) -> dict[str, str]:
+    """Text by kind of fault."""
+    found = {}
+    if row.spills:
+        found["spills"] = f"{row.spills} instructions move registers to memory or back"
+    if row.narrow > row.scalars:
+        found["narrow"] = f"{row.narrow - row.scalars} accesses of less than 128 bits to tensors"
+    if row.budget is not None and row.instructions > row.budget:
+        found["budget"] = f"{row.instructions} instructions per element, the budget is {row.budget}"
+    return found
+
+
+def _figures_of(row: Row) -> list[float]:
+    return [row.instructions, row.narrow, row.spills]
 
 
 def read_figures(path: Path = FIGURES) -> Figures:
-    """Return what the file holds."""
+    """Read the file."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return Figures(
-        compiler=content["compiler"],
-        accepted=tuple(Accepted(**one) for one in content["accepted"]),
-        instructions=_flat(content["instructions"]),
-        narrow=_flat(content.get("narrow", {})),
-    )
+    accepted = tuple(Accepted(**one) for one in content.pop("accepted"))
+    return Figures(accepted=accepted, **content)
 
 
 def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: Path = FIGURES) -> None:
-    """Write the figures of rows, of all that there are. What is accepted stays as far as it is still there: what is
-    new has to be written down by hand, with its reason."""
-    instructions: _Nested = {}
-    narrow: _Nested = {}
-    now: dict[tuple[str, str, str, str], float] = {}
+    """Write the figures of all rows, and the accepted faults that still exist. Add a new one by hand, with a reason."""
+    kernels: dict[str, dict[str, dict[str, list[float]]]] = {}
+    faulty: set[tuple[str, str, str]] = set()
     for row in rows:
-        for figures, figure in ((instructions, row.instructions), (narrow, row.all_narrow)):
-            # A kernel that a case launches forward and backward has one figure, the larger.
-            by_arch = figures.setdefault(row.case, {}).setdefault(row.kernel, {})
-            by_arch[row.arch] = max(figure, by_arch.get(row.arch, 0))
-        for fault, (figure, _) in _judged(row).items():
-            place = row.case, row.kernel, fault, row.arch
-            now[place] = max(figure, now.get(place, 0))
-    accepted = []
-    for one in before.accepted:
-        still = {arch: now.get((one.case, one.kernel, one.fault, arch), 0) for arch in one.at_most}
-        at_most = {arch: figure for arch, figure in still.items() if figure}
-        if at_most:
-            accepted.append({**vars(one), "at_most": at_most})
-    parts = [
-        f'"compiler": {json.dumps(compiler)}',
-        '"accepted": ' + json.dumps(accepted, indent=2).replace("\n", "\n  "),
-        f'"instructions": {_json(instructions)}',
-        f'"narrow": {_json(narrow)}',
-    ]
-    text = "{\n  " + ",\n  ".join(parts) + "\n}\n"
-    write_whole(path, lambda file: file.write(text.encode()))
-
-
-def _flat(figures: _Nested) -> dict[tuple[str, str, str], float]:
-    return {
-        (case, kernel, arch): figure
-        for case, kernels in figures.items()
-        for kernel, by_arch in kernels.items()
-        for arch, figure in by_arch.items()
-    }
-
-
-def _json(figures: _Nested) -> str:
-    """With a kernel's figures on one line, so that a change is a line of a diff."""
-    cases = (
-        f"\n    {json.dumps(case)}: {{"
-        + ",".join(f"\n      {json.dumps(kernel)}: {json.dumps(by_arch)}" for kernel, by_arch in kernels.items())
+        by_arch = kernels.setdefault(row.case, {}).setdefault(row.kernel, {})
+        # A kernel that a case launches forward and backward has the larger figures.
+        by_arch[row.arch] = [max(pair) for pair in zip(_figures_of(row), by_arch.get(row.arch, [0, 0, 0]), strict=True)]
+        faulty |= {(row.case, row.kernel, fault) for fault in _faults_of(row)}
+    accepted = [asdict(one) for one in before.accepted if (one.case, one.kernel, one.fault) in faulty]
+    # A kernel's figures are one line, so that a change is one line of a diff.
+    cases = [
+        f"    {json.dumps(case)}: {{\n"
+        + ",\n".join(f"      {json.dumps(kernel)}: {json.dumps(by_arch)}" for kernel, by_arch in found.items())
         + "\n    }"
-        for case, kernels in figures.items()
+        for case, found in kernels.items()
+    ]
+    text = (
+        f'{{\n  "compiler": {json.dumps(compiler)},\n  "accepted": '
+        + json.dumps(accepted, indent=2).replace("\n", "\n  ")
+        + ',\n  "kernels": {\n'
+        + ",\n".join(cases)
+        + "\n  }\n}\n"
     )
-    return "{" + ",".join(cases) + "\n  }"
-
-
-def _kernel_name(function: Any) -> str:
-    module = function.module.removeprefix("fuselayers.ops.")
-    return f"{module}.{function.__name__.strip('_').removesuffix('_kernel')}"
+    write_text(path, text)
 
 
 def _widths(accesses: Counter[tuple[str, int]], kind: str) -> str:

@@ -1,4 +1,4 @@
-"""What must agree between a config and the text, and between a config and a checkpoint."""
+"""Checks that a config fits the text, and that it fits a checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +12,12 @@ from ..plain import same_layer
 __all__ = ["check_same_architecture", "sequence_length"]
 
 _BYTES = 256
-# What training drops may change between two sessions of one run.
+# Dropout may change between two sessions of one run.
 _FREE_OPTIONS = frozenset({"dropout", "stochastic_depth"})
 
 
 def sequence_length(config: Config) -> int:
-    """How many bytes the model is shown at once.
+    """The number of bytes of a training sequence.
 
     Raises:
         ValueError: the model cannot predict the next byte, or its context is shorter than `data.sequence_length`.
@@ -43,16 +43,11 @@ def sequence_length(config: Config) -> int:
 def check_same_architecture(saved: Config, config: Config, *, path: Path) -> None:
     """Refuse to continue a checkpoint as another model.
 
-    The shapes of the weights do not tell everything: four heads have the weights of eight. `mlp` and `fused_mlp` are
-    one layer in two implementations, and so may be changed.
-
-    Args:
-        saved: the config in the checkpoint.
-        config: what is to be built now.
-        path: the checkpoint.
+    The shapes of the weights are not enough: four heads have the weights of eight. `mlp` and `fused_mlp` are two
+    implementations of one layer, so one may replace the other.
 
     Raises:
-        ValueError: names what differs.
+        ValueError: names the differences.
     """
     before, now = _architecture(saved), _architecture(config)
     differences = [
@@ -71,16 +66,13 @@ def _architecture(config: Config) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section in COMPONENT_SECTIONS:
         choice = getattr(config, section)
-        # Complete, so that what is said in another way, or left at its default, is the same.
+        # Complete, so that two spellings of the same model are equal.
         found |= _flat(section, with_layer_changes(config) if section == "model" else choice)
     return found
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:
-    """Nested choices and differing layers as {"feedforward": "mlp", "feedforward.expansion": 4.0, ...}.
-
-    A component's name stands at its own path, so that it is the same with options beside it and alone.
-    """
+    """Nested choices and differing layers as {"feedforward": "mlp", "feedforward.expansion": 4.0, ...}."""
     if isinstance(value, Choice):
         value = {"name": value.name, **value.options}
     if isinstance(value, LayerChange):

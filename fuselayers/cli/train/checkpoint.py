@@ -1,4 +1,4 @@
-"""A run's checkpoint: everything from which training continues as if it had never stopped."""
+"""A run's checkpoint: the whole state of training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Args:
-        step: how many steps of the optimizer lie behind it.
+        step: the number of finished steps.
         config_yaml: the run's resolved config, as `fuselayers.configs.to_yaml` writes it.
-        text_fingerprint: `Text.fingerprint()` of what the run learns from.
+        text_fingerprint: `Text.fingerprint` of the text.
         model: the model's state_dict.
         optimizer: the optimizer's state_dict.
         random_state: torch's generators: "cpu", and one "cuda:<index>" per GPU.
@@ -38,10 +38,10 @@ class Checkpoint:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint so that a kill or a full disk at any moment leaves the one before it whole.
+    """Write a checkpoint; a kill or a full disk leaves the previous one unchanged.
 
     Raises:
-        OSError: it could not be written; the text says what is still good.
+        OSError: it could not be written; the text says which checkpoint is whole.
     """
     content = {"format": _FORMAT, "version": _VERSION, **vars(checkpoint)}
     try:
@@ -51,7 +51,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint on the CPU, running none of the code a pickle can hold.
+    """Read a checkpoint on the CPU; code in a pickle does not run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -62,7 +62,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     with open(path, "rb") as file:
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
-        # Bytes at random can make the reader of a zip file or of a pickle raise nearly anything.
+        # Random bytes can make the readers of zip files and pickles raise nearly anything.
         except Exception as error:
             raise ValueError(
                 f"{path} is not a checkpoint of fuselayers, or a damaged one: torch cannot load it"
@@ -88,8 +88,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, path: Path) -> Non
     """Load a checkpoint's weights into a model.
 
     Raises:
-        ValueError: the model has another architecture; names the first parameters that differ. The model is then left
-            as it was.
+        ValueError: the model has another architecture; names the first different parameters. No weight changes.
     """
     wanted, got = model.state_dict(), checkpoint.model
     differences = [f"it lacks {name}" for name in wanted if name not in got]
@@ -109,7 +108,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, path: Path) -> Non
 
 
 def random_state() -> dict[str, Tensor]:
-    """The state of torch's generators. Used by the training loop and by what must leave them as they were.
+    """The state of torch's generators.
 
     >>> sorted(random_state())[0]
     'cpu'
@@ -121,7 +120,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def restore_random_state(states: dict[str, Tensor]) -> None:
-    """Set torch's generators; the states of GPUs that are not here are left aside."""
+    """Set torch's generators; ignore the states of missing GPUs."""
     torch.set_rng_state(states["cpu"])
     for index in range(torch.cuda.device_count()):
         if f"cuda:{index}" in states:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import cast
 
 import torch
 import yaml
@@ -17,9 +16,10 @@ from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, buil
 from ...configs.schemas import section_options
 from ...configs.sources import parse_overrides
 from ...partition import warm_up
-from ..files import write_whole
+from ..files import write_text, write_whole
 from ..machine import choose_device, describe_machine
 from ..plain import plain_config
+from ..text import say
 from . import metrics as metrics_file
 from . import plot
 from .architecture import check_same_architecture, sequence_length
@@ -29,7 +29,7 @@ from .data import check_length, read_text
 from .loop import Trainer, reproducible, train_steps
 from .metrics import MetricsFile
 from .progress import TrainingProgress
-from .sample import TextModel, sample_text
+from .sample import sample_text
 
 __all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run", "train"]
 
@@ -51,7 +51,7 @@ _COMPARED_BATCHES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides of the config."""
+    """Add the overrides of the config."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="group=option or section.key=value")
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig)):
@@ -69,20 +69,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] = ()) -> int:
     """Train a model, or continue a run.
 
-    A run that is resumed has the config that its checkpoint holds, with the overrides on top, and goes on in its
-    folder.
+    A resumed run takes the config of its checkpoint, with the overrides on top, and writes to the same folder.
 
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
         console: where progress and results are printed.
-        imports: modules that were imported for the run, and that whoever continues it needs again.
+        imports: modules of `--import`, which the hint for resuming repeats.
 
     Returns:
         The exit code: 0, or 128 + the number of the signal that stopped the run.
 
     Raises:
-        ValueError: an override, a path, a text or a checkpoint that does not fit; the text says what to change.
-        OSError: something cannot be read or written; the text says what is still good.
+        ValueError: a wrong override, path, text or checkpoint; the text says what to change.
+        OSError: a file cannot be read or written.
     """
     config, path, checkpoint = _config(overrides)
     length = sequence_length(config)
@@ -101,7 +100,7 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
     config_yaml = _write_config(config, folder)
     metrics = _metrics(folder, checkpoint_path=path, done=done)
 
-    _say(
+    say(
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
         f"{config.feedforward.name}, fusion scope {config.fusion.scope}",
@@ -111,9 +110,9 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         f"writing {folder}" + (f", continuing after step {done}" if checkpoint else ""),
     )
     if config.fusion.scope != "none":
-        _say(console, "the first step compiles the model, which takes a while")
+        say(console, "the first step compiles the model, which takes a while")
     if checkpoint is not None and checkpoint.text_fingerprint != text.fingerprint:
-        _say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
+        say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 
     def save(step: int) -> None:
         write_checkpoint(folder / FILE_NAME, trainer.checkpoint(step, config_yaml=config_yaml))
@@ -124,7 +123,7 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}")
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
-            _say(
+            say(
                 console,
                 f"stopped after step {outcome.step}; to continue: fuselayers train {again}train.resume={folder}",
             )
@@ -136,26 +135,23 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
     """The validation loss, a sample, and eager against fused."""
     device = trainer.device
-    _say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
+    say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
     plain = plain_model(config, trainer.model, device=device)
     if config.train.sample_bytes:
-        # Only a decoder comes this far, and every decoder can write.
-        writer = cast(TextModel, plain)
-        text = sample_text(writer, config.train.sample_bytes, seed=config.train.seed, device=device)
-        write_whole(folder / "sample.txt", lambda file: file.write(text.encode()))
-        _say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
+        text = sample_text(plain, config.train.sample_bytes, seed=config.train.seed, device=device)
+        write_text(folder / "sample.txt", text)
+        say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
         return
     if plain_config(config) == config:
-        _say(console, "no comparison of eager with fused: nothing in this model is fused")
+        say(console, "no comparison of eager with fused: nothing in this model is fused")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
     result = compare(plain, trainer.model, batches, precision=config.train.precision, device=device)
-    content = json.dumps(asdict(result), indent=2).encode()
-    write_whole(folder / "comparison.json", lambda file: file.write(content))
-    _say(console, _comparison_title(config, batches[0][0]))
+    write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
+    say(console, _comparison_title(config, batches[0][0]))
     console.print(comparison_table(result), highlight=False)
-    _say(console, *comparison_notes(result))
+    say(console, *comparison_notes(result))
 
 
 def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
@@ -170,7 +166,7 @@ def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
 
 
 def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint | None]:
-    """The config of a run, with the checkpoint that it continues and where that is."""
+    """The config of a run; of a resumed run also the path of the checkpoint, and the checkpoint."""
     resume = _resume(overrides)
     if not resume:
         return compose(overrides=overrides), None, None
@@ -192,8 +188,8 @@ def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint |
 
 
 def _resume(overrides: Sequence[str]) -> str:
-    """What the overrides, and the files that they choose, say of `train.resume`."""
-    # What they say of the model may fit only that of the checkpoint.
+    """The `train.resume` of the overrides and of the files that they choose."""
+    # Leave out the overrides of the model: they may fit only the checkpoint's model.
     layers = [(text, parse_overrides([text])) for text in overrides]
     return compose(
         overrides=[
@@ -205,10 +201,10 @@ def _resume(overrides: Sequence[str]) -> str:
 
 
 def _run_folder(output: str, *, checkpoint_path: Path | None) -> Path:
-    """The folder that a run writes, made if need be.
+    """Make the folder of a run.
 
     Raises:
-        FileExistsError: it holds another run, which would be lost.
+        FileExistsError: it holds another run.
     """
     if not output:
         if checkpoint_path is not None:
@@ -236,7 +232,7 @@ def _run_folder(output: str, *, checkpoint_path: Path | None) -> Path:
 
 
 def _metrics(folder: Path, *, checkpoint_path: Path | None, done: int) -> MetricsFile:
-    """The curve up to the checkpoint; a run that goes on in another folder takes its curve along."""
+    """The curve up to the checkpoint; a run resumed in another folder copies its curve."""
     path = folder / metrics_file.FILE_NAME
     if checkpoint_path is not None and not path.exists():
         source = checkpoint_path.parent / metrics_file.FILE_NAME
@@ -247,11 +243,7 @@ def _metrics(folder: Path, *, checkpoint_path: Path | None, done: int) -> Metric
 
 
 def _write_config(config: Config, folder: Path) -> str:
-    """Save the resolved config, without what belongs to this session alone: where it writes and what it continues."""
+    """Save the resolved config, without `output` and `resume`, which belong to one session."""
     text = to_yaml(replace(config, train=replace(config.train, output="", resume="")))
-    write_whole(folder / "config.yaml", lambda file: file.write(text.encode()))
+    write_text(folder / "config.yaml", text)
     return text
-
-
-def _say(console: Console, *lines: str) -> None:
-    console.print(*lines, sep="\n", highlight=False, soft_wrap=True, markup=False)

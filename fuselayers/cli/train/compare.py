@@ -1,14 +1,15 @@
-"""Eager against fused, measured on the model that was just trained.
+"""Eager against fused, measured on the trained model.
 
-Both sides have the same weights, see the same batches and draw the same dropout masks, in one process, in turns.
+Both models have the same weights, batches and dropout masks, and are timed in one process, in turns.
 
 Legend of the shapes: B sequences, T tokens.
 """
 
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 
 import torch
 from rich.table import Table
@@ -16,24 +17,20 @@ from torch import Tensor, nn
 
 from ...configs import Config, build
 from ...partition import saved_bytes
-from ..machine import describe_machine, synchronize
+from ...partition.timer import Step, time_in_turns
+from ..machine import describe_machine
 from ..plain import plain_config
 from .checkpoint import random_state, restore_random_state
 from .loop import autocast
 
 __all__ = ["Comparison", "Side", "compare", "comparison_notes", "comparison_table", "plain_model"]
 
-_WARMUP = 2
+_WARM_UP = 2
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: what a training step takes, in seconds, and what it keeps for backward, in bytes.
-
-    Args:
-        seconds: of each repeat, forward and backward together.
-        saved_bytes: kept between forward and backward, without the parameters.
-    """
+    """The seconds of each forward with backward, and the bytes saved for backward, without the parameters."""
 
     seconds: tuple[float, ...]
     saved_bytes: int
@@ -44,11 +41,11 @@ class Comparison:
     """Eager against fused.
 
     Args:
-        eager: plain layers, one kernel per operation.
-        fused: the model as the config says.
+        eager: of plain layers.
+        fused: of the trained model.
         tokens: of a step.
         loss_difference: the largest difference between the two losses over `num_batches` batches, nats per byte.
-        num_batches: how many batches the losses were compared on.
+        num_batches: of the loss difference.
         conditions: machine, threads and versions.
     """
 
@@ -61,7 +58,7 @@ class Comparison:
 
 
 def plain_model(config: Config, trained: nn.Module, *, device: torch.device) -> nn.Module:
-    """A plain eager model with a copy of the trained weights; torch's generators are left as they were."""
+    """A plain eager model with a copy of the trained weights; torch's generators do not change."""
     states = random_state()
     try:
         model = build(plain_config(config))
@@ -80,7 +77,7 @@ def compare(
     precision: str = "float32",
     device: torch.device,
 ) -> Comparison:
-    """Measure both models in training mode; weights, gradients, modes and torch's generators are left as they were.
+    """Measure both models in training mode; weights, gradients, modes and torch's generators do not change.
 
     Args:
         eager: the plain model.
@@ -94,7 +91,7 @@ def compare(
     eager.train()
     fused.train()
     try:
-        # The first calls of both, which compile and warm up, are the ones that compare the losses.
+        # The first calls, which compile and warm up, compare the losses.
         differences = []
         for seed, batch in enumerate(batches):
             losses = []
@@ -107,22 +104,18 @@ def compare(
             torch.manual_seed(0)
             with autocast(device, precision=precision):
                 saved.append(saved_bytes(model, *batches[0], parameters=list(model.parameters())))
-        seconds: tuple[list[float], list[float]] = ([], [])
-        for repeat in range(_WARMUP + repeats):
-            for model, times in zip((eager, fused), seconds, strict=True):
-                synchronize(device)
-                started = time.perf_counter()
-                _step(model, batches[repeat % len(batches)], precision=precision, device=device)
-                synchronize(device)
-                if repeat >= _WARMUP:
-                    times.append(time.perf_counter() - started)
+        steps = {
+            name: Step(partial(_step, model, precision=precision, device=device), cycle(batches).__next__)
+            for name, model in (("eager", eager), ("fused", fused))
+        }
+        times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
     finally:
         eager.train(modes[0])
         fused.train(modes[1])
         restore_random_state(states)
     return Comparison(
-        eager=Side(tuple(seconds[0]), saved[0]),
-        fused=Side(tuple(seconds[1]), saved[1]),
+        eager=Side(tuple(times["eager"]), saved[0]),
+        fused=Side(tuple(times["fused"]), saved[1]),
         tokens=batches[0][0].numel(),
         loss_difference=max(differences),
         num_batches=len(batches),
@@ -131,7 +124,7 @@ def compare(
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The two sides, side by side."""
+    """Speed and saved memory of both."""
     eager, fused = comparison.eager, comparison.fused
     speeds = [comparison.tokens / statistics.median(side.seconds) for side in (eager, fused)]
     table = Table()
@@ -139,12 +132,13 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_column(heading, justify="right" if heading else "left")
     ratio = fused.saved_bytes / eager.saved_bytes
     table.add_row("tokens/s", f"{speeds[0]:,.0f}", f"{speeds[1]:,.0f}", f"{speeds[1] / speeds[0]:.2f} x")
-    table.add_row("saved for backward, MB per step", _megabytes(eager), _megabytes(fused), f"{ratio:.2f} x")
+    megabytes = [f"{side.saved_bytes / 1e6:,.1f}" for side in (eager, fused)]
+    table.add_row("saved for backward, MB per step", *megabytes, f"{ratio:.2f} x")
     return table
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """How far the two losses differ, and how and where the table was measured."""
+    """The difference of the losses, and the conditions of the measurement."""
     return [
         f"losses differ by at most {comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches",
         f"forward + backward in training mode, medians of {len(comparison.eager.seconds)} each, in turns",
@@ -153,13 +147,9 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 
 def _step(model: nn.Module, batch: tuple[Tensor, Tensor], *, precision: str, device: torch.device) -> float:
-    """Forward and backward as in training, without touching the gradients that the model holds."""
+    """Forward and backward as in training; the gradients of the parameters do not change."""
     with autocast(device, precision=precision):
         loss: Tensor = model(*batch)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     torch.autograd.grad(loss, parameters, allow_unused=True)
     return loss.item()
-
-
-def _megabytes(side: Side) -> str:
-    return f"{side.saved_bytes / 1e6:,.1f}"

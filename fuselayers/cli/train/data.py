@@ -1,4 +1,4 @@
-"""The text to train on, as bytes: one uint8 tensor to learn from and one held out.
+"""The text as bytes: one uint8 tensor for training and one held out.
 
 Legend of the shapes: N bytes of text, K batches, B sequences, T tokens (a token is a byte).
 """
@@ -16,23 +16,15 @@ from torch import Tensor
 
 __all__ = ["Text", "check_length", "evaluation_batches", "read_text", "standard_library", "training_batch"]
 
-# Note: [what of the standard library is read]
-# `test` and `tests` are more than half of a full installation and missing from a distribution's Python (Debian packs
-# them apart): without them a release gives nearly the same text everywhere. site-packages is not the standard library.
+# Debian packs `test` and `tests` separately. Without them, and without site-packages, a release of Python gives nearly
+# the same text on every machine.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _END_OF_FILE = b"\0"
 
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes to learn from and bytes held out, with where they came from.
-
-    Args:
-        train_N: uint8 tensor of shape [N], the text the model learns from.
-        held_out_N: uint8 tensor of shape [N], the text its validation loss is measured on.
-        source: where the text was read, for people.
-        num_files: how many files it came from.
-    """
+    """Bytes for training and held-out bytes for the validation loss, uint8 [N], and their source."""
 
     train_N: Tensor
     held_out_N: Tensor
@@ -41,7 +33,7 @@ class Text:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of both parts: a resumed run compares it with the one in its checkpoint."""
+        """The SHA-256 of both tensors: a resumed run compares it with its checkpoint's."""
         digest = hashlib.sha256(self.train_N.numpy().data)
         digest.update(self.held_out_N.numpy().data)
         return digest.hexdigest()
@@ -57,19 +49,19 @@ def standard_library() -> Path:
 
 
 def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = (".py",)) -> Text:
-    """Read a text file, or every file of a folder with one of the suffixes, and hold a part of it out.
+    """Read a text file, or every file of a folder with one of the suffixes, and hold out a share.
 
-    Files are held out whole, chosen by a hash of their path relative to the folder: the choice is the same in every
-    run, on every machine, and does not move when other files come or go. Of a single file the end is held out. A zero
-    byte ends every file of a folder, so that the model can learn where one begins.
+    Whole files are held out, by a hash of their path relative to the folder, so the choice is the same in every run and
+    on every machine, and other files do not change it. Of a single file the end is held out. A zero byte ends every
+    file of a folder, so that the model can learn where a file begins.
 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
-        held_out: the share of files (of bytes, for a single file) that is held out, above 0 and below 1.
-        suffixes: what the names of a folder's files end in.
+        held_out: the share of files (of bytes, for a single file), above 0 and below 1.
+        suffixes: of the files of a folder.
 
     Raises:
-        ValueError: nothing to read, or too little to hold a part out.
+        ValueError: no text.
         OSError: a path that does not exist or cannot be read.
 
     >>> read_text(suffixes=(".py",)).train_N.dtype
@@ -107,7 +99,7 @@ def training_batch(
 ) -> tuple[Tensor, Tensor]:
     """Random sequences and, for each token, the one that follows: a pure function of (seed, step, micro_batch).
 
-    A run that resumes at a step therefore sees the same batches as one that was never stopped.
+    A resumed run therefore sees the same batches as an uninterrupted one.
 
     Returns:
         tokens and targets, int64 of shape [batch_size, sequence_length].
@@ -127,10 +119,9 @@ def training_batch(
 def evaluation_batches(
     held_out_N: Tensor, *, num_batches: int, batch_size: int, sequence_length: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Sequences at even distances over the whole held-out text, the same ones at every evaluation.
+    """Sequences at even distances over the whole held-out text, the same at every evaluation.
 
-    Every batch has the same shape, so that a compiled model is compiled once. A text that is too short for that many
-    sequences gives them with overlaps.
+    Every batch has the same shape, so a model is compiled once. In a short text the sequences overlap.
 
     >>> held_out_N = torch.zeros(1000, dtype=torch.uint8)
     >>> batches = evaluation_batches(held_out_N, num_batches=3, batch_size=2, sequence_length=8)
@@ -144,11 +135,7 @@ def evaluation_batches(
 
 
 def check_length(text: Text, *, sequence_length: int) -> None:
-    """Refuse a text one part of which is shorter than a sequence and the byte after it.
-
-    Raises:
-        ValueError: naming the part, its size and what to change.
-    """
+    """Raise ValueError if the training or the held-out text is not longer than a sequence."""
     for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
         if text_N.numel() <= sequence_length:
             raise ValueError(
@@ -164,7 +151,7 @@ def _sequences(text_N: Tensor, starts_B: Tensor, *, sequence_length: int) -> tup
 
 
 def _files(root: Path, *, suffixes: tuple[str, ...]) -> list[str]:
-    """Names relative to the root, with forward slashes, in an order that no file system changes."""
+    """Sorted names relative to the root, with forward slashes."""
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_raise):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
@@ -173,7 +160,7 @@ def _files(root: Path, *, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _is_text(name: str, suffixes: tuple[str, ...]) -> bool:
-    # Hidden files are of the tools: an editor's lock is a link to nowhere that ends as the file does.
+    # Hidden files belong to tools: an editor's lock is a broken link with the file's suffix.
     return name.endswith(suffixes) and not name.startswith(".")
 
 
@@ -199,18 +186,18 @@ def _split_file(path: Path, *, held_out: float) -> Text:
 
 
 def _held_out_names(names: Sequence[str], *, held_out: float) -> set[str]:
-    """The names whose hash falls into the share; at least one, and never all."""
+    """The names whose hash is below the share; at least one, and never all."""
     ranked = sorted(names, key=_hash)
     held = [name for name in ranked if _hash(name) < held_out]
     return set((held or ranked[:1])[: len(ranked) - 1])
 
 
 def _hash(name: str) -> float:
-    """A number in [0, 1) that the name alone decides."""
+    """A number in [0, 1)."""
     digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 
 def _tensor(content: bytes) -> Tensor:
-    # A bytearray, because torch warns about memory that it may not write to.
+    # A bytearray, because torch warns about read-only memory.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)

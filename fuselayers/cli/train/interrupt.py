@@ -1,4 +1,4 @@
-"""Stopping a run between two steps, so that what is saved is whole."""
+"""Stops a run between two steps, so that the checkpoint is consistent."""
 
 import signal
 import threading
@@ -8,11 +8,10 @@ __all__ = ["Interrupt"]
 
 
 class Interrupt:
-    """While it is entered, Ctrl-C and SIGTERM set `signal_number` instead of raising.
+    """A context in which Ctrl-C and SIGTERM set `signal_number` instead of raising; the loop reads it after each step.
 
-    In the middle of a step half of the weights may be updated and the other half not: the loop looks at the flag after
-    each step. A second signal raises KeyboardInterrupt at once, for a step that takes too long. Outside of the main
-    thread Python allows no handlers, and nothing is changed there.
+    A second signal raises KeyboardInterrupt at once. Python allows handlers only in the main thread; in other threads
+    nothing changes.
 
     >>> with Interrupt() as interrupt:
     ...     signal.raise_signal(signal.SIGINT)

@@ -1,5 +1,6 @@
-"""The training loop. Everything in it is a function of (weights, optimizer, torch's generators, step): that is what a
-checkpoint holds, and why a resumed run repeats an uninterrupted one.
+"""The training loop, a function of (weights, optimizer, torch's generators, step).
+
+A checkpoint holds these four, so a resumed run repeats an uninterrupted one.
 
 Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
@@ -15,12 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import TrainConfig
-from .checkpoint import (
-    Checkpoint,
-    load_weights,
-    random_state,
-    restore_random_state,
-)
+from .checkpoint import Checkpoint, load_weights, random_state, restore_random_state
 from .data import Text, evaluation_batches, training_batch
 from .interrupt import Interrupt
 from .metrics import Metrics, MetricsFile
@@ -32,7 +28,7 @@ __all__ = ["Outcome", "Trainer", "Update", "autocast", "reproducible", "train_st
 
 @dataclass(frozen=True)
 class Update:
-    """What one step did: the mean loss in nats per byte, the gradient's norm before clipping, the rate, the tokens."""
+    """The result of a step: mean loss in nats per byte, gradient norm before clipping, learning rate, tokens."""
 
     loss: float
     gradient_norm: float
@@ -42,7 +38,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last step that is done, and the signal that stopped the run, if one did."""
+    """The last finished step, and the signal that stopped the run, or None."""
 
     step: int
     signal_number: int | None
@@ -52,8 +48,8 @@ class Trainer:
     """A model with its optimizer and its text.
 
     Args:
-        model: is given tokens and targets, int64 [B, T], and returns the mean loss; fused or not.
-        text: what it learns from.
+        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not.
+        text: to learn from.
         config: the section `train` of the config.
         sequence_length: T.
         device: where the model is.
@@ -78,7 +74,7 @@ class Trainer:
         """One update of the weights; `step` is 1 for the first.
 
         Raises:
-            ValueError: the loss is no number any more; the weights are unchanged then.
+            ValueError: the loss or the gradient is not finite; the weights do not change.
         """
         config = self.config
         rate = learning_rate(
@@ -142,7 +138,7 @@ class Trainer:
         return torch.stack(losses).float().mean().item()
 
     def checkpoint(self, step: int, *, config_yaml: str) -> Checkpoint:
-        """All that the steps after `step` depend on."""
+        """The state after `step`."""
         return Checkpoint(
             step=step,
             config_yaml=config_yaml,
@@ -171,20 +167,17 @@ def train_steps(
     progress: TrainingProgress,
     save: Callable[[int], None],
 ) -> Outcome:
-    """Do the steps after `done`, writing the curve and checkpoints.
+    """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
     Args:
-        trainer: what trains.
-        done: the steps that lie behind a checkpoint; 0 for a new run.
-        metrics: where the curve is written.
-        progress: where people watch.
+        trainer: of the model.
+        done: the step of the checkpoint; 0 for a new run.
+        metrics: of the run.
+        progress: of the run.
         save: writes the checkpoint of a step.
 
-    Returns:
-        How far it came. A checkpoint of the last step is written, also when a signal stopped the run before the end.
-
     Raises:
-        KeyboardInterrupt: a second signal came before the step after the first one was done.
+        KeyboardInterrupt: a second signal came during a step.
     """
     config = trainer.config
     before = metrics.rows[-1].seconds if metrics.rows else 0.0
@@ -219,17 +212,17 @@ def train_steps(
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """Make the same steps give the same bits on the CPU, and leave torch's settings as they were afterwards.
+    """Make steps deterministic on the CPU; restore torch's settings afterwards.
 
-    Without it the gradient of an embedding is summed by several threads in the order in which they come: compiled code
-    does so on the CPU. On a GPU some of torch's kernels have no deterministic form, so nothing is changed there.
+    Otherwise compiled code sums the gradient of an embedding with several threads, in any order. On a GPU some of
+    torch's kernels have no deterministic implementation, so nothing changes there.
     """
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
-        # Poisoning fresh memory costs time and makes nothing of ours more reproducible: we read none of it.
+        # Filling fresh memory costs time, and we read none of it.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
@@ -239,5 +232,5 @@ def reproducible(device: torch.device) -> Iterator[None]:
 
 
 def autocast(device: torch.device, *, precision: str) -> torch.autocast:
-    """The context in which a loss is computed. Used by training and by the comparison after it."""
+    """The autocast of a loss. Used by training and by the comparison after it."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")

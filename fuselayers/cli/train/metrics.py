@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TextIO
 
-from ..files import write_whole
+from ..files import write_text
 
 __all__ = ["FILE_NAME", "Metrics", "MetricsFile", "read_metrics"]
 
@@ -24,10 +24,10 @@ class Metrics:
         step: 1 for the first.
         loss: nats per byte, the mean over the step's batch.
         validation_loss: nats per byte on the held-out text after the step; None when it was not measured.
-        learning_rate: what the step used.
+        learning_rate: of the step.
         gradient_norm: before clipping.
         tokens_per_second: of this step.
-        seconds: up to the end of this step, over all the sessions of the run, with evaluation and checkpoints.
+        seconds: of training up to the end of this step, all sessions, with evaluation and checkpoints.
     """
 
     step: int
@@ -43,12 +43,12 @@ _HEADER = [field.name for field in fields(Metrics)]
 
 
 class MetricsFile:
-    """Appends rows to the curve of a run. A number is written so that reading it gives the same float.
+    """Appends rows to the curve of a run. Floats are written exactly.
 
     Args:
         path: the CSV file; created when it is missing.
-        after_step: rows of later steps are cut first, as well as a last row that a kill left incomplete: a resumed run
-            then writes the same curve as one that was never stopped.
+        after_step: rows of later steps are deleted, and an incomplete last row, so that a resumed run writes the same
+            curve as an uninterrupted one.
 
     Raises:
         OSError: the file cannot be written.
@@ -58,17 +58,16 @@ class MetricsFile:
     def __init__(self, path: Path, *, after_step: int) -> None:
         self.path = path
         self.rows = [row for row in read_metrics(path) if row.step <= after_step] if path.exists() else []
-        content = "".join([_line(_HEADER), *(_line(_cells(row)) for row in self.rows)]).encode()
-        write_whole(path, lambda file: file.write(content))
+        write_text(path, "".join([_line(_HEADER), *(_line(_cells(row)) for row in self.rows)]))
 
     def append(self, row: Metrics) -> None:
-        """Write one row. A kill of this process does not lose it; a power cut may, until `sync`."""
+        """Write one row. It survives a kill of this process, and after `sync` a power cut."""
         with self._open() as file:
             file.write(_line(_cells(row)))
         self.rows.append(row)
 
     def sync(self) -> None:
-        """See all rows on the disk, before a checkpoint says that their steps are done."""
+        """Flush all rows to the disk, before a checkpoint counts their steps."""
         with self._open() as file:
             os.fsync(file.fileno())
 
@@ -107,16 +106,10 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 def _parse(cells: list[str], *, path: Path) -> Metrics:
     try:
-        step, loss, validation_loss, learning_rate, gradient_norm, tokens_per_second, seconds = cells
-        return Metrics(
-            step=int(step),
-            loss=float(loss),
-            validation_loss=float(validation_loss) if validation_loss else None,
-            learning_rate=float(learning_rate),
-            gradient_norm=float(gradient_norm),
-            tokens_per_second=float(tokens_per_second),
-            seconds=float(seconds),
-        )
+        step, loss, validation_loss, *others = cells
+        rate, norm, speed, seconds = map(float, others)
+        measured = float(validation_loss) if validation_loss else None
+        return Metrics(int(step), float(loss), measured, rate, norm, speed, seconds)
     except ValueError as error:
         raise ValueError(f"{path} is not the curve of a run: cannot read the row {','.join(cells)}") from error
 

@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a progress bar, or plain lines when nobody watches a terminal."""
+"""Progress of a training: a bar in a terminal, else lines."""
 
 import statistics
 import time
@@ -20,16 +20,16 @@ class TrainingProgress:
     """Shows loss, tokens per second and the time left.
 
     Args:
-        console: where it is printed; its `is_terminal` decides between the bar and lines.
+        console: `is_terminal` decides between the bar and lines.
         steps: of the whole run.
-        done: how many of them an earlier session did.
+        done: steps of earlier sessions.
     """
 
     def __init__(self, console: Console, *, steps: int, done: int = 0) -> None:
         self._console = console
         self._steps = steps
         self._done = done
-        # The first step compiles: the median of the last ones forgets it.
+        # The first step compiles; the median of the last ones ignores it.
         self._durations: deque[float] = deque(maxlen=_SPEED_WINDOW)
         self._validation_loss: float | None = None
         self._started = time.perf_counter()
@@ -57,7 +57,7 @@ class TrainingProgress:
             self._bar.stop()
 
     def step(self, row: Metrics) -> None:
-        """Show a step that is done."""
+        """Show a finished step."""
         now = time.perf_counter()
         self._durations.append(now - self._started)
         self._started = now

@@ -1,34 +1,23 @@
 """Text that a trained model writes."""
 
-from typing import Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
-__all__ = ["TextModel", "printable", "sample_text"]
+__all__ = ["printable", "sample_text"]
 
 _PROMPT = b"\n"
 _TEMPERATURE = 0.8
 
 
-class TextModel(Protocol):
-    training: bool
-
-    def train(self, mode: bool = ...) -> object: ...
-
-    def generate(
-        self, tokens_BT: Tensor, num_tokens: int, *, temperature: float, generator: torch.Generator | None
-    ) -> Tensor: ...
-
-
-def sample_text(model: TextModel, num_bytes: int, *, seed: int, device: torch.device) -> str:
-    """Let a decoder write after a line break, with a generator of its own: torch's default one is left as it is.
+def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:
+    """Sample from a decoder after a line break, with a separate generator.
 
     Args:
         model: a decoder of bytes.
-        num_bytes: how many to write.
-        seed: the same one gives the same text.
-        device: where the model is.
+        num_bytes: length of the text.
+        seed: of the generator.
+        device: of the model.
     """
     prompt_BT = torch.tensor([list(_PROMPT)], device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -43,11 +32,11 @@ def sample_text(model: TextModel, num_bytes: int, *, seed: int, device: torch.de
 
 
 def printable(tokens: list[int]) -> str:
-    """Bytes as text that is safe to print: a model can write an escape sequence that would command the terminal.
+    """Bytes as text that is safe to print, without escape sequences.
 
     >>> printable(list(b"if x:\\n\\x1b[2J"))
     'if x:\\n·[2J'
     """
-    # A vocabulary may be larger than a byte; an untrained model then writes tokens that are none.
+    # A vocabulary may be larger than a byte; replace the other tokens.
     text = bytes(token if token < 256 else 0 for token in tokens).decode("utf-8", errors="replace")
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)

@@ -1,7 +1,9 @@
 """normalise -- the formula, reference and kernels that all norm ops share."""
 
 from .call import normalise as normalise
+from .formula import LayerNormOptions as LayerNormOptions
 from .formula import NormStyle as NormStyle
+from .formula import RmsNormOptions as RmsNormOptions
 from .formula import check_style as check_style
 from .formula import norm_formula as norm_formula
 from .formula import norm_reference as norm_reference

@@ -37,17 +37,20 @@ sums in registers; a second kernel adds the partial sums, one float32 row per pr
 deterministic.
 """
 
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
 
 from ...names import no_such
 from ..dropout import dropout_formula
+from ..shards import Shard
 from ..sums import sum_of_rows
 
 __all__ = [
+    "LayerNormOptions",
     "NormStyle",
+    "RmsNormOptions",
     "check_style",
     "gradients_formula",
     "norm_formula",
@@ -57,6 +60,24 @@ __all__ = [
 ]
 
 NormStyle = Literal["post", "pre", "prenorm"]
+
+
+class RmsNormOptions(TypedDict, total=False):
+    """Options of the ops that drop, add and normalise, for type checkers."""
+
+    bias: Tensor | None
+    p: float
+    eps: float
+    training: bool
+    seed: Tensor | None
+    shard: Shard | None
+    backend: str
+
+
+class LayerNormOptions(RmsNormOptions, total=False):
+    """The same with a norm's bias."""
+
+    norm_bias: Tensor | None
 
 
 def check_style(style: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fuselayers.cli.bench.cases import OPS, Settings
-from fuselayers.cli.bench.peers import liger_form
+from fuselayers.cli.bench.peers import liger_function
 
 
 @pytest.fixture
@@ -45,15 +45,15 @@ def test_each_form_takes_the_ops_arguments(calls: dict[str, Any]) -> None:
     settings = Settings((2, 3, 64), 0.0, "silu", torch.float32, torch.device("cpu"))
     for name, (theirs, args, kwargs) in expected.items():
         case = OPS[name](settings)
-        form = liger_form(name, case.options)
+        form = liger_function(name, case.options)
         assert form is not None
         form(**case.tensors, **(case.options if name == "gated_activation" else {}))
         assert calls[f"liger_{theirs}"] == (args, kwargs)
 
 
 def test_ops_that_it_lacks(calls: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert liger_form("gated_activation", {"activation": "gelu_tanh"}) is not None
-    assert liger_form("gated_activation", {"activation": "gelu"}) is None
-    assert liger_form("bias_dropout_residual", {}) is None
+    assert liger_function("gated_activation", {"activation": "gelu_tanh"}) is not None
+    assert liger_function("gated_activation", {"activation": "gelu"}) is None
+    assert liger_function("bias_dropout_residual", {}) is None
     monkeypatch.setattr("fuselayers.cli.bench.peers.importlib.util.find_spec", lambda name: None)
-    assert liger_form("rms_norm", {}) is None
+    assert liger_function("rms_norm", {}) is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.cli.lint_kernels.cases import Case
+from fuselayers.cli.lint_kernels.cases import ROWS, Case
 from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 
@@ -32,14 +32,14 @@ def _hoarding_kernel(x_ptr, y_ptr, BLOCK_COLUMNS: tl.constexpr):  # type: ignore
 
 
 def _doubling(case: Case, *, vector: int, turns: int = 1) -> Tensor:
-    x = case.rows()
+    x = case.tensor(ROWS, case.width)
     grid = x.shape[0], x.shape[1] // 2048
     launch(_doubling_kernel, grid, (x, torch.empty_like(x), x.shape[0], x.shape[1] // vector), (vector, turns, 2048))
     return x
 
 
 def _hoarding(case: Case) -> Tensor:
-    x = case.rows()
+    x = case.tensor(ROWS, case.width)
     launch(_hoarding_kernel, (x.shape[0],), (x, torch.empty_like(x)), (x.shape[1],))
     return x
 

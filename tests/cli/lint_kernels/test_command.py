@@ -41,7 +41,7 @@ def test_no_kernel_of_any_case_has_a_fault() -> None:
     ids=lambda value: value.op if isinstance(value, Case) else None,
 )
 def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
-    found = faults(lint([case], archs=[arch]), Figures("another", (), {}, {}), compiler=compiler())
+    found = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
     if fault is None:
         assert found == []
     else:
@@ -51,9 +51,9 @@ def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> 
 
 @pytest.fixture
 def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The command knows two cases and two architectures, and keeps their figures in a file of its own."""
+    """The command knows two cases and two architectures, and has a file of figures for them."""
     path = tmp_path / "figures.json"
-    path.write_text('{"compiler": "none", "accepted": [], "instructions": {}}')
+    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}}')
     monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
     monkeypatch.setattr(command, "ARCHS", {arch: ARCHS[arch] for arch in ("sm_90", "gfx942")})
     monkeypatch.setattr(command, "FIGURES", path)
@@ -88,17 +88,17 @@ def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[
     assert main(["lint-kernels", "--op", "good"]) == 0
     written = json.loads(two_cases.read_text())
     assert written["compiler"] == compiler()
-    assert set(written["instructions"]) == {GOOD.title, NARROW.title}
-    (figures_of_good,) = written["instructions"][GOOD.title].values()
+    assert set(written["kernels"]) == {GOOD.title, NARROW.title}
+    (figures_of_good,) = written["kernels"][GOOD.title].values()
     assert set(figures_of_good) == set(command.ARCHS)
-    (narrow_of_narrow,) = written["narrow"][NARROW.title].values()
-    assert narrow_of_narrow["sm_90"] == 32
-    figures_of_good["gfx942"] *= 0.9
+    (figures_of_narrow,) = written["kernels"][NARROW.title].values()
+    assert figures_of_narrow["sm_90"][1] == 32
+    figures_of_good["gfx942"][0] *= 0.9
     two_cases.write_text(json.dumps(written))
     capsys.readouterr()
     assert main(["lint-kernels", "--op", "good", "--arch", "sm_90"]) == 0
     assert main(["lint-kernels", "--op", "good", "--arch", "gfx942"]) == 1
-    assert "instructions per element, they were" in capsys.readouterr().out
+    assert "instructions per element, before" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
