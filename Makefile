@@ -1,17 +1,17 @@
 # make train   sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
 # make test    sets up .venv and runs lint, types and tests
-# The rest: test-all (the slow tests too), test-nvfuser (the definitions of the tests, built in the real nvFuser), lint,
+# Other targets: test-all (slow tests too), test-nvfuser (the tests' definitions, built in the real nvFuser), lint,
 # docs (the site, into site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 ARGS ?=
-# Processes that run the tests side by side; each wants a gigabyte or two.
+# Processes that run tests in parallel; each needs one or two gigabytes.
 WORKERS ?= 2
 
-# Variables, not `-c constraints.txt`: that would pin what is installed, but not what packages are built with. Since
-# pip 25.3 the second has a variable of its own.
+# Variables, not `-c constraints.txt`: that option pins installed packages, but not the packages that build them. Since
+# pip 25.3 the latter have a variable of their own.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .PHONY: train test test-all test-nvfuser lint docs clean
@@ -20,9 +20,9 @@ PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 train: $(VENV)/.installed-test
 	$(RUN) -m fuselayers train $(ARGS)
 
-# Twice: as it is, and with Triton's interpreter, which has to be there from the start of a process. 5 is pytest's word for
-# "no tests": ARGS may name some that have no kernels. A file's tests stay together, since they share what they compile;
-# interpreted ones share nothing, and half of them are in one file.
+# The tests run twice: as they are, and with Triton's interpreter, which a process can only turn on at its start. pytest
+# exits with 5 if it selects no tests, as when ARGS names tests without kernels. The first run keeps the tests of a file in
+# one process, since they share compiled code. Interpreted tests share nothing, and half of them are in one file.
 PYTEST := $(RUN) -m pytest -n $(WORKERS)
 COMPILED := $(PYTEST) --dist loadfile
 INTERPRETED := TRITON_INTERPRET=1 $(PYTEST) --dist worksteal
@@ -35,9 +35,9 @@ test-all: lint
 	$(COMPILED) $(ARGS)
 	$(INTERPRETED) -m kernels $(ARGS) || [ $$? -eq 5 ]
 
-# nvFuser's newest wheel needs torch 2.9, and this library a newer torch. So the tests write their definitions to files,
-# and the real nvFuser builds them in an environment of its own. That needs Python 3.10 or 3.12 and a C++ compiler, but
-# no GPU.
+# nvFuser's newest wheel needs torch 2.9, and this library needs a newer torch. So the tests write their definitions to
+# files, and the real nvFuser builds them in a separate environment. This needs Python 3.10 or 3.12 and a C++ compiler,
+# but no GPU.
 NVFUSER := 0.2.35.dev20260115
 
 test-nvfuser: $(VENV)/.installed-test $(VENV)-nvfuser/.installed-$(NVFUSER)
@@ -61,7 +61,7 @@ docs: $(VENV)/.installed-docs
 clean:
 	rm -rf $(VENV) $(VENV)-nvfuser build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-# One stamp per extra: while nothing that it depends on changes, nothing is installed again.
+# One stamp per extra: nothing is installed again until a dependency of the stamp changes.
 $(VENV)/.installed-%: setup.py pyproject.toml constraints.txt
 	@command -v "$(PYTHON)" >/dev/null || { echo "fuselayers: no '$(PYTHON)' here; install Python 3.10 to 3.13, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { echo "fuselayers: needs Python 3.10 to 3.13, '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }

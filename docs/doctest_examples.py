@@ -1,4 +1,4 @@
-"""For mkdocstrings: `>>>` examples of docstrings become code blocks. Markdown alone would read them as quotations."""
+"""For mkdocstrings: shows `>>>` examples of docstrings as code blocks. Markdown alone would show them as quotations."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class DoctestExamples(Extension):
     """Fences every doctest example, from its first `>>>` to the next empty line."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
-        """Rewrite the docstring of one function, class or module; griffe calls this for each that it has loaded."""
+        """Rewrite the docstring of one function, class or module; griffe calls this for each."""
         if obj.docstring is not None:
             obj.docstring.value = _fenced(obj.docstring.value)
 

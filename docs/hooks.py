@@ -1,9 +1,9 @@
-"""For mkdocs: fills markers of the pages with tables that the code makes, so that no page can fall behind it.
+"""For mkdocs: replaces markers in the pages by tables that are made from the code, so that they stay true.
 
 <!-- options: feedforward -->   the options of a kind of component, or of a section of the config
-<!-- keys: gpt2 -->             which weight of a family of `transformers` is which of ours
-<!-- models -->                 the models that are shipped
-<!-- abilities -->              what each attention can be told
+<!-- keys: gpt2 -->             the names of a family's weights in `transformers` and here
+<!-- models -->                 the shipped models
+<!-- abilities -->              the inputs that each attention supports
 """
 
 import re
@@ -24,7 +24,7 @@ _MARKER: Final = re.compile(r"^<!-- (?P<table>\w+)(?:: (?P<of>\w+))? -->$", flag
 
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
-    """Return a page with its markers filled; mkdocs calls this for each page that it has read."""
+    """Return a page with its markers replaced; mkdocs calls this for each page."""
     return filled(markdown)
 
 
@@ -32,7 +32,7 @@ def filled(markdown: str) -> str:
     """Return a page with a table in place of each marker.
 
     Raises:
-        ValueError: a marker asks for what there is not.
+        ValueError: a marker names an unknown table, kind or family.
     """
     return _MARKER.sub(_table, markdown)
 
