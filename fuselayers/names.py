@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["no_such"]
-
 
 def no_such(kind: str, name: object, known: Iterable[str]) -> str:
     """Return the text: `name` is no `kind`, the nearest known name, all known names.

@@ -8,8 +8,6 @@ from rich.table import Table
 from ..partition import backends
 from .machine import choose_device
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "show which backends can be used here"
 DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and how to install it."
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ..configs import Config
 
-__all__ = ["example_batch"]
-
 
 def example_batch(
     model: Any, config: Config, sizes: tuple[int, ...], *, device: torch.device | str, option: str = "--batch"

@@ -11,8 +11,6 @@ from ..partition import PARTITIONERS, FusedModule, explain, partitioner
 from .example import example_batch
 from .files import write_text
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "show what a model saves for backward, and why"
 DESCRIPTION = """\
 Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and

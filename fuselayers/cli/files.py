@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["write_text", "write_whole"]
-
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a second file, then rename it to `path`.

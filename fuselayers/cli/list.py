@@ -17,8 +17,6 @@ from ..configs.sources import parse_overrides
 from ..configs.tables import HEADINGS, TABLES, option_rows
 from ..names import no_such
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "show components with their options, or a composed config"
 DESCRIPTION = """\
 Shows every registered component with its options and what each group of the config chooses from, the same of one kind

@@ -8,8 +8,6 @@ import torch
 
 from ..partition.machine import processor_name
 
-__all__ = ["choose_device", "describe_machine", "keep_freed_memory", "measured_machine"]
-
 # Of mallopt, in malloc.h.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3

@@ -17,8 +17,6 @@ from ..partition import BackendUnavailableError, FallbackWarning
 from . import backends, bench, explain, lint_kernels, train, tune
 from . import list as list_command
 
-__all__ = ["main"]
-
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
 # The commands that build a config, which may name a class of the user.

@@ -7,8 +7,6 @@ from typing import Any, Final
 from ..components import Choice, LayerChange
 from ..configs import COMPONENT_SECTIONS, Config
 
-__all__ = ["plain_config", "same_layer"]
-
 # Fused layers, and the plain ones with the same parameters and numbers.
 _PLAIN: Final = {"fused_mlp": "mlp"}
 

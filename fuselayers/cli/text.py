@@ -7,8 +7,6 @@ from rich.table import Table
 
 from ..names import no_such
 
-__all__ = ["chosen_names", "say", "table_of"]
-
 
 def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
     """Return the comma-separated names in `text`, without duplicates; all known names if it is None.

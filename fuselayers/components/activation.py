@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from ..ops import activate
 from .registry import register
 
-__all__ = ["GELU", "Activation", "GELUTanh", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "SmeLU", "SquaredReLU", "StarReLU"]
-
 
 class Activation(nn.Module):
     """The base of the activations: a subclass names its function in `ops.ACTIVATIONS`."""

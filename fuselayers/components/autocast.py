@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["without_autocast"]
-
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which products of tensors like x keep the dtypes they have.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from ..partition import FusedModule
 
-__all__ = ["Carried", "carry_weights", "compare_weights"]
-
 _Lines = list[tuple[tuple[str, ...], str]]
 
 

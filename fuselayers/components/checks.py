@@ -7,16 +7,6 @@ key_padding_mask   [B, T]           True for a real token; [B, S] for keys that 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "check_input",
-    "check_last_dim",
-    "check_length",
-    "check_odd",
-    "check_padding",
-    "check_sequence",
-    "zero_padding",
-]
-
 
 def check_last_dim(x: Tensor, size: int) -> None:
     """Raise ValueError unless x is [..., size]. Used by norms and by feedforwards that do not mix tokens."""

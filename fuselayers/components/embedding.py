@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from .ranges import Size, in_range
 from .registry import register
 
-__all__ = ["PatchEmbedding", "TokenEmbedding"]
-
 
 @register("embedding", "token")
 class TokenEmbedding(nn.Embedding):

@@ -28,8 +28,6 @@ from .norm import LayerNorm, join
 from .ranges import NotNegative, Probability, Size, in_range
 from .registry import register
 
-__all__ = ["FusedBiasActivationDropout", "FusedBiasDropoutResidual", "FusedBiasDropoutResidualLayerNorm"]
-
 
 class BiasedOp(nn.Module):
     """The base of layers that are one op with a learned bias.

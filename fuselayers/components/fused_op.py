@@ -8,8 +8,6 @@ from typing import Any, Final
 from .._torch.dispatch import is_compiling
 from ..partition import fuse, is_fusion_disabled
 
-__all__ = ["op_for"]
-
 # The arguments of ops that are not tensors.
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
 

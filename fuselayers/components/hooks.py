@@ -4,8 +4,6 @@ import sys
 
 from torch import nn
 
-__all__ = ["has_hooks", "is_plain_linear", "is_sharded"]
-
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether the module itself has a hook on its forward or backward; the modules inside it do not count.

@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from ..names import no_such
 from .ranges import NotNegative, Positive, Size, in_range
 
-__all__ = ["SCHEMES", "Scheme", "check_scheme", "initialise", "logit_factor", "parameter_groups"]
-
 Scheme = Literal["gpt2", "bert", "small", "deepnorm", "vit", "mup"]
 
 SCHEMES: Final[tuple[Scheme, ...]] = get_args(Scheme)

@@ -33,8 +33,6 @@ from .hooks import has_hooks
 from .ranges import NotNegative, Positive, Size, in_range
 from .registry import register
 
-__all__ = ["DynamicTanh", "LayerNorm", "Norm", "RMSNorm", "SkipNorm", "join"]
-
 
 class Norm(nn.Module):
     """The base of the norms: a subclass has `forward`, and may have a fused `_join`.

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
-__all__ = ["Count", "NotNegative", "Positive", "Probability", "Range", "Share", "Size", "in_range", "range_of"]
-
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 

@@ -16,24 +16,6 @@ from torch import nn
 from ..names import no_such
 from .ranges import Range, range_of
 
-__all__ = [
-    "KINDS",
-    "REQUIRED",
-    "Choice",
-    "Component",
-    "Option",
-    "Required",
-    "accepted",
-    "as_choice",
-    "create",
-    "get",
-    "names",
-    "of_another_kind",
-    "options",
-    "register",
-    "title",
-]
-
 KINDS: Final = (
     "activation",
     "feedforward",

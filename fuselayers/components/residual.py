@@ -32,16 +32,6 @@ from .norm import Norm
 from .ranges import Count, Positive, Probability, Size, in_range
 from .registry import Choice, as_choice, create, register
 
-__all__ = [
-    "DeepNormResidual",
-    "ParallelResidual",
-    "PostResidual",
-    "PreResidual",
-    "Residual",
-    "SandwichResidual",
-    "Sublayer",
-]
-
 Sublayer = Callable[[Tensor], Tensor]
 
 

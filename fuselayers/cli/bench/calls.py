@@ -17,8 +17,6 @@ from .cases import OpCase
 from .measure import OURS, Candidate
 from .subjects import op_candidate
 
-__all__ = ["BARE", "CallCost", "call_cost"]
-
 BARE: Final = "bare"
 _WARMUP: Final = 5
 _CALLS: Final = 50  # in one reading

@@ -18,8 +18,6 @@ from ... import ops
 from ...names import no_such
 from ...ops import NormStyle
 
-__all__ = ["OPS", "OpCase", "Outputs", "Settings", "double", "dtype_name", "op_case"]
-
 Outputs = Tensor | tuple[Tensor, ...]
 
 _HEAD_DIM: Final = 64

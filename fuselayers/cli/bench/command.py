@@ -26,8 +26,6 @@ from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_subject
 from .suite_command import run_suite
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
 DESCRIPTION = """\
 Times one op or model: plain eager PyTorch without this library, against the library's eager form and each backend.

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["GPT", "LAYERS", "LayerCase", "LlamaLayer", "TransformerLayer"]
-
 
 class TransformerLayer(nn.Module):
     """GPT's layer, and BERT's: causal attention and a gelu MLP, dropout on both branches.

@@ -12,20 +12,6 @@ from torch import Tensor
 
 from ...partition.timer import Step, median_seconds, time_in_turns
 
-__all__ = [
-    "EAGER",
-    "OURS",
-    "Candidate",
-    "Results",
-    "Timing",
-    "copy_bandwidth",
-    "disagreement",
-    "peak_bytes",
-    "results",
-    "spread",
-    "time_interleaved",
-]
-
 EAGER: Final = "eager"
 OURS: Final = "fuselayers"
 

@@ -25,8 +25,6 @@ from .layers import GPT, LAYERS, LayerCase
 from .measure import EAGER, Candidate, Timing, time_interleaved
 from .subjects import COMPILE, wrong_numbers
 
-__all__ = ["SECTIONS", "Row", "Setting", "budget_note", "matmuls_again", "units"]
-
 Row = dict[str, float | int | str]
 _OURS: Final = "fuse"
 _TORCH_BUDGETS: Final = (0.9, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)

@@ -4,8 +4,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["LIGER", "liger_function"]
-
 LIGER: Final = "Liger"
 # Given Liger's functions, a function with the arguments of our op. In place, as by default, the norms' backwards would
 # overwrite the incoming gradient.

@@ -16,17 +16,6 @@ from ..plain import plain_config
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import EAGER, Candidate, disagreement, results
 
-__all__ = [
-    "COMPILE",
-    "Implementation",
-    "Subject",
-    "model_subject",
-    "op_candidate",
-    "op_fault",
-    "op_subject",
-    "wrong_numbers",
-]
-
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
 _SEQUENCES: Final = 4

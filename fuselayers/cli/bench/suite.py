@@ -16,9 +16,6 @@ from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results
 from .peers import LIGER, liger_function
 from .subjects import COMPILE, Implementation, op_candidate, op_fault
 
-__all__ = ["SHAPES", "Measured", "Round", "Suite", "Variant", "measure_suite", "variants"]
-
-
 # The largest first.
 SHAPES: Final = (
     (2, 4096, 4096),

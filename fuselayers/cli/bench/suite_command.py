@@ -17,8 +17,6 @@ from .measure import OURS
 from .suite import SHAPES, Round, Suite, measure_suite, variants
 from .suite_report import write_data, write_report
 
-__all__ = ["run_suite"]
-
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MINUTES: Final = 7.0
 _QUICK: Final = ((8, 256, 512),)

@@ -15,8 +15,6 @@ from .calls import BARE, CallCost
 from .measure import EAGER, OURS
 from .suite import Measured, Suite
 
-__all__ = ["draw", "table", "write_data", "write_report"]
-
 _SPANS: Final = {"forward": "forward", "forward_backward": "forward + backward"}
 _COLUMNS: Final = 4
 _MEGABYTE: Final = 1e6

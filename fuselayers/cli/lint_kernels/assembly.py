@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Code", "read_amdgcn", "read_sass"]
-
 # /*0a50*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;
 _SASS_LINE: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
 _SASS_ACCESS: Final = re.compile(r"(LDGSTS|LDG|STG)\b")

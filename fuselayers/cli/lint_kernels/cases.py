@@ -17,8 +17,6 @@ from ... import ops
 from ...ops.implementations.launch import Launch, recorded_launches
 from ..bench.cases import Settings, dtype_name, op_case
 
-__all__ = ["CASES", "ROWS", "Case", "kind_of", "launches_of"]
-
 ROWS: Final = 1 << 14
 _META: Final = torch.device("meta")
 

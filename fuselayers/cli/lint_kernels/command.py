@@ -17,8 +17,6 @@ from .cases import CASES, Case, kind_of, launches_of
 from .compile import ARCHS, check_compilers, compile_for, compiler
 from .figures import FIGURES, Row, faults, measure, read_figures, write_figures
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "lint", "run"]
-
 SUMMARY = "compile every kernel for several GPUs, and check its figures"
 DESCRIPTION = f"""\
 Compiles the Triton kernels of every op for several GPUs, with the compilers that come with Triton; no GPU is needed.

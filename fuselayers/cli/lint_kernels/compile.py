@@ -12,8 +12,6 @@ from ...ops.implementations.triton_language import HAS_TRITON, triton
 from ...partition import BackendUnavailableError
 from .assembly import Code, read_amdgcn, read_sass
 
-__all__ = ["ARCHS", "check_compilers", "compile_for", "compiler", "threads_of"]
-
 # Triton's backend, the architecture, the threads of a warp.
 ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
     "sm_80": ("cuda", 80, 32),  # A100

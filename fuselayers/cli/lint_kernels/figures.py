@@ -24,8 +24,6 @@ from .assembly import Code
 from .cases import Case
 from .compile import threads_of
 
-__all__ = ["BUDGET", "FIGURES", "Accepted", "Figures", "Row", "faults", "measure", "read_figures", "write_figures"]
-
 FIGURES: Final = Path(__file__).with_name("figures.json")
 BUDGET: Final = 6.9
 """Instructions per byte moved."""

@@ -9,8 +9,6 @@ from ...configs import COMPONENT_SECTIONS, Config
 from ...configs.sections import with_layer_changes
 from ..plain import same_layer
 
-__all__ = ["check_same_architecture", "sequence_length"]
-
 _BYTES = 256
 # Dropout may change between two sessions of one run.
 _FREE_OPTIONS = frozenset({"dropout", "stochastic_depth"})

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from ..files import write_whole
 
-__all__ = ["FILE_NAME", "Checkpoint", "find_checkpoint", "load_weights", "read_checkpoint", "write_checkpoint"]
-
 FILE_NAME = "checkpoint.pt"
 _FORMAT = "fuselayers.checkpoint"
 _VERSION = 1

@@ -31,8 +31,6 @@ from .metrics import MetricsFile
 from .progress import TrainingProgress
 from .sample import sample_text
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run", "train"]
-
 SUMMARY = "train a language model on text, or continue a run"
 DESCRIPTION = """\
 Trains a byte-level language model; by default a small one on the source of Python's standard library.

@@ -23,8 +23,6 @@ from ..plain import plain_config
 from .checkpoint import random_state, restore_random_state
 from .loop import autocast
 
-__all__ = ["Comparison", "Side", "compare", "comparison_notes", "comparison_table", "plain_model"]
-
 _WARM_UP = 2
 
 

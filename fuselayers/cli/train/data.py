@@ -14,8 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Text", "check_length", "evaluation_batches", "read_text", "standard_library", "training_batch"]
-
 # Debian packs `test` and `tests` separately. Without them, and without site-packages, a release of Python gives nearly
 # the same text on every machine.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})

@@ -4,8 +4,6 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-__all__ = ["Interrupt"]
-
 
 class Interrupt:
     """A context in which Ctrl-C and SIGTERM set `signal_number` instead of raising; the loop reads it after each step.

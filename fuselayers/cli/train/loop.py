@@ -23,8 +23,6 @@ from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
 from .progress import TrainingProgress
 
-__all__ = ["Outcome", "Trainer", "Update", "autocast", "reproducible", "train_steps"]
-
 
 @dataclass(frozen=True)
 class Update:

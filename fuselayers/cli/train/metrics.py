@@ -11,8 +11,6 @@ from typing import TextIO
 
 from ..files import write_text
 
-__all__ = ["FILE_NAME", "Metrics", "MetricsFile", "read_metrics"]
-
 FILE_NAME = "metrics.csv"
 
 

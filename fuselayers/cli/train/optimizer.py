@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["build_optimizer", "learning_rate"]
-
 
 def learning_rate(step: int, *, steps: int, warmup_steps: int, peak: float, minimum: float) -> float:
     """The learning rate of a step: a line up to `peak`, then half a cosine down to `minimum`.

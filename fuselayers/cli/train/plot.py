@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from ..files import write_whole
 from .metrics import Metrics
 
-__all__ = ["FILE_NAME", "plot_loss"]
-
 FILE_NAME = "loss.png"
 
 

@@ -10,8 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from .metrics import Metrics
 
-__all__ = ["TrainingProgress", "describe"]
-
 _PLAIN_LINES = 20
 _SPEED_WINDOW = 50
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["printable", "sample_text"]
-
 _PROMPT = b"\n"
 _TEMPERATURE = 0.8
 

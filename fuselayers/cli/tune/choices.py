@@ -17,8 +17,6 @@ from ...partition.timer import Step, median_seconds, time_in_turns
 from ...partition.timings import measured_anew
 from ..example import example_batch
 
-__all__ = ["Tuned", "pinned", "tune_model"]
-
 _ROUNDS = 101
 _SECONDS = 10.0
 

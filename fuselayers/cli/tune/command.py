@@ -9,8 +9,6 @@ from ..machine import choose_device, measured_machine
 from .choices import Tuned, pinned, tune_model
 from .prices import tune_prices
 
-__all__ = ["DESCRIPTION", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "measure this machine, or which backend serves a model best"
 DESCRIPTION = """\
 Without an argument it measures how fast this machine moves memory, multiplies matrices, does elementwise arithmetic and

@@ -12,8 +12,6 @@ from ...partition.machine import write_tuned
 from ...partition.timer import Step, median_seconds, time_in_turns
 from ..machine import describe_machine
 
-__all__ = ["measure", "tune_prices"]
-
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
 _CHAIN: Final = 32

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from ..ranges import Size, in_range
 
-__all__ = ["KeyValueCache"]
-
 
 class KeyValueCache:
     """The keys and values of one attention, in memory that is reserved once.

@@ -24,8 +24,6 @@ from ..registry import register
 from .kernel_sums import kernel_attention
 from .packed_heads import PackedHeads
 
-__all__ = ["FavorAttention"]
-
 
 @register("attention", "favor")
 class FavorAttention(PackedHeads):

@@ -22,8 +22,6 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, 
 from ..._torch.dispatch import dispatch_mode_is_active, is_compiling
 from .masks import Rules
 
-__all__ = ["flex", "is_grouped"]
-
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -14,8 +14,6 @@ from ..checks import check_input, zero_padding
 from ..ranges import Size, in_range
 from ..registry import register
 
-__all__ = ["FourierMix"]
-
 
 @register("attention", "fourier_mix")
 class FourierMix(nn.Module):

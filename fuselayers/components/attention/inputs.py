@@ -16,8 +16,6 @@ from torch import Tensor
 
 from ..registry import Choice, as_choice, get, names
 
-__all__ = ["ABILITIES", "Rotate", "check_able", "is_able", "takes"]
-
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # An argument of `forward` (causal: of `__init__`) -> what an attention without it cannot do, for errors.

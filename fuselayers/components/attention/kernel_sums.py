@@ -27,8 +27,6 @@ from ..autocast import without_autocast
 from ..checks import zero_padding
 from .inputs import Rotate
 
-__all__ = ["Features", "kernel_attention"]
-
 Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 # L, in tokens. The states take T / L x F x C numbers, the products inside the chunks T x L: about as many.

@@ -22,8 +22,6 @@ from ...ops import dropout
 from .flex import flex, is_grouped
 from .masks import Rules, allowed_keys
 
-__all__ = ["KERNELS", "Kernel", "attend"]
-
 Kernel = Literal["auto", "sdpa", "flex", "plain"]
 KERNELS: Final[tuple[Kernel, ...]] = get_args(Kernel)
 

@@ -21,8 +21,6 @@ from .inputs import Rotate
 from .kernel_sums import kernel_attention
 from .packed_heads import PackedHeads
 
-__all__ = ["LinearAttention"]
-
 
 @register("attention", "linear")
 class LinearAttention(PackedHeads):

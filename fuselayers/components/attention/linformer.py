@@ -24,8 +24,6 @@ from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
 
-__all__ = ["LinformerAttention"]
-
 
 @register("attention", "linformer")
 class LinformerAttention(PackedHeads):

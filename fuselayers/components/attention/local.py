@@ -29,8 +29,6 @@ from .kernels import attend
 from .masks import Rules
 from .packed_heads import PackedHeads
 
-__all__ = ["LocalAttention"]
-
 
 @register("attention", "local")
 class LocalAttention(PackedHeads):

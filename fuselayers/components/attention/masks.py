@@ -20,8 +20,6 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ..ranges import Range
 
-__all__ = ["Rules", "allowed_keys", "block_diagonal_mask", "block_mask", "check_bias", "check_mask"]
-
 
 class Rules(NamedTuple):
     """The allowed keys of a query, and the changes of its scores before the softmax.

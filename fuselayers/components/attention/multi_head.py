@@ -34,8 +34,6 @@ from .kernels import KERNELS, Kernel, attend
 from .masks import Rules, check_bias, check_mask
 from .packed_heads import PackedHeads
 
-__all__ = ["MultiHeadAttention"]
-
 
 @register("attention", "multi_head")
 class MultiHeadAttention(PackedHeads):

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ..checks import check_input
 from .inputs import Rotate
 
-__all__ = ["PackedHeads"]
-
 
 class PackedHeads(nn.Module):
     """The base of attentions with one packed projection for queries, keys and values, and an output projection.

@@ -17,8 +17,6 @@ from ..checks import check_input, zero_padding
 from ..ranges import Size, in_range
 from ..registry import register
 
-__all__ = ["PoolingMix"]
-
 
 @register("attention", "pooling")
 class PoolingMix(nn.Module):

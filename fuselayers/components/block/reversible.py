@@ -37,8 +37,6 @@ from ..registry import register, title
 from ..residual import PreResidual
 from .transformer import TransformerBlock
 
-__all__ = ["ReversibleBlock", "run_reversible"]
-
 _SHARDED: Final = (
     "FSDP shards a reversible block or a part of it by itself; blocks run again in backward, where its hooks would "
     "lose the gradients; shard the whole model only, or take block='transformer'"

@@ -22,8 +22,6 @@ from ..ranges import Count, Probability, Size, in_range
 from ..registry import Choice, accepted, as_choice, create, register, title
 from ..residual import Residual, Sublayer
 
-__all__ = ["TransformerBlock"]
-
 
 @register("block", "transformer")
 class TransformerBlock(nn.Module):

@@ -23,8 +23,6 @@ from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 
-__all__ = ["ConvMLP"]
-
 
 @register("feedforward", "conv_mlp")
 class ConvMLP(nn.Module):

@@ -20,8 +20,6 @@ from ..registry import register
 from .hidden import custom_activation, hidden_width
 from .packed import save_in_parts
 
-__all__ = ["GatedMLP"]
-
 
 @register("feedforward", "gated_mlp")
 class GatedMLP(nn.Module):

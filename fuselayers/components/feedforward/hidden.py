@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from ...ops import ACTIVATIONS, activate, check_activation
 from ..registry import create
 
-__all__ = ["activated", "custom_activation", "hidden_width"]
-
 
 def hidden_width(hidden_dim: int, *, expansion: float, width: int | None = None, multiple_of: int = 1) -> int:
     """Return F: `width` where it is given, else expansion * hidden_dim, rounded down, then up to a multiple.

@@ -34,8 +34,6 @@ from ..hooks import is_plain_linear
 from ..ranges import Count, NotNegative, Positive, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
 
-__all__ = ["Gating", "MixtureOfExperts"]
-
 Gating = Literal["top_k", "expert_choice"]
 Number = TypeVar("Number", int, Tensor)
 

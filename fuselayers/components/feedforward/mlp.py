@@ -20,8 +20,6 @@ from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 
-__all__ = ["MLP", "FusedMLP"]
-
 
 @register("feedforward", "mlp")
 class MLP(nn.Module):

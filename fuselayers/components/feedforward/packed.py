@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["save_in_parts"]
-
 
 def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> None:
     """Make the state_dict of a module hold the two halves of its linear layer `packed` as `first` and `second`.

@@ -22,8 +22,6 @@ from .layers import LayerChange
 from .stack import Stack
 from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
 
-__all__ = ["Encoder"]
-
 
 @register("model", "encoder")
 class Encoder(Stack):

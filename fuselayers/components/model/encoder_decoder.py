@@ -35,8 +35,6 @@ from .tokens import (
     token_loss,
 )
 
-__all__ = ["EncoderDecoder"]
-
 
 @register("model", "encoder_decoder")
 class EncoderDecoder(Model):

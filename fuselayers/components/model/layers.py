@@ -6,8 +6,6 @@ from typing import Final
 
 from ..registry import Choice
 
-__all__ = ["PARTS", "LayerChange", "changed_parts", "matching_layers"]
-
 # What a `LayerChange` may change.
 PARTS: Final = ("attention", "feedforward", "norm", "residual", "block")
 

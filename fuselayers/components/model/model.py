@@ -5,8 +5,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Model"]
-
 
 class Model(nn.Module):
     """The base of the models. Each model takes those of these arguments that its signature lists.

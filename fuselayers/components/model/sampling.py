@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from ...partition import disable_fusion
 from ..attention import KeyValueCache
 
-__all__ = ["continued", "generating", "next_token"]
-
 
 @contextlib.contextmanager
 def generating(model: nn.Module) -> Iterator[None]:

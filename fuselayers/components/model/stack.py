@@ -22,8 +22,6 @@ from .layers import LayerChange, changed_parts
 from .model import Model
 from .tokens import example_tokens
 
-__all__ = ["Stack"]
-
 
 class Stack(Model):
     """Blocks in a row, their positions, and a norm at the end if their residual style needs one.

@@ -12,17 +12,6 @@ from torch import Tensor, nn
 
 from ..registry import Choice, as_choice, create
 
-__all__ = [
-    "IGNORED",
-    "build_token_embedding",
-    "check_like_tokens",
-    "check_tokens",
-    "example_tokens",
-    "look_up",
-    "to_logits",
-    "token_loss",
-]
-
 # The target of a position that does not count in the loss, as in torch.
 IGNORED = -100
 

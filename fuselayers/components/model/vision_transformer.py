@@ -23,8 +23,6 @@ from .layers import LayerChange
 from .stack import Stack
 from .tokens import to_logits, token_loss
 
-__all__ = ["Pooling", "VisionTransformer"]
-
 Pooling = Literal["class_token", "mean"]
 
 

@@ -27,15 +27,6 @@ from ..checks import check_length
 from ..ranges import Positive, Size, in_range
 from ..registry import register
 
-__all__ = [
-    "ALiBiPosition",
-    "LearnedPosition",
-    "NoPosition",
-    "Position",
-    "RelativePosition",
-    "SinusoidalPosition",
-]
-
 
 class Position(nn.Module):
     """The base of the positions. The hooks do nothing; a subclass overrides one of them.

@@ -30,8 +30,6 @@ from ..ranges import Positive, Share, Size, in_range
 from ..registry import register
 from .position import Position
 
-__all__ = ["RotaryPosition", "RotaryScaling"]
-
 RotaryScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 
 # Which options a scaling reads beside factor.

@@ -22,8 +22,6 @@ from ...partition.compile_call import CompiledCall, compile_call
 from ...partition.compilers import why_inductor_is_unavailable
 from .launch import INTERPRETED
 
-__all__ = ["can_compile", "compiled", "why_not_compiled"]
-
 # For one combination of options and dtypes. Beyond this limit the formula runs op by op.
 _MAX_CODES: Final = 16
 _MAX_CALLS: Final = 4096

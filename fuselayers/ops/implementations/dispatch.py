@@ -30,18 +30,6 @@ from ...partition import BackendUnavailableError
 from .compiled import can_compile, compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
-__all__ = [
-    "BACKENDS",
-    "COMPILED_FROM",
-    "autocast_dtype",
-    "define",
-    "differentiable_gradients",
-    "needs_grad",
-    "run",
-    "uses_kernels",
-    "without_repeats",
-]
-
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 COMPILED_FROM: Final = 1 << 16
 """The usual number of elements from which the compiled implementation is faster: its call costs about 50 us."""

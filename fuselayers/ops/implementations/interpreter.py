@@ -19,8 +19,6 @@ import numpy as np
 
 from .triton_language import libdevice, tl
 
-__all__ = ["INTERPRETED", "patch_interpreter"]
-
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
 """True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
 

@@ -18,17 +18,6 @@ from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import patch_interpreter
 from .triton_language import HAS_TRITON, triton
 
-__all__ = [
-    "INTERPRETED",
-    "Launch",
-    "kernel",
-    "launch",
-    "num_processors",
-    "recorded_launches",
-    "stubbed_launches",
-    "why_no_kernels",
-]
-
 _ALIGNMENT: Final = 16  # of an address in bytes: Triton specialises on it
 _ON_AMD: Final = torch.version.hip is not None
 _SMALLEST_INT32: Final = -(1 << 31)

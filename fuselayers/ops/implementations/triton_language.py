@@ -6,8 +6,6 @@ Triton has no wheel for macOS and Windows. There every op runs in plain torch an
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["HAS_TRITON", "libdevice", "tile_function", "tl", "triton"]
-
 
 class _Absent:
     """Stands in for a module: as a decorator it returns the function, any attribute is this object."""
@@ -18,6 +16,8 @@ class _Absent:
     def __call__(self, fn: Any = None, **options: Any) -> Any:
         return self if fn is None else fn
 
+
+__all__ = ["HAS_TRITON", "libdevice", "tile_function", "tl", "triton"]
 
 try:
     import triton

@@ -43,8 +43,6 @@ from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses
 from ..shapes import check_linear
 from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, one_chunk
 
-__all__ = ["linear_cross_entropy", "linear_cross_entropy_reference"]
-
 
 def linear_cross_entropy(
     x: Tensor,

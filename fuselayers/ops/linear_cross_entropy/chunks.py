@@ -25,8 +25,6 @@ from ..cross_entropy import fused_loss, fused_loss_gradients
 from ..implementations import uses_kernels
 from ..rows import cdiv
 
-__all__ = ["Gradients", "Wanted", "autocast_disabled", "cast", "chunk_rows", "in_chunks", "one_chunk"]
-
 _FEWEST_ROWS: Final = 512
 _SLICES: Final = 8
 _FEWEST_CLASSES: Final = 4096  # of a slice, so that its matmul fills a GPU

@@ -13,8 +13,6 @@ from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from .formula import gradients_formula
 from .forward import in_dtype
 
-__all__ = ["normalise_backward"]
-
 
 def _launch_backward(
     dy: Tensor,

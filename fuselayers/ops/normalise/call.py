@@ -12,8 +12,6 @@ from .backward import normalise_backward
 from .formula import norm_formula, s_is_x
 from .forward import normalise_forward
 
-__all__ = ["normalise"]
-
 
 def normalise(
     x: Tensor,

@@ -47,18 +47,6 @@ from ..dropout import dropout_formula
 from ..shards import Shard
 from ..sums import sum_of_rows
 
-__all__ = [
-    "LayerNormOptions",
-    "NormStyle",
-    "RmsNormOptions",
-    "check_style",
-    "gradients_formula",
-    "norm_formula",
-    "norm_reference",
-    "normalise_formula",
-    "s_is_x",
-]
-
 NormStyle = Literal["post", "pre", "prenorm"]
 
 

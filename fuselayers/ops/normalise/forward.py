@@ -12,8 +12,6 @@ from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from .formula import normalise_formula, s_is_x
 
-__all__ = ["in_dtype", "normalise_forward"]
-
 
 def _launch_forward(
     x: Tensor,
