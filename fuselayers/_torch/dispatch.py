@@ -72,15 +72,11 @@ def is_compiling() -> bool:
     )
 
 
-def is_traced() -> bool:
-    """True inside a compiler, and under a transform or in forward mode: there an op has to be its formula."""
-    return is_compiling() or transforms_are_active()
-
-
 def is_intercepted() -> bool:
     """True where something sees the calls of torch's ops before they run: a compiler, a transform, a dispatch mode."""
     return (
-        is_traced()
+        is_compiling()
+        or transforms_are_active()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )

@@ -18,13 +18,12 @@ settings, never on a measurement, so numerics do not depend on the clock.
 """
 
 from collections.abc import Callable, Sequence
-from types import NoneType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, is_traced
+from ..._torch.dispatch import is_compiling, transforms_are_active
 from ...names import no_such
 from ...partition import BackendUnavailableError
 from .compiled import can_compile, compiled, why_not_compiled
@@ -34,7 +33,7 @@ BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 COMPILED_FROM: Final = 1 << 16
 """The usual number of elements from which the compiled implementation is faster: its call costs about 50 us."""
 
-_PLAIN: Final = frozenset({Tensor, nn.Parameter, NoneType})
+_PLAIN: Final = frozenset({Tensor, nn.Parameter})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -70,13 +69,13 @@ def run(
     first = tensors[0]
     assert first is not None
     if backend == "auto" and first.is_cpu:
-        # Inside a compiler a condition on a size would become a guard, so `is_traced` comes first.
+        # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
         use_fused = (
             compiled_from is not None
             and not INTERPRETED
-            and not is_traced()
+            and not is_compiling()
             and first.numel() >= compiled_from
-            and _unsupported_tensor(tensors) is None
+            and _unsupported_reason(tensors) is None
             and not torch.are_deterministic_algorithms_enabled()
             and can_compile()
         )
@@ -109,7 +108,7 @@ def _uses_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> bo
         raise BackendUnavailableError(
             f"backend 'inductor' cannot run here: {unavailable}; or leave it to backend='auto'"
         )
-    reason = _unsupported_class(tensors)
+    reason = _unsupported_reason(tensors, dtypes=None)
     if reason is not None:
         raise RuntimeError(f"backend 'inductor' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
@@ -143,28 +142,29 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     if backend == "auto":
         if not tensors[0].is_cuda or is_compiling() or INTERPRETED:
             return False
-        return why_no_kernels(device) is None and (unsupported_reason or _unsupported_tensor(tensors)) is None
+        return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device)
     if unavailable is not None:
         raise BackendUnavailableError(f"backend 'triton' cannot run here: {unavailable}; or leave it to backend='auto'")
-    reason = unsupported_reason or _unsupported_tensor(tensors)
+    reason = unsupported_reason or _unsupported_reason(tensors)
     if reason is not None:
         raise RuntimeError(f"backend 'triton' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
 
 
-def _unsupported_tensor(tensors: Sequence[Tensor | None]) -> str | None:
+def _unsupported_reason(
+    tensors: Sequence[Tensor | None], *, dtypes: frozenset[torch.dtype] | None = _KERNEL_DTYPES
+) -> str | None:
+    """Return why only the formula takes these tensors, or None. `dtypes`: the floating ones that are supported."""
+    compiling = is_compiling()
     for tensor in tensors:
-        if tensor is not None and tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
+        if tensor is None:
+            continue
+        if dtypes is not None and tensor.dtype not in dtypes and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-    return None if is_compiling() else _unsupported_class(tensors)
-
-
-def _unsupported_class(tensors: Sequence[Tensor | None]) -> str | None:
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN:
+        if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
-    return "inside a transform of torch.func" if is_traced() else None
+    return "inside a transform of torch.func" if not compiling and transforms_are_active() else None
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:
