@@ -51,21 +51,23 @@ def draw(path: Path) -> list[Path]:
 
 
 def _draw_saved(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    for place, (form, colour) in enumerate((("eager", "#6c757d"), ("torch.compile", "#2e86ab"), ("fuse", "#d1495b"))):
+    colours = {"eager": "#6c757d", "torch.compile": "#2e86ab", "fuse": "#d1495b"}
+    for place, (implementation, colour) in enumerate(colours.items()):
         positions = [number + (place - 1) * 0.27 for number in range(len(rows))]
-        bars = axes.bar(positions, [row[form] for row in rows], 0.25, label=form, color=colour)
-        axes.bar_label(bars, [f"{row[form]:.1f}" for row in rows], fontsize=7)
+        bars = axes.bar(positions, [row[implementation] for row in rows], 0.25, label=implementation, color=colour)
+        axes.bar_label(bars, [f"{row[implementation]:.1f}" for row in rows], fontsize=7)
     axes.set_xticks(range(len(rows)), [f"{row['layer']}\n{row['dtype']}" for row in rows], fontsize=7)
-    axes.set_ylabel("kept for backward, in batch x tokens x hidden x itemsize", fontsize=8)
-    axes.set_title("What one layer keeps for backward, dropout 0.1", fontsize=10)
+    axes.set_ylabel("saved for backward, in batch x tokens x hidden x itemsize", fontsize=8)
+    axes.set_title("What one layer saves for backward, dropout 0.1", fontsize=10)
     axes.legend()
 
 
 def _draw_budget(axes: Axes, rows: Sequence[dict[str, Any]]) -> None:
-    for form, marker, colour in (("torch", "o", "#2e86ab"), ("fuse", "x", "#d1495b")):
-        points = [row for row in rows if row[f"{form} units"] != "-"]  # fuse cannot do with every budget
-        units, flops = [row[f"{form} units"] for row in points], [row[f"{form} FLOPs %"] for row in points]
-        label = "torch, activation_memory_budget" if form == "torch" else "fuse, budget(torch's bytes)"
+    for implementation, marker, colour in (("torch", "o", "#2e86ab"), ("fuse", "x", "#d1495b")):
+        points = [row for row in rows if row[f"{implementation} units"] != "-"]  # fuse cannot do with every budget
+        units = [row[f"{implementation} units"] for row in points]
+        flops = [row[f"{implementation} FLOPs %"] for row in points]
+        label = "torch, activation_memory_budget" if implementation == "torch" else "fuse, budget(torch's bytes)"
         axes.plot(units, flops, marker, linestyle="-", color=colour, label=label, alpha=0.8)
     axes.set_xlabel("units kept per layer")
     axes.set_ylabel("% of forward's FLOPs run again")

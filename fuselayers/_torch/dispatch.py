@@ -23,8 +23,13 @@ disable_current_modes = _disable_current_modes
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:
-    """True for a tensor of `torch.func`, also of a transform that is over."""
+    """True for a tensor of `torch.func`, also after the transform has ended."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_batched_gradient(tensor: torch.Tensor) -> bool:
+    """True for a tensor of `torch.autograd.grad(..., is_grads_batched=True)`, which is no transform of `torch.func`."""
+    return not is_compiling() and bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
 
 
 def transforms_are_active() -> bool:

@@ -100,7 +100,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     folders = open_folders(last.search_path)
     # A caller who only names shipped files has written none of the options.
     level = logging.WARNING if asked.settings or len(folders) > 1 else logging.INFO
-    notes = _replace(asked, _presets(last))
+    notes = [*asked.notes, *_replace(asked, _presets(last))]
     sections = composed_files({**_presets(asked), **_presets(last)}, folders)
     for kind in COMPONENT_SECTIONS:
         sections[kind] = fitting(kind, sections.get(kind, {}), where=kind, notes=notes)

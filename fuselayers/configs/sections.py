@@ -5,7 +5,7 @@ model's block or the expert of a mixture: it is such a dict again, or the bare n
 wrote; `completed` adds the defaults.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Any, Final
 
 from ..components import REQUIRED, Choice, LayerChange, Option, names, options
@@ -92,11 +92,28 @@ def written(kind: str, section: dict[str, Any], left_at_default: Container[str],
         default = known[key].default if key in known else REQUIRED
         inner = _kind_within(known[key], value) if key in known else None
         if inner is not None:
-            value = written(inner, _as_section(value, path), left_at_default, where=path)
-            default = _as_section(default, path)
+            value, default = _as_section(value, path), _as_section(default, path)
+            if "name" in value:  # if not, it adds to the default component
+                value = written(inner, value, left_at_default, where=path)
         if path not in left_at_default or default is REQUIRED or value != plain_copy(default):
             result[key] = value
     return result
+
+
+def option_paths(kind: str, section: dict[str, Any], *, where: str) -> Iterator[str]:
+    """Yield the path of every option of a section's component, and of the components within it.
+
+    A section that names no registered component may have the options of all.
+    """
+    name = section.get("name")
+    for component in [name] if name in names(kind) else names(kind):
+        for option in options(kind, component):
+            path = f"{where}.{option.name}"
+            yield path
+            value = section.get(option.name, option.default)
+            inner = None if value is REQUIRED else _kind_within(option, value)
+            if inner is not None:
+                yield from option_paths(inner, _as_section(value, path), where=path)
 
 
 def completed(

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from ..components import Choice
 from ..names import no_such
 from .group_files import COMPONENT_SECTIONS, GROUPS, check_group
-from .schemas import Config
+from .schemas import SECTIONS, Config, section_options
+from .sections import option_paths
 from .values import plain_copy, read_yaml
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
@@ -38,6 +39,7 @@ class Request:
         left_at_default: of a saved config: the paths of options that nobody wrote.
         composed: "" where it goes on top of the shipped files; "saved" for a complete config, "hydra" for one that the
             caller's Hydra application composed.
+        notes: for the log: what of the source is not taken.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Request:
     search_path: Any = ()
     left_at_default: frozenset[str] = frozenset()
     composed: Literal["", "saved", "hydra"] = ""
+    notes: list[str] = field(default_factory=list)
 
     def add(self, path: Sequence[str], value: Any) -> None:
         """Set a value (a mapping: each of its entries) at a path that begins with a group; the last one wins.
@@ -149,8 +152,9 @@ def read_source(source: Source) -> Request:
     choose and to set options in the same group, put the choice into a `defaults` list, as in Hydra:
     `{"defaults": [{"model": "llama_tiny"}], "model": {"hidden_dim": 64}}`.
 
-    A `DictConfig` that holds every component section was composed by the caller's own Hydra application. It is taken as
-    it is, and its other entries are the application's.
+    A `DictConfig` that holds every component section was composed by the caller's own Hydra application. Its component
+    sections and `fusion` are taken as they are. `train` and `data` are taken if all their keys are options of ours; if
+    not, a line in the log says so. The other entries are the application's.
 
     Raises:
         TypeError: it is none of the four.
@@ -158,7 +162,9 @@ def read_source(source: Source) -> Request:
         ValueError: the file or mapping holds what a config cannot.
     """
     if isinstance(source, Config):
-        return _from_mapping({**plain_sections(source), _LEFT_AT_DEFAULT: sorted(source.left_at_default)})
+        request = _from_mapping(plain_sections(source))
+        request.left_at_default, request.composed = source.left_at_default, "saved"
+        return request
     if isinstance(source, DictConfig):
         return _from_application(source) or _from_mapping(source)
     if isinstance(source, Mapping):
@@ -185,8 +191,21 @@ def _from_application(config: DictConfig) -> Request | None:
             )
         return None
     # train and data are names that many applications use themselves.
-    sections = {group: content[group] for group in (*COMPONENT_SECTIONS, "fusion") if group in content}
-    return Request(settings=plain_copy(sections), composed="hydra")
+    foreign = {group: reason for group in ("train", "data") if (reason := _foreign(group, content.get(group, {})))}
+    notes = []
+    if foreign:
+        are = "are" if len(foreign) > 1 else "is"
+        notes = [f"{' and '.join(foreign)} of the application {are} not taken: {', '.join(foreign.values())}"]
+    sections = {group: content[group] for group in GROUPS if group in content and group not in foreign}
+    return Request(settings=plain_copy(sections), composed="hydra", notes=notes)
+
+
+def _foreign(group: str, section: Any) -> str:
+    """Return why a section of an application is not ours, or ""."""
+    if not isinstance(section, dict):
+        return f"{group} is no mapping of options"
+    known = [option.name for option in section_options(SECTIONS[group])]
+    return next((f"{group}.{key} is no option of ours" for key in section if key not in known), "")
 
 
 def _from_mapping(content: Any) -> Request:
@@ -203,7 +222,19 @@ def _from_mapping(content: Any) -> Request:
             request.add([re.sub(r"^(override +)?/?", "", group)], choice)
     for group, section in content.items():
         request.add([group], section)
+    _check_left_at_default(request)
     return request
+
+
+def _check_left_at_default(request: Request) -> None:
+    for path in sorted(request.left_at_default):
+        kind, _, option = path.partition(".")
+        if kind not in COMPONENT_SECTIONS:
+            raise ValueError(f"{_LEFT_AT_DEFAULT} has {path!r}: {no_such('component', kind, COMPONENT_SECTIONS)}")
+        section = {"name": request.choices.get(kind), **request.settings.get(kind, {})}
+        known = [known.removeprefix(f"{kind}.") for known in option_paths(kind, section, where=kind)]
+        if option not in known:
+            raise ValueError(f"{_LEFT_AT_DEFAULT} has {path!r}: {no_such(f'{kind} option', option, known)}")
 
 
 def _paths(paths: Any) -> list[str]:

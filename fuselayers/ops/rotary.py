@@ -28,6 +28,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .._torch.dispatch import is_batched_gradient
 from .implementations import COMPILED_FROM, define, needs_grad, run
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tile_function, tl
@@ -218,7 +219,9 @@ def _rotate_in_memory_order(
     implementation then makes no copy.
     """
     inputs_token_major = [x.stride(1) < x.stride(2) for x in heads]
-    turned = _rotate_heads(
+    # torch batches an op of the library by itself where gradients are batched, but not one that takes a list.
+    rotate = _rotation_formula if any(map(is_batched_gradient, heads)) else _rotate_heads
+    turned = rotate(
         _transposed(heads, inputs_token_major), cos, sin, interleaved, back, inputs_token_major, token_major
     )
     return _transposed(turned, token_major)

@@ -1,6 +1,6 @@
 """The fusion core: trace forward and backward together, choose what to save, compile both."""
 
-from . import vector_math as vector_math  # for what importing it does
+from . import vector_math as vector_math  # importing it calls MKL's vector functions once
 from .aot import AotFunction as AotFunction
 from .aot import aot_function as aot_function
 from .aot import aot_module as aot_module

@@ -11,7 +11,8 @@ nothing else. With a backward, a tie of two percent goes to a backend, which sav
 
 Nothing is measured, and the first backend stays, where candidates would give different results: with a budget or a
 partitioner of the user's own, and in a graph that draws torch's own random numbers. The same holds for a graph with a
-checkpoint in it, for tensor subclasses, and where `may_measure` forbids it.
+checkpoint in it, for a graph that writes to inputs that share memory, for tensor subclasses, and where `may_measure`
+forbids it.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ from .backends import (
 )
 from .partitioners import Partitioner, SavePolicy, partitioner
 from .report import GraphReport, ServedGraph, cache_key
-from .side_effects import Modes, holds_checkpoints, side_effects, switches_modes
+from .side_effects import Modes, holds_checkpoints, sharing_memory, side_effects, switches_modes
 from .timer import Step, median_seconds, time_in_turns
 from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
 
@@ -81,7 +82,7 @@ def compile_auto(
     Raises:
         BackendUnavailableError: no backend of the chain works.
     """
-    measurable = has_choice() and _any_candidate_will_do(options["partition"], example_inputs)
+    measurable = has_choice() and _candidates_are_interchangeable(options["partition"], example_inputs)
     if not measurable or holds_checkpoints(graph_module):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     known = remembered(cache_key(report), main_device(example_inputs)) if not _size_indices(graph_module) else None
@@ -94,7 +95,7 @@ def compile_auto(
     # A chain with more than one backend compiles copies of the graph, but for the last, which does not change it.
     run, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     served.report = replace(served.report, reason=f"{served.report.reason}; not measured yet")
-    return _Undecided(graph_module, run, served, options), served
+    return _Undecided(graph_module, run, served, options, sharing_memory(example_inputs)), served
 
 
 def compile_pinned(
@@ -213,12 +214,18 @@ class _Undecided:
     """
 
     def __init__(
-        self, graph_module: fx.GraphModule, run: _Run, served: ServedGraph, options: Mapping[str, Any]
+        self,
+        graph_module: fx.GraphModule,
+        run: _Run,
+        served: ServedGraph,
+        options: Mapping[str, Any],
+        shared_at_first: frozenset[int],
     ) -> None:
         self._graph_module = graph_module
         self._first_name, self._first = served.report.served_by, run
         self._served = served
         self._options = options
+        self._shared_at_first = shared_at_first  # the inputs that shared memory when the first backend compiled
         self._size_indices = _size_indices(graph_module)
         self._chosen: dict[tuple[int, ...], _Run] = {}
         self._spent: dict[tuple[int, ...], float] = {}
@@ -263,12 +270,16 @@ class _Undecided:
             if effects.draws:
                 self._stay(sizes, "since the graph draws torch's own random numbers")
                 return
+            if effects.overwritten & (self._shared_at_first | sharing_memory(inputs)):
+                # A backend writes to one of them through another, which is no copy.
+                self._stay(sizes, "since it writes to inputs that share memory")
+                return
             names = [self._first_name] if sizes else _candidates_on(device_types_of(inputs))
             candidates = self._candidates(names, inputs)
             measured = seconds_of(candidates, inputs, overwritten=effects.overwritten)
         except Exception as error:
-            text = str(error).strip().splitlines()
-            self._stay(sizes, f"since measuring failed with {type(error).__name__}: {text[0] if text else ''}")
+            _log.warning("%s was not measured: %s: %s", self._served.report.name, type(error).__name__, error)
+            self._stay(sizes, f"since measuring failed with {type(error).__name__}, see the log")
             return
         finally:
             modes.restore()
@@ -326,7 +337,7 @@ def _candidates_on(device_types: set[str]) -> list[str]:
     return [name for name in CANDIDATES if why_unavailable(name, device_types) is None]
 
 
-def _any_candidate_will_do(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
+def _candidates_are_interchangeable(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:
     """True without a limit on bytes, a partitioner of the user's own, and tensor subclasses."""
     own = partitioner(partition)
     kinds = {type(one) for one in example_inputs if isinstance(one, Tensor)}

@@ -84,8 +84,8 @@ def fuse(
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is.
         backend: "auto" (begins with Inductor where it can compile, else with eager; measures, and takes the fastest of
-            all that work and of the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor, if it
-            runs on a GPU, where it writes Triton), or "nvfuser" (NVIDIA's package, on a GPU).
+            the working backends and the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor,
+            if it runs on a GPU, where it writes Triton), or "nvfuser" (NVIDIA's package, on a GPU).
             "pinned:inductor+3f2a91b0:plain" is a choice that `fuselayers tune` printed: a backend, and others for
             single graphs.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner

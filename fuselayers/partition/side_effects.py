@@ -5,6 +5,7 @@ which takes no memory, shows the writes: each op's schema names the arguments th
 view, or through `.data`, counts by its storage.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -54,6 +55,19 @@ def side_effects(graph: Callable[..., Any], inputs: Sequence[Any]) -> SideEffect
         index for index, one in enumerate(copies) if isinstance(one, Tensor) and _storage(one) in watcher.written
     )
     return SideEffects(frozenset(changed), watcher.draws)
+
+
+def sharing_memory(inputs: Sequence[Any]) -> frozenset[int]:
+    """Return the positions of the tensors that share their storage with another one.
+
+    >>> x = torch.ones(3)
+    >>> sorted(sharing_memory([x, torch.ones(3), 2, x[:2]]))
+    [0, 3]
+    """
+    tensors = {index: one for index, one in enumerate(inputs) if isinstance(one, Tensor)}
+    storages = {index: _storage(one) for index, one in tensors.items() if one.layout is torch.strided}
+    counts = Counter(storages.values())
+    return frozenset(index for index, storage in storages.items() if counts[storage] > 1)
 
 
 class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]

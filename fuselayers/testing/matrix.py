@@ -144,14 +144,14 @@ def check_module(
 
         return call
 
-    def rows_of(shape: tuple[int, int]) -> list[Tensor]:
+    def row_tensors(shape: tuple[int, int]) -> list[Tensor]:
         first = tensors[0].shape[:1]
         batch = [value[torch.arange(shape[0]) % len(value)] if value.shape[:1] == first else value for value in tensors]
         return [*batch, *values]
 
     op, truth = call_of(module), call_of(reference)
     subject = type(module).__name__
-    return _matrix(subject, op, truth, [*tensors, *values], rows_of, {}, checks, backends, dtypes)
+    return _matrix(subject, op, truth, [*tensors, *values], row_tensors, {}, checks, backends, dtypes)
 
 
 def _matrix(

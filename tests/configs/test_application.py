@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fuselayers
 from fuselayers.configs import compose, to_yaml
+from fuselayers.configs.sources import plain_sections
 
 PRIMARY = """\
 hydra:
@@ -67,7 +69,9 @@ def run(application: Path, *overrides: str) -> str:
 
 
 def test_an_application_builds_what_it_composed(application: Path) -> None:
-    assert run(application) == "Decoder 2 GatedMLP 96 64 0.5 application 0.5\n"
+    note, built = run(application).splitlines()
+    assert note.endswith(" - train of the application is not taken: train.rate is no option of ours")
+    assert built == "Decoder 2 GatedMLP 96 64 0.5 application 0.5"
     output = run(application, "feedforward=mlp", "+feedforward.expansion=2", "train.rate=0.25")
     assert "feedforward: mlp has no option multiple_of, so multiple_of=32 is dropped" in output
     assert "Decoder 2 MLP 64 64 0.25 application 0.5\n" in output
@@ -100,6 +104,50 @@ def test_the_sections_of_a_model_are_taken_as_they_are_and_the_others_are_the_ap
     assert (config.train, config.data) == (compose().train, compose().data)
     node = OmegaConf.create({"net": application_config()}).net
     assert compose(node, ["model.dropout=0.5"]) == config
+
+
+def test_train_and_data_are_taken_if_all_their_keys_are_options_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    whole = plain_sections(compose("gpt_nano", ["train.steps=77", "data.held_out=0.25"]))
+    config = compose(OmegaConf.create(whole))
+    assert config == compose(whole)
+    assert (config.train.steps, config.data.held_out) == (77, 0.25)
+    assert compose(OmegaConf.create(whole), ["train=quick", "train.seed=5"]).train == replace(
+        compose(overrides=["train=quick"]).train, seed=5
+    )
+    some = compose(application_config(train={"steps": 78}, data={}))
+    assert some.train == replace(compose().train, steps=78)
+    assert caplog.messages == []
+    cfg = application_config()
+    del cfg.train, cfg.data
+    assert compose(cfg).train == compose().train
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {},
+            "train and data of the application are not taken: train.epochs is no option of ours, "
+            "data is no mapping of options",
+        ),
+        (
+            {"train": {"steps": 77, "seeed": 1}, "data": {"path": "a"}},
+            "train of the application is not taken: train.seeed is no option of ours",
+        ),
+        (
+            {"train": None, "data": {"path": "a"}, "feedforward": {"name": "mlp", "multiple_of": 8}},
+            "train of the application is not taken: train is no mapping of options; "
+            "feedforward: mlp has no option multiple_of, so multiple_of=8 is dropped",
+        ),
+    ],
+)
+def test_one_line_says_that_train_and_data_stay_the_applications(
+    changes: dict[str, Any], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = compose(application_config(**changes))
+    assert config.train == compose().train
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", text)]
 
 
 def test_a_component_of_another_choice_is_swapped_with_its_options() -> None:

@@ -286,7 +286,7 @@ def test_list_prints_them_with_their_units(capsys: pytest.CaptureFixture[str]) -
         f"{costs.forward_flops / 17e6:.1f} MFLOP per token, forward",
         f"{costs.forward_flops * 3 / 17e6:.1f} MFLOP per token, forward and backward",
         f"{costs.float32_bytes / 17e3:.1f} kB per token saved for backward in float32",
-        f"{costs.bfloat16_bytes / 17e3:.1f} kB per token kept for backward in bfloat16",
+        f"{costs.bfloat16_bytes / 17e3:.1f} kB per token saved for backward in bfloat16",
         "of a full context, 17 tokens; eager, unfused",
     ]
 

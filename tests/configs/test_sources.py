@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -94,3 +97,53 @@ def test_an_option_that_was_edited_counts_as_written(tmp_path: Path) -> None:
 def test_a_mark_of_another_form() -> None:
     with pytest.raises(ValueError, match=r"^left_at_default must be a list of options such as feedforward.bias, got"):
         compose({"left_at_default": 3})
+
+
+@pytest.mark.parametrize(
+    ("content", "path", "text"),
+    [
+        (
+            {"feedforward": {"name": "mlp"}},
+            "feedforward.biass",
+            "no feedforward option 'biass'; did you mean 'bias'? there are: activation, bias, dropout, expansion",
+        ),
+        (
+            {"feedforward": "mlp"},
+            "feedforward.multiple_of",
+            "no feedforward option 'multiple_of'; there are: activation",
+        ),
+        ({}, "norm.epps", "no norm option 'epps'; did you mean 'eps'? there are: "),
+        (
+            {"feedforward": {"name": "mixture_of_experts", "expert": "gated_mlp"}},
+            "feedforward.expert.multiple",
+            "no feedforward option 'expert.multiple'; did you mean 'expert.multiple_of'? there are: ",
+        ),
+        ({}, "feedforwards.bias", "no component 'feedforwards'; did you mean 'feedforward'? there are: attention, "),
+        ({}, "train.steps", "no component 'train'; there are: attention, "),
+    ],
+)
+def test_a_mark_that_is_no_option(content: dict[str, Any], path: str, text: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(f"left_at_default has {path!r}: {text}")):
+        compose({**content, "left_at_default": [path]})
+
+
+def test_every_mark_of_a_component_within_a_component_is_an_option() -> None:
+    config = compose("gpt_nano", ["feedforward=mixture_of_experts", "feedforward.expert=gated_mlp"])
+    assert "feedforward.expert.multiple_of" in config.left_at_default
+    saved = yaml.safe_load(to_yaml(config))
+    assert compose(saved) == config
+    # The marks belong to the components of the file, not to those that replace them.
+    assert compose(saved, ["feedforward=mlp"]).feedforward.name == "mlp"
+    assert compose(saved, ["model=vit_tiny"]) == compose("vit_tiny")
+
+
+def test_a_config_with_another_component_needs_no_other_marks() -> None:
+    config = compose("gpt_nano", ["feedforward=gated_mlp"])
+    mlp = compose("gpt_nano", ["feedforward=mlp"]).feedforward
+    assert compose(replace(config, feedforward=mlp)).feedforward == mlp
+
+
+def test_a_component_within_a_component_may_be_named_by_the_default() -> None:
+    content = {"feedforward": {"name": "mixture_of_experts", "expert": {"bias": True}}}
+    config = compose({**content, "left_at_default": ["feedforward.expert.width"]})
+    assert config.feedforward == compose(content).feedforward

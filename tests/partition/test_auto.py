@@ -202,7 +202,9 @@ class TestWhatIsNeverMeasured:
             "the first that works; not measured, since the graph draws torch's own random numbers"
         )
 
-    def test_a_measurement_that_fails_is_said_and_stops_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_measurement_that_fails_is_said_and_stops_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
         def fails(*args: Any, **kwargs: Any) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
@@ -210,7 +212,13 @@ class TestWhatIsNeverMeasured:
         fused = fuse(wave)
         check(fused, *inputs())
         assert only(fused).reason == (
-            "the first that works; not measured, since measuring failed with OutOfMemoryError: CUDA out of memory."
+            "the first that works; not measured, since measuring failed with OutOfMemoryError, see the log"
+        )
+        (record,) = [one for one in caplog.records if one.name == "fuselayers"]
+        assert record.levelname == "WARNING"
+        assert record.getMessage() == (
+            "wave(float32[12], float32[12]) training was not measured: OutOfMemoryError: "
+            "CUDA out of memory.\nTried to allocate"
         )
 
     def test_tensor_subclasses(self, measured: Any) -> None:
@@ -271,6 +279,48 @@ class TestMeasuringLeavesNoTrace:
                 results.append((own, out, *torch.autograd.grad(out.sum(), (x, y))))
             torch.testing.assert_close(results[0], results[1])
         assert only(fused).reason.endswith("measured")
+
+    @pytest.mark.parametrize("shares_later", [True, False])
+    def test_a_view_of_another_input_is_overwritten_once_per_call(self, shares_later: bool) -> None:
+        def step(x: Tensor, view: Tensor) -> Tensor:
+            y = x + 1
+            view.mul_(2)
+            return y + x
+
+        fused = fuse(step)
+        for seconds, shares in ((1000, True), (0, shares_later), (0, shares_later)):
+            results = []
+            for fn in (step, fused):
+                x = torch.ones(30)
+                view = (x if shares else torch.ones(30))[:10]
+                with warm_up(seconds):
+                    out = fn(x, view)
+                # The graph for inputs that share memory also runs where they no longer do, with another result.
+                results.append((out, x, view) if shares else (x, view))
+            torch.testing.assert_close(results[1], results[0])
+        assert only(fused).reason == "the first that works; not measured, since it writes to inputs that share memory"
+
+    def test_a_buffer_that_is_a_view_of_another_is_overwritten_once_per_call(self) -> None:
+        class Doubling(nn.Module):
+            whole: Tensor
+            view: Tensor
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("whole", torch.ones(30))
+                self.register_buffer("view", self.whole[:10])
+
+            def forward(self, x: Tensor) -> Tensor:
+                y = self.whole + x
+                self.view.mul_(2)
+                return y + self.whole
+
+        module, twin = Doubling(), Doubling()
+        fused, x = fuse(module), torch.ones(30)
+        for _ in range(3):
+            torch.testing.assert_close(fused(x), twin(x))
+        torch.testing.assert_close(module.state_dict(), twin.state_dict())
+        assert only(fused.fused).reason.endswith("since it writes to inputs that share memory")  # type: ignore[arg-type]
 
     def test_gradients_are_not_accumulated(self) -> None:
         x, y = inputs()

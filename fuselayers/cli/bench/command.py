@@ -28,7 +28,7 @@ from .suite_command import run_suite
 
 SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
 DESCRIPTION = """\
-Times one op or model: plain eager PyTorch without this library, against the library's eager form and each backend.
+Times one op or model: plain eager PyTorch without this library, against the library's eager layers and each backend.
 All run in one process, in turns, after a warm-up; the table shows medians. Candidates with wrong numbers are not timed.
 `partition` measures the fusion core: saved bytes, memory against recompute, the time to cut a graph.
 
@@ -165,7 +165,7 @@ def _run_subject(arguments: argparse.Namespace, console: Console, *, device: tor
     say(
         console,
         f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; x: times as fast as plain",
-        "both: forward + backward; plain: eager PyTorch without this library; eager: the library's eager form",
+        "both: forward + backward; plain: eager PyTorch without this library; eager: the library's eager layers",
     )
     seconds = {
         candidate.name: {"forward": timing.forward, "forward_backward": timing.both}

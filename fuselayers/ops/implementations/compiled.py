@@ -4,10 +4,12 @@ Forward and backward are compiled separately and without autograd. So the op dec
 kernels, and a second derivative goes through the op.
 
 The cache key of a call is its dtypes, shapes and options. The first code is static in all sizes; when a size changes,
-the next code is dynamic in that size.
+the next code is dynamic in that size. The first call takes some seconds, in which Inductor compiles; later processes
+find the code on disk.
 """
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -22,8 +24,12 @@ from ...partition.compile_call import CompiledCall, compile_call
 from ...partition.compilers import why_inductor_is_unavailable
 from .launch import INTERPRETED
 
+_log = logging.getLogger("fuselayers")
+
 # For one combination of options and dtypes. Beyond this limit the formula runs op by op.
 _MAX_CODES: Final = 16
+# Values of the float options, such as p and eps: constants of the code. A p that changes at each step is not compiled.
+_MAX_NUMBERS: Final = 8
 _MAX_CALLS: Final = 4096
 
 
@@ -48,6 +54,7 @@ class _Compiled:
         self._any_size = any_size
         self._calls: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
         self._codes: dict[tuple[Any, ...], list[_Code]] = {}
+        self._numbers: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
         self._warned = False
 
     def call(self, *arguments: Any) -> Any:
@@ -89,6 +96,15 @@ class _Compiled:
             try:
                 if len(codes) == _MAX_CODES:
                     raise BackendUnavailableError(f"it would be code for more than {_MAX_CODES} combinations of sizes")
+                numbers = tuple(one for one in kind if isinstance(one, float))
+                others = tuple(one for one in kind if not isinstance(one, float))
+                known = self._numbers.setdefault(others, set())
+                if numbers not in known and len(known) == _MAX_NUMBERS:
+                    raise BackendUnavailableError(
+                        f"it would be code for more than {_MAX_NUMBERS} values of {numbers}; keep p and eps constant"
+                    )
+                known.add(numbers)
+                _log.info("compiling %s", getattr(self._formula, "__module__", self._formula))
                 code = _Code(formula, tensors, self._changed_dimensions(codes, tensors))
             except BackendUnavailableError as error:
                 if not self._warned:

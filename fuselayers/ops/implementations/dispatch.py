@@ -222,7 +222,10 @@ def differentiable_gradients(
 def define(
     schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, formula: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """Register `torch.ops.fuselayers.name` and return it.
+    """Register `torch.ops.fuselayers.name`, and return a function that calls it.
+
+    The function calls the formula inside a transform: a backward may run there though its forward did not, and the op
+    would lose the tangents of forward mode.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
@@ -238,5 +241,11 @@ def define(
     elif formula is not None:
         _library.impl(name, compiled(formula), "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    op: Callable[..., Any] = getattr(torch.ops.fuselayers, name).default
-    return op
+    op = getattr(torch.ops.fuselayers, name).default
+
+    def call(*arguments: Any) -> Any:
+        if formula is not None and not is_compiling() and transforms_are_active():
+            return formula(*arguments)
+        return op(*arguments)
+
+    return call

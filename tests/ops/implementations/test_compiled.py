@@ -246,6 +246,52 @@ def test_any_size_at_once() -> None:
     assert len(formula.shapes) == 2
 
 
+def test_a_number_that_changes_at_each_call_is_not_compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.ops.implementations.compiled._MAX_NUMBERS", 2)
+    traced = []
+
+    def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+        traced.append(factor)
+        return x * factor
+
+    of_scaled = compiled(scaled)
+    x = torch.randn(3, 17)
+    for factor in (0.5, 0.25, 0.5):
+        torch.testing.assert_close(of_scaled(x, factor), x * factor)
+    assert traced == [0.5, 0.25]
+    with pytest.warns(
+        FallbackWarning, match=r"op by op for \[3, 17\]: it would be code for more than 2 values of \(0.125,"
+    ):
+        torch.testing.assert_close(of_scaled(x, 0.125), x * 0.125)
+    torch.testing.assert_close(of_scaled(x[:2], 0.5), x[:2] * 0.5)
+
+
+@pytest.mark.parametrize("name", ["dropout", pytest.param("bias_dropout_residual", marks=pytest.mark.slow)])
+def test_a_backward_in_forward_mode_has_its_tangents(name: str) -> None:
+    case = CASES[name]
+    inputs = [one.requires_grad_() for one in tensors(*case.shapes((3, 17)))]
+    y = compiled_form(name)(*inputs, **case.options)
+    dy, tangent = torch.randn_like(y), torch.randn_like(y)
+    (expected,) = torch.autograd.grad(compiled_form(name)(*inputs, **case.options), inputs[0], tangent)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(dy, tangent)
+        dx, *_ = torch.autograd.grad(y, inputs[0], dual)
+        found = torch.autograd.forward_ad.unpack_dual(dx).tangent
+    torch.testing.assert_close(found, expected)
+
+
+def test_rotary_takes_batched_gradients() -> None:
+    q, k = tensors((2, 3, 4, 8), (2, 3, 4, 8))
+    cos, sin = tensors((4, 4), (4, 4))
+    q.requires_grad_()
+    incoming = torch.randn(5, *q.shape)
+    found, expected = (
+        torch.autograd.grad(ops.rotary(q, k, cos, sin, backend=backend)[0], q, incoming, is_grads_batched=True)[0]
+        for backend in ("inductor", "eager")
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def test_too_many_sizes_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuselayers.ops.implementations.compiled._MAX_CODES", 1)
     formula = Traced()
