@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from ..components import Choice
+from ..components import Choice, names
 from ..names import no_such
 from .group_files import COMPONENT_SECTIONS, GROUPS, check_group
 from .schemas import SECTIONS, Config, section_options
@@ -232,6 +232,8 @@ def _check_left_at_default(request: Request) -> None:
         if kind not in COMPONENT_SECTIONS:
             raise ValueError(f"{_LEFT_AT_DEFAULT} has {path!r}: {no_such('component', kind, COMPONENT_SECTIONS)}")
         section = {"name": request.choices.get(kind), **request.settings.get(kind, {})}
+        if section["name"] is not None and section["name"] not in names(kind):
+            continue  # the component's name has an error of its own
         known = [known.removeprefix(f"{kind}.") for known in option_paths(kind, section, where=kind)]
         if option not in known:
             raise ValueError(f"{_LEFT_AT_DEFAULT} has {path!r}: {no_such(f'{kind} option', option, known)}")
