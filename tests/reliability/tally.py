@@ -51,10 +51,14 @@ class Tally:
         """Run `check` for each name: `few` of them at random in the quick part, the others in the slow part.
 
         Raises:
+            ValueError: RELIABILITY_CASES names a case that is not there.
             AssertionError: cases failed; the text names each and the command that repeats it.
         """
         if CHOSEN:
-            self._run(check, [name for name in names if name in CHOSEN.split(",")])
+            missing = [name for name in CHOSEN.split(",") if name not in names]
+            if missing:
+                raise ValueError(f"RELIABILITY_CASES names no case of this test: {', '.join(missing)}")
+            self._run(check, CHOSEN.split(","))
             return
         shuffled = random.Random(0).sample(names, len(names))
         self._run(check, shuffled[:few] if self.few else shuffled[few:])

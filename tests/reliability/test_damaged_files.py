@@ -77,17 +77,18 @@ def test_a_run_with_a_damaged_file(
 
 
 def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) -> None:
-    """It composes to some config, or is refused in one line that names it."""
+    """It composes to some config, or is refused with a short text; no other error comes out."""
     path = tmp_path / "config.yaml"
 
     def check(random: random.Random) -> None:
         shutil.copyfile(whole / "run" / "config.yaml", path)
         how = _damage(path, random)
+        said = "composed"
         try:
             compose(path)
         except ValueError as error:
-            assert str(error), how
-            assert len(str(error)) < 1000, how
+            said = str(error)
+        assert 0 < len(said) < 1000, how
 
     tally.seeds(check, few=30, all=500)
 
