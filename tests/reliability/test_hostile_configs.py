@@ -132,7 +132,8 @@ class _Watch:
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
         if self.seen is None:
             return
-        writes = event == "open" and isinstance(arguments[1], str) and not set(arguments[1]).isdisjoint("wax+")
+        flags = arguments[2] if event == "open" else 0
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if event in _WRITES or writes or (event == "import" and arguments[0] == "antigravity"):
             self.seen.append(f"{event} {arguments}"[:300])
 

@@ -34,7 +34,7 @@ LEFT_OUT = {
     ),
     "sparse tensors are not fused": ("sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"),
     "the phase of an eigenvector is free, and plain PyTorch refuses its gradient": ("linalg.eig",),
-    "the first samples are no tensors that can be copied": ("as_strided.partial_views",),
+    "its samples are views of storage that a copy does not have": ("as_strided.partial_views",),
 }
 # Ops that Dynamo does not take as one graph: the part that it leaves out runs as plain Python, and the rest is fused.
 BREAKS_THE_GRAPH = {
