@@ -2,9 +2,11 @@ import operator
 import weakref
 from typing import Any
 
+import pytest
 import torch
 import torch.fx as fx
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fuselayers._torch.tracing import boxed
 from fuselayers.partition import fuse, min_cut
@@ -82,3 +84,64 @@ def test_inputs_and_values_are_freed_after_their_last_use() -> None:
     assert result.tolist() == [7.0, 7.0]
     # Of x, first and second: x is free once first is computed, the other two after the product.
     assert alive == [[True], [False, True], [False, False, False]]
+
+
+class MixerBlock(nn.Module):
+    """An MLP over the tokens and one over the features, with dropout behind each linear."""
+
+    def __init__(self, tokens: int, dim: int) -> None:
+        super().__init__()
+        self.over_tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Dropout(0.1))
+        self.back_to_tokens = nn.Linear(2 * tokens, tokens)
+        self.over_features = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.back_to_tokens(self.over_tokens(F.layer_norm(x, x.shape[-1:]).transpose(1, 2)))
+        x = x + F.dropout(mixed, 0.1).transpose(1, 2)
+        return x + self.over_features(F.layer_norm(x, x.shape[-1:]))
+
+
+class ConvNextBlock(nn.Module):
+    """A convolution, then an MLP over the channels as the last dimension."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.convolution(x).permute(0, 2, 3, 1)
+        hidden = F.dropout(self.down(F.dropout(F.gelu(self.up(hidden)), 0.1)), 0.1)
+        return x + hidden.permute(0, 3, 1, 2)
+
+
+class Projected(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.linear(x.transpose(1, 2)), 0.1).transpose(1, 2)
+
+
+@pytest.mark.parametrize("torch_random", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("block", "shape"),
+    [(Projected(8), (2, 8, 6)), (MixerBlock(6, 8), (2, 6, 8)), (ConvNextBlock(4), (2, 4, 5, 3))],
+    ids=["projected", "mixer", "convnext"],
+)
+def test_views_of_values_whose_strides_are_not_the_traced_ones(
+    block: nn.Module, shape: tuple[int, ...], transposed: bool, torch_random: bool
+) -> None:
+    x = torch.randn(shape[::-1]).permute(*range(len(shape))[::-1]) if transposed else torch.randn(shape)
+    x.requires_grad_()
+    fused = fuse(block, backend="eager", fallback=(), torch_random=torch_random)
+    for incoming in (torch.randn(shape), torch.randn(shape[::-1]).permute(*range(len(shape))[::-1])):
+        results = []
+        for fn in (block, fused):
+            torch.manual_seed(1)
+            out = fn(x)
+            results.append((out, *torch.autograd.grad(out, (x, *block.parameters()), incoming)))
+        if torch_random:
+            torch.testing.assert_close(results[1], results[0])
