@@ -12,7 +12,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from fuselayers.ops import draw_seed, dropout, keep_mask
 from fuselayers.partition import fuse, saved_bytes
-from fuselayers.partition.passes import replayed_dropout_pass, seeded_dropout_calls_pass, seeded_dropout_pass
+from fuselayers.partition.passes import (
+    replayed_dropout_pass,
+    seeded_dropout,
+    seeded_dropout_calls_pass,
+    seeded_dropout_pass,
+)
 from tests.partition.tracing import ops_of
 
 P = 0.3
@@ -242,6 +247,65 @@ class TestTorchRandom:
             assert torch.equal(results[0][0] != 0, results[1][0] != 0)
             assert torch.equal(results[0][1] != 0, results[1][1] != 0)
             torch.testing.assert_close(results[1], results[0])
+
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("dynamic", [False, True])
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda x: x.permute(0, 2, 1),
+            lambda x: x.permute(2, 0, 1),
+            lambda x: x.permute(2, 1, 0)[1:, ::2],
+            lambda x: x[:, :1].expand(-1, 5, -1),
+            lambda x: (x.permute(0, 2, 1) * 2).sin(),
+        ],
+        ids=["permuted", "rotated", "strided", "expanded", "computed"],
+    )
+    def test_is_the_mask_of_plain_torch_whatever_the_strides(self, backend: str, dynamic: bool, view: Any) -> None:
+        def layer(x: Tensor) -> Tensor:
+            return F.dropout(view(x), 0.5)
+
+        fused = fuse(layer, backend=backend, torch_random=True, fallback=(), dynamic=dynamic)
+        x = torch.randn(4, 6, 10, requires_grad=True)
+        results = []
+        for fn in (layer, fused):
+            torch.manual_seed(3)
+            out = fn(x)
+            results.append((out, torch.autograd.grad(out.sum(), x)[0], torch.rand(3)))
+        torch.testing.assert_close(results[1], results[0])
+
+    @pytest.mark.parametrize("in_memory_order", [False, True])
+    def test_the_mask_is_drawn_in_the_order_of_the_machine(
+        self, in_memory_order: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where torch draws with Intel's MKL, a transposed mask is filled in the order of its indices."""
+        monkeypatch.setattr(seeded_dropout, "_draws_in_memory_order", lambda: in_memory_order)
+        x = torch.randn(6, 10).t()
+        module = replayed_dropout_pass(graph_of(native, x))
+        torch.manual_seed(3)
+        _, mask = module(x)
+        torch.manual_seed(3)
+        drawn = torch.empty(6, 10).bernoulli_(1 - P).t() if in_memory_order else torch.empty(10, 6).bernoulli_(1 - P)
+        assert torch.equal(mask, drawn.bool())
+
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    def test_what_is_drawn_and_not_read_is_drawn(self, backend: str) -> None:
+        def layer(x: Tensor) -> Tensor:
+            torch.rand([])
+            F.dropout(x, 0.5)
+            torch.empty(3).normal_()
+            return F.dropout(x, 0.5) * torch.rand(3)[0]
+
+        fused = fuse(layer, backend=backend, torch_random=True, fallback=())
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        results = []
+        for fn in (layer, fused):
+            torch.manual_seed(3)
+            out = fn(x)
+            gradient = torch.autograd.grad(out.sum(), x)[0]
+            with torch.no_grad():
+                results.append((out, gradient, fn(x), torch.rand(3)))
+        torch.testing.assert_close(results[1], results[0])
 
     @pytest.mark.parametrize("backend", ["eager", "inductor"])
     def test_the_mask_is_not_saved(self, backend: str) -> None:
