@@ -69,17 +69,24 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     return _replace_dropout(graph_module, mask, backward_too=True)
 
 
-def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x.
+def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x, and take out
+    what drops nothing.
 
-    Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask.
+    Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask. Traced with p = 0,
+    it becomes a copy of x, kept for backward beside x; eager returns x itself.
     """
     graph = graph_module.graph
     changed = False
     for node in list(graph.find_nodes(op="call_function", target=torch.nn.functional.dropout)):
         given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
-        if not given.get("inplace") or given.get("training") is False or given.get("p") == 0:
-            continue  # it writes nothing
+        if given.get("training") is False or given.get("p") == 0:
+            node.replace_all_uses_with(given["input"])
+            graph.erase_node(node)
+            changed = True
+            continue
+        if not given.get("inplace"):
+            continue
         given["inplace"] = False
         x = given.pop("input")
         node.args, node.kwargs = (x,), given

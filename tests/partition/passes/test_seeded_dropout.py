@@ -351,3 +351,22 @@ def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input(backend: str) ->
     )
     plain = fuse(lambda x: torch.nn.functional.dropout(x.sin(), 0.5).cos(), backend=backend, fallback=())
     assert saved_bytes(in_place, x) == saved_bytes(plain, x)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_dropout_that_drops_nothing_keeps_nothing(backend: str, inplace: bool) -> None:
+    def attention(x: Tensor) -> Tensor:
+        return F.dropout((x @ x.t()).softmax(-1), 0.0, inplace=inplace) @ x
+
+    x = torch.randn(64, 16, requires_grad=True)
+    fused = fuse(attention, backend=backend, fallback=())
+    assert saved_bytes(fused, x) <= saved_bytes(attention, x) == (64 * 64 + 64 * 16) * 4
+    torch.testing.assert_close(fused(x), attention(x))
+
+
+def test_dropout_that_drops_nothing_is_its_input() -> None:
+    x = torch.randn(3)
+    for p, training in ((0.0, True), (0.5, False)):
+        for inplace in (False, True):
+            assert fuse(F.dropout, backend="eager", fallback=())(x, p, training, inplace) is x
