@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 import torch.fx as fx
 
 from .._torch.tracing import (
@@ -219,8 +220,11 @@ class JointGraph:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks."""
-    known = only_moves(node) or node.target in mask_ops()
+    """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks.
+
+    Attention masks of transformers number the documents of a row by a cumulative sum.
+    """
+    known = only_moves(node) or node.target in mask_ops() or node.target is torch.ops.aten.cumsum.default
     return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 
 

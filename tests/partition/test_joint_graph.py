@@ -45,6 +45,16 @@ def test_a_table_of_angles_is_made_from_scalars() -> None:
         assert joint.saved_bytes(rule.saved_values(joint, fused=True)) == 0
 
 
+def test_a_mask_of_documents_numbered_by_a_cumulative_sum_is_made_from_scalars() -> None:
+    def attend(x: Tensor) -> Tensor:
+        document = (torch.arange(16) % 5 == 0).cumsum(0)
+        return (x @ x.t()).masked_fill(document[:, None] != document, -1e9)
+
+    joint = joint_graph_of(attend, torch.randn(16, 4, requires_grad=True))
+    for rule in (default, min_cut):
+        assert joint.saved_bytes(rule.saved_values(joint, fused=False)) == 16 * 4 * 4  # x
+
+
 @pytest.mark.parametrize("rule", [default, min_cut, budget(0.5)], ids=["default", "min_cut", "budget"])
 def test_a_size_traced_in_backward_is_saved_instead_of_its_tensor(rule: SavePolicy) -> None:
     with warnings.catch_warnings():
