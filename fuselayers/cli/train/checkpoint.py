@@ -141,7 +141,8 @@ def load_optimizer(optimizer: torch.optim.AdamW, checkpoint: Checkpoint, *, path
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = checkpoint.optimizer.get("state")
     if not isinstance(state, dict) or not all(
-        index in range(len(parameters)) and _fits(entry, parameters[index]) for index, entry in state.items()
+        type(index) is int and 0 <= index < len(parameters) and _fits(entry, parameters[index])
+        for index, entry in state.items()
     ):
         raise ValueError(
             f"the checkpoint {path} cannot be continued: its optimizer must hold AdamW's state of {len(parameters)} "
