@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import warnings
@@ -16,6 +17,7 @@ from ..names import no_such
 from ..partition import BackendUnavailableError, FallbackWarning
 from . import backends, bench, explain, lint_kernels, train, tune
 from . import list as list_command
+from .text import complain
 
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when all is well, 1 when a bench refused to time wrong numbers or a kernel has a fault, 2 for
         bad input (with one line on stderr that says what to change), 128 + the number of a signal that stopped a
-        training.
+        training, SIGPIPE's (141) where stdout could no longer be written.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...
@@ -59,18 +61,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # argparse exits after --help and --version, rich when the output is closed (`| head`).
         return int(done.code or 0)
     except KeyboardInterrupt:
-        print("fuselayers: stopped", file=sys.stderr)
+        complain("stopped")
         return 130
     except _USERS_ERRORS as error:
         if show_traceback:
             raise
-        print(f"fuselayers: {_one_line(error)}", file=sys.stderr)
+        complain(_one_line(error))
         return _BAD_INPUT
 
 
 def _console() -> Console:
     """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A letter that its encoding lacks must not end a finished run.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # rich reads the encoding from a file that it is given, and then draws tables in ASCII where it must.
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -146,7 +152,7 @@ def _fallbacks_in_one_line() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if issubclass(category, FallbackWarning):
-            print(f"fuselayers: {message}", file=sys.stderr)
+            complain(str(message))
         else:
             show_any_warning(message, category, filename, lineno, file, line)
 

@@ -37,19 +37,28 @@ def read_yaml(path: Path) -> Any:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise type(error)(f"cannot read the config file {path}: {error.strerror}") from error
+    return parse_yaml(content, str(path))
+
+
+def parse_yaml(content: bytes, source: str) -> Any:
+    """Return what YAML holds, as `read_yaml` does; errors name the `source`.
+
+    Raises:
+        ValueError: it is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
+    """
     try:
         if len(content) > _MOST_BYTES:
             raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
         return _parsed(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: a config file must be UTF-8 text") from error
+        raise ValueError(f"{source}: a config file must be UTF-8 text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ValueError(f"{path}: not YAML{line}: {problem}") from error
+        raise ValueError(f"{source}: not YAML{line}: {problem}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 def _parsed(text: str) -> Any:
