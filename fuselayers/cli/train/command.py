@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, build, compose, to_yaml
 from ...configs.schemas import section_options
-from ...configs.sources import parse_overrides
+from ...configs.sources import parse_overrides, split_source
 from ...partition import warm_up
 from ..files import write_text, write_whole
 from ..machine import choose_device, describe_machine
@@ -27,6 +27,7 @@ from .checkpoint import FILE_NAME, Checkpoint, find_checkpoint, read_checkpoint,
 from .compare import compare, comparison_notes, comparison_table, plain_model
 from .data import check_length, read_text
 from .loop import Trainer, reproducible, train_steps
+from .memory import check_training_memory
 from .metrics import MetricsFile
 from .progress import TrainingProgress
 from .sample import sample_text
@@ -38,6 +39,7 @@ Trains a byte-level language model; by default a small one on the source of Pyth
   fuselayers train                                    the default run, a few minutes on two cores
   fuselayers train feedforward=mlp fusion=off         the same of plain eager layers
   fuselayers train data.path=notes/ train.steps=500   on other text
+  fuselayers train tiny.yaml train.steps=500          a config file, as `build` takes it
   fuselayers train train.resume=runs/<date>           continue a run from its last checkpoint
   fuselayers train --import my_module feedforward=mine              a class that my_module.py registers
   fuselayers train 'hydra.searchpath=[/my/configs]' model=mine      a group file of your own
@@ -50,7 +52,9 @@ _COMPARED_BATCHES = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides of the config."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="group=option or section.key=value")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="FILE | OVERRIDE", help="a config file, then group=option or section.key=value"
+    )
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig)):
         lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in section_options(schema)]
@@ -86,6 +90,7 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
     device = choose_device(config.train.device, setting="train.device")
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     check_length(text, sequence_length=length)
+    check_training_memory(config, length=length, device=device)
 
     torch.manual_seed(config.train.seed)
     model = build(config).to(device)
@@ -165,9 +170,13 @@ def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
 
 def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint | None]:
     """The config of a run; of a resumed run also the path of the checkpoint, and the checkpoint."""
+    source, overrides = split_source(overrides)
     resume = _resume(overrides)
-    if not resume:
-        return compose(overrides=overrides), None, None
+    if not resume or source:
+        config = compose(source or "gpt_nano", overrides)
+        if source and config.train.resume:
+            raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
+        return config, None, None
     path = find_checkpoint(resume)
     checkpoint = read_checkpoint(path)
     content = yaml.safe_load(checkpoint.config_yaml)
