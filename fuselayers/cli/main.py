@@ -4,16 +4,18 @@ import argparse
 import importlib
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, TextIO
 
+import torch
 from rich.console import Console
 
 from .._version import __version__
-from ..names import no_such
+from ..names import no_such, shown
 from ..partition import BackendUnavailableError, FallbackWarning
 from . import backends, bench, explain, lint_kernels, train, tune
 from . import list as list_command
@@ -24,6 +26,7 @@ _BAD_INPUT = 2
 # The commands that build a config, which may name a class of the user.
 _IMPORTING = ("train", "list", "bench", "explain", "tune")
 # Errors that the user can fix. Any other error is a bug, and keeps its traceback.
+_LONG = re.compile(r"(\S{300})\S+")
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
 
@@ -63,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("stopped")
         return 130
-    except _USERS_ERRORS as error:
-        if show_traceback:
+    except Exception as error:
+        if show_traceback or not (isinstance(error, _USERS_ERRORS) or _is_for_want_of_memory(error)):
             raise
         complain(_one_line(error))
         return _BAD_INPUT
@@ -124,7 +127,7 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
 def _import(name: str) -> None:
     """Import a module of `--import`, from the working directory too, as `python -m` does."""
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {name!r}")
+        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {shown(name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -161,9 +164,16 @@ def _fallbacks_in_one_line() -> Iterator[None]:
         yield
 
 
+def _is_for_want_of_memory(error: Exception) -> bool:
+    # torch's allocator on a CPU raises a plain RuntimeError.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     else:
         text = str(error) or type(error).__name__
-    return " ".join(text.split())
+    if _is_for_want_of_memory(error):
+        text = f"out of memory: {text.partition('DefaultCPUAllocator: ')[2] or text}; choose smaller sizes"
+    return _LONG.sub(r"\g<1>...", " ".join(text.split()))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import time
 from typing import Any
 
 import pytest
@@ -214,6 +216,42 @@ def test_errors(overrides: list[str], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         on_meta("gpt_nano", overrides)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (["model.num_layers=5000000"], r"4,\d{3} GB"),
+        (["model.num_layers=5000000", "fusion.scope=block"], r"4,\d{3} GB"),
+        (["model.hidden_dim=10000000"], r"14,4\d{2},\d{3} GB"),
+        (["model.vocab_size=1000000000000"], "512,000 GB"),
+        (["feedforward=mixture_of_experts", "feedforward.num_experts=1000000000"], r"5\d{2},\d{3} GB"),
+        (["feedforward.expansion=1e30"], r"2\*\*63 bytes"),
+    ],
+)
+def test_a_model_beyond_memory_is_refused_before_it_is_built(overrides: list[str], needed: str) -> None:
+    text = rf"^the model needs at least {needed} of memory, and this machine has [\d,]+ GB; choose smaller sizes$"
+    started = time.process_time()
+    with pytest.raises(ValueError, match=text):
+        build("gpt_nano", overrides)
+    assert time.process_time() - started < 20
+
+
+def test_a_model_of_too_many_layers_is_refused_on_the_meta_device_too() -> None:
+    with pytest.raises(ValueError, match=r"^the model needs at least .* GB of memory, and this machine has"):
+        on_meta("gpt_nano", ["model.num_layers=1000000000"])
+
+
+def test_whether_a_model_fits_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    expected = build("gpt_nano", TINY).state_dict()
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)  # pages of 1000 bytes: it is counted, and fits
+    torch.manual_seed(0)
+    for name, weight in build("gpt_nano", TINY).state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    with pytest.raises(ValueError, match=r"^the model needs at least \d+ GB of memory, and this machine has"):
+        build("gpt_nano", TINY)
 
 
 def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from ..._version import __version__
-from ...names import no_such
+from ...names import no_such, shown
 from ...ops.implementations.launch import why_no_kernels
 from ...partition import backends
 from ..files import write_text
@@ -250,7 +250,7 @@ def _backends(text: str | None, *, device: torch.device) -> list[str]:
 def _shape(text: str) -> tuple[int, ...]:
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ValueError(f"--shape must be sizes above 0 with x between them, as 8x256x512, got {text!r}")
+        raise ValueError(f"--shape must be sizes above 0 with x between them, as 8x256x512, got {shown(text)}")
     return tuple(int(size) for size in sizes)
 
 

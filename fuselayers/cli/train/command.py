@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, build, compose, to_yaml
 from ...configs.schemas import section_options
-from ...configs.sources import parse_overrides
+from ...configs.sources import parse_overrides, split_source
 from ...configs.values import parse_yaml
 from ...partition import warm_up
 from ..files import write_text
@@ -31,6 +31,7 @@ from .compare import compare, comparison_notes, comparison_table, plain_model
 from .data import check_length, read_text
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
+from .memory import check_training_memory
 from .metrics import MetricsFile, parse_metrics
 from .progress import TrainingProgress
 from .sample import sample_text
@@ -42,6 +43,7 @@ Trains a byte-level language model; by default a small one on the source of Pyth
   fuselayers train                                    the default run, a few minutes on two cores
   fuselayers train feedforward=mlp fusion=off         the same of plain eager layers
   fuselayers train data.path=notes/ train.steps=500   on other text
+  fuselayers train tiny.yaml train.steps=500          a config file, as `build` takes it
   fuselayers train train.resume=runs/<date>           continue a run from its last checkpoint
   fuselayers train --import my_module feedforward=mine              a class that my_module.py registers
   fuselayers train 'hydra.searchpath=[/my/configs]' model=mine      a group file of your own
@@ -55,7 +57,9 @@ _COMPARED_BATCHES = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides of the config."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="group=option or section.key=value")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="FILE | OVERRIDE", help="a config file, then group=option or section.key=value"
+    )
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig)):
         lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in section_options(schema)]
@@ -92,18 +96,23 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
 
 
 def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str], locks: ExitStack) -> int:
-    asked = _session(overrides)
+    source, overrides = split_source(overrides)
+    asked = compose(source, overrides).train if source else _session(overrides)
+    if source and asked.resume:
+        raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
     path = find_checkpoint(asked.resume) if asked.resume else None
     continued = path is not None and path.is_file() and _is_folder_of(path, asked.output)
     if path is not None and continued:
         _lock(path.parent, console=console, locks=locks)
         # The process that held the lock may have written another one in between.
         path = find_checkpoint(asked.resume)
-    config, checkpoint = (compose(overrides=overrides), None) if path is None else _resumed_config(overrides, path)
+    new = source or "gpt_nano"
+    config, checkpoint = (compose(new, overrides), None) if path is None else _resumed_config(overrides, path)
     length = sequence_length(config)
     device = choose_device(config.train.device, setting="train.device")
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     check_length(text, sequence_length=length)
+    check_training_memory(config, length=length, device=device)
 
     torch.manual_seed(config.train.seed)
     model = build(config).to(device)

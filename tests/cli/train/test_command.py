@@ -20,7 +20,7 @@ from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.metrics import read_metrics
-from fuselayers.configs import compose
+from fuselayers.configs import build, compose, to_yaml
 from tests.processes import Program
 
 
@@ -445,6 +445,11 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         ),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),
+        (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
+        (
+            ["train.batch_size=1000000000000"],
+            r"a validation of \d+ x 1000000000000 sequences of 16 bytes needs",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_written(
@@ -453,3 +458,16 @@ def test_what_cannot_be_trained_is_said_before_anything_is_written(
     with pytest.raises((ValueError, OSError), match=text):
         _train([*tiny, f"train.output={tmp_path / 'run'}", *overrides])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(to_yaml(compose("gpt_nano", [*tiny, "train.steps=50"])))
+    _train([str(path), "train.steps=2", f"train.output={tmp_path / 'run'}"])
+    saved = compose(tmp_path / "run" / "config.yaml")
+    assert saved.train.steps == 2
+    assert saved.model == compose(path).model == build(path).built_from.model
+    with pytest.raises(ValueError, match=r"the config of its checkpoint; leave \S*tiny\.yaml or train\.resume out$"):
+        _train([str(path), f"train.resume={tmp_path / 'run'}"])
+    with pytest.raises(FileNotFoundError, match=r"cannot read the config file nowhere\.yaml: No such file"):
+        _train(["nowhere.yaml"])
