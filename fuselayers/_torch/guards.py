@@ -63,7 +63,7 @@ def _forget(code: types.CodeType) -> None:
 
     entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
     parts = [(entry.guard_manager, id(entry.backend)) for entry in entries]
-    eval_frame.reset_code(code)
+    torch._C._dynamo.eval_frame.reset_code(code)
     for guards, backend in parts:
         vars(guards).update(vars(DeletedGuardManagerWrapper("the function was freed")))
         eval_frame.cached_backends.pop(backend, None)

@@ -18,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselayers import ops
 from fuselayers.partition import (
-    default_partition,
     FallbackWarning,
     FusedFunction,
     FusedModule,
     PartitionError,
     budget,
+    default_partition,
     fuse,
     memory_efficient_fusion,
     min_cut,
