@@ -31,6 +31,13 @@ _OF_CONTAINERS: Final = ("__len__", "__getitem__", "__setitem__", "__delitem__",
 _DISABLED: ContextVar[bool] = ContextVar("_DISABLED", default=False)
 
 
+class _Forward(property):
+    """A view's forward, which can be called through its type too."""
+
+    def __call__(self, view: "FusedModule", /, *args: Any, **kwargs: Any) -> Any:
+        return view.forward(*args, **kwargs)
+
+
 class FusedModule(nn.Module):
     """A fused view of a module. Made by `fuse`.
 
@@ -49,8 +56,11 @@ class FusedModule(nn.Module):
 
     def __new__(cls, module: nn.Module, fused: Callable[..., Any]) -> "FusedModule":
         # Python looks special methods up in the type, so a view of a container has a type of its own.
-        found = {name: _delegated(name) for name in _OF_CONTAINERS if hasattr(type(module), name)}
-        return super().__new__(type(cls.__name__, (cls,), {"__module__": cls.__module__, **found}) if found else cls)
+        own: dict[str, Any] = {name: _delegated(name) for name in _OF_CONTAINERS if hasattr(type(module), name)}
+        # Trainers look up the forward's signature in the type.
+        own["forward"] = _Forward(FusedModule.forward.fget)  # type: ignore[attr-defined]
+        own["forward"].__signature__ = inspect.signature(_forward_like(module))
+        return super().__new__(type(cls.__name__, (cls,), {"__module__": cls.__module__, **own}))
 
     def __init__(self, module: nn.Module, fused: Callable[..., Any]) -> None:
         self.__dict__["module"] = module  # not registered: it is this module, not a child of it

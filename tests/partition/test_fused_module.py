@@ -95,6 +95,14 @@ def test_a_view_is_true_where_the_module_is(module: nn.Module) -> None:
     assert bool(fuse(module, backend="eager")) == bool(module)
 
 
+def test_trainers_read_the_signature_of_the_type() -> None:
+    """Hugging Face's Trainer looks there for the names of labels."""
+    view = fuse(nn.Bilinear(2, 2, 2), backend="eager")
+    assert list(inspect.signature(type(view).forward).parameters)[1:] == ["input1", "input2"]
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(type(view).forward(view, x, x), view.module(x, x))
+
+
 class Particular(nn.Module):
     """Overrides what a module may: its mode, and what it saves."""
 
