@@ -23,9 +23,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .._torch.dispatch import is_intercepted
+from .._torch.dispatch import backward_is_running, is_intercepted
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
+from .implementations import is_formulas_only
 from .implementations.compiled import compiled
 from .implementations.triton_language import tile_function, tl
 from .shards import Shard, check_shard, first_column, row_indices
@@ -53,6 +54,7 @@ _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 _FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
 # The number of groups from which a mask on the CPU is compiled; the bits are the same.
 _COMPILED_FROM: Final = 1 << 13
+_compiled_in_forward = False
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -323,8 +325,13 @@ def _keep_on_cpu(
     row_R = torch.arange(num_rows) if row_R is None else row_R
     group_G = torch.arange(first_group, first_group + groups)
     arguments = seed, row_R, group_G, torch.full((groups,), threshold), torch.full_like(seed, offset)
-    packed = (_compiled_packed if num_rows * groups >= _COMPILED_FROM else _packed)(*arguments)
-    return packed.view(torch.uint8)
+    global _compiled_in_forward
+    compiles = num_rows * groups >= _COMPILED_FROM and not is_formulas_only()
+    if backward_is_running():  # there the model's setting is not known
+        compiles = compiles and _compiled_in_forward
+    else:
+        _compiled_in_forward |= compiles
+    return (_compiled_packed if compiles else _packed)(*arguments).view(torch.uint8)
 
 
 def _keep_for_every_sample(

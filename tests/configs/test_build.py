@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from fuselayers.components import Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, TransformerBlock, registry
 from fuselayers.configs import Config, FusionConfig, build, compose
+from fuselayers.ops.implementations.compiled import can_compile
 from fuselayers.partition import FusedModule
+from tests import processes
 
 # Small enough to compile in seconds; the parts stay those of the shipped model.
 TINY = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2"]
@@ -54,7 +56,6 @@ def test_the_published_models_have_their_published_sizes(model: str, count: int)
     assert all(parameter.is_meta for parameter in built.parameters())
 
 
-@pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp"])
 def test_an_mlps_implementation_does_not_change_the_weights(feedforward: str) -> None:
     state, plain = (on_meta("gpt2_small", [f"feedforward={name}"]).state_dict() for name in (feedforward, "mlp"))
     assert {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in plain.items()}
@@ -278,3 +279,21 @@ def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyP
         ).width
         == 5
     )
+
+
+@pytest.mark.parametrize("block", ["transformer", "reversible"])
+def test_without_fusion_nothing_is_compiled(block: str) -> None:
+    """Also not the ops' masks and formulas, forward and backward, at sizes at which they would be."""
+    program = """
+import sys, torch
+from torch._dynamo.utils import counters
+import fuselayers
+options = ["model.num_layers=1", "fusion=off", "model.dropout=0.1", *sys.argv[1:]]
+model = fuselayers.build("gpt_nano", options)
+model(torch.zeros(4, 128, dtype=torch.long)).sum().backward()
+compiled = len(counters["inductor"])
+fuselayers.ops.dropout(torch.ones(1 << 17), 0.5)
+print(compiled, len(counters["inductor"]) > 0)
+"""
+    ended = processes.run(program, "feedforward=fused_mlp", f"model.block={block}")
+    assert ended.printed.split() == ["0", str(can_compile())], ended.errors

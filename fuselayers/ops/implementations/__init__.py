@@ -4,6 +4,8 @@ from .dispatch import COMPILED_FROM as COMPILED_FROM
 from .dispatch import autocast_dtype as autocast_dtype
 from .dispatch import define as define
 from .dispatch import differentiable_gradients as differentiable_gradients
+from .dispatch import formulas_only as formulas_only
+from .dispatch import is_formulas_only as is_formulas_only
 from .dispatch import needs_grad as needs_grad
 from .dispatch import run as run
 from .dispatch import uses_kernels as uses_kernels
