@@ -52,11 +52,6 @@ def saved_tensors_hooks_are_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def backward_is_running() -> bool:
-    """True inside a backward, in its thread."""
-    return torch._C._current_graph_task_id() != -1
-
-
 @contextlib.contextmanager
 def as_a_compiler() -> Iterator[None]:
     """Mark this thread as compiling. FX sets global state while it traces, and compiled functions of other threads

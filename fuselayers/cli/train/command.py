@@ -27,7 +27,7 @@ from . import metrics as metrics_file
 from . import plot
 from .architecture import check_same_architecture, sequence_length
 from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from .compare import compare, comparison_notes, comparison_table, plain_model
+from .compare import EAGER, FUSED, compare, comparison_notes, comparison_table, unfused_models
 from .data import check_length, read_text
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
@@ -169,12 +169,12 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
 
 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
-    """The validation loss, a sample, and eager against fused."""
+    """The validation loss, a sample, and the fused model beside unfused ones."""
     device = trainer.device
     say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
-    plain = plain_model(config, trainer.model, device=device)
+    unfused = unfused_models(config, trainer.model, device=device)
     if config.train.sample_bytes:
-        text = sample_text(plain, config.train.sample_bytes, seed=config.train.seed, device=device)
+        text = sample_text(unfused[EAGER], config.train.sample_bytes, seed=config.train.seed, device=device)
         write_text(folder / "sample.txt", text)
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
@@ -183,7 +183,8 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
         say(console, "no comparison of eager with fused: nothing in this model is fused")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
-    result = compare(plain, trainer.model, batches, precision=config.train.precision, device=device)
+    models = {**unfused, FUSED: trainer.model}
+    result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     say(console, _comparison_title(config, batches[0][0]))
     console.print(comparison_table(result), highlight=False)
@@ -195,9 +196,9 @@ def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
     scope, backend = config.fusion.scope, config.fusion.backend
     fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"eager ({plain_config(config).feedforward.name}) against fused ({config.feedforward.name}, {fusion}): "
-        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, "
-        f"dropout {config.model.options['dropout']}"
+        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
+        f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
+        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
     )
 
 

@@ -32,7 +32,7 @@ from torch.func import functional_call
 
 from ..._torch.dispatch import FakeTensor
 from ...ops import dropout
-from ...ops.implementations import formulas_only, is_formulas_only
+from ...ops.implementations import are_compiled_ops_disabled, disable_compiled_ops
 from ..hooks import has_hooks, is_sharded
 from ..registry import register, title
 from ..residual import PreResidual
@@ -194,13 +194,13 @@ class _Step(nn.Module):
 
 @dataclass
 class _Run:
-    """A row of sublayers. `autocast` and `formulas_only` are the settings of forward, which backward uses too."""
+    """A row of sublayers. The last two fields are settings of forward, which backward uses too."""
 
     dtype: torch.dtype
     device: torch.device
     steps: list[_Step]
     autocast: Mapping[str, Any] | None = None
-    formulas_only: bool = False
+    compiled_ops_disabled: bool = False
 
     @property
     def learning(self) -> list[Tensor]:
@@ -209,7 +209,7 @@ class _Run:
         return list({id(tensor): tensor for tensors in of_steps for tensor in tensors}.values())
 
     def remember_settings(self) -> None:
-        self.formulas_only = is_formulas_only()
+        self.compiled_ops_disabled = are_compiled_ops_disabled()
         kind = self.device.type
         if torch.amp.is_autocast_available(kind):
             enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -240,7 +240,7 @@ class _Run:
             torch.enable_grad(),
             _replayed(step.generators, self.device),
             self._autocast(),
-            formulas_only(self.formulas_only),
+            disable_compiled_ops(self.compiled_ops_disabled),
         ):
             # Note: [no leaf into a module] Hooks that follow modules through backward, as those of FlopCounterMode,
             # cannot be put on a leaf of `autograd.grad`.

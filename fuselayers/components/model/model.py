@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import is_compiling
-from ...ops.implementations import formulas_only
+from ...ops.implementations import disable_compiled_ops
 
 
 class Model(nn.Module):
@@ -50,13 +50,13 @@ class Model(nn.Module):
         {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
     )
 
-    # Whether its ops may run compiled implementations and kernels; not in a model that is built with `fusion=off`.
+    # Whether its ops may run compiled implementations on a CPU; not in a model that is built with `fusion=off`.
     compiles_ops = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.compiles_ops or is_compiling():
             return super().__call__(*args, **kwargs)
-        with formulas_only():
+        with disable_compiled_ops():
             return super().__call__(*args, **kwargs)
 
     def num_parameters(self) -> int:

@@ -6,9 +6,9 @@
 
 The values of `backend`:
 
-    "auto"      the formula inside a compiled function, under a transform of `torch.func`, for tensor subclasses, in
-                float64 and in models that are built with `fusion=off`; else on a GPU the kernels, and on a CPU the
-                compiled implementation from a number of elements on that each op states (`compiled_from`)
+    "auto"      the formula inside a compiled function, under a transform of `torch.func`, for tensor subclasses and in
+                float64; else on a GPU the kernels, and on a CPU the compiled implementation from a number of elements
+                on that each op states (`compiled_from`), except in models that are built with `fusion=off`
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
     "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
@@ -38,27 +38,27 @@ COMPILED_FROM: Final = 1 << 16
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
-_FORMULAS_ONLY: ContextVar[bool] = ContextVar("_FORMULAS_ONLY", default=False)
+_COMPILED_OPS_DISABLED: ContextVar[bool] = ContextVar("_COMPILED_OPS_DISABLED", default=False)
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def formulas_only(enabled: bool = True) -> Iterator[None]:
-    """Let "auto" mean the formula for a while, in this thread: nothing is compiled. Used by models without fusion.
+def disable_compiled_ops(disabled: bool = True) -> Iterator[None]:
+    """Let "auto" take no compiled implementation for a while, in this thread. Used by models without fusion.
 
     A backward does as its forward did, except where it runs a forward again.
     """
-    before = _FORMULAS_ONLY.set(enabled)
+    before = _COMPILED_OPS_DISABLED.set(disabled)
     try:
         yield
     finally:
-        _FORMULAS_ONLY.reset(before)
+        _COMPILED_OPS_DISABLED.reset(before)
 
 
-def is_formulas_only() -> bool:
-    """Return whether this thread is within `formulas_only`."""
-    return _FORMULAS_ONLY.get()
+def are_compiled_ops_disabled() -> bool:
+    """Return whether this thread is within `disable_compiled_ops`."""
+    return _COMPILED_OPS_DISABLED.get()
 
 
 def run(
@@ -96,7 +96,7 @@ def run(
             compiled_from is not None
             and not INTERPRETED
             and not is_compiling()
-            and not is_formulas_only()
+            and not are_compiled_ops_disabled()
             and first.numel() >= compiled_from
             and _unsupported_reason(tensors) is None
             and not torch.are_deterministic_algorithms_enabled()
@@ -163,7 +163,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
-        if not tensors[0].is_cuda or is_compiling() or INTERPRETED or is_formulas_only():
+        if not tensors[0].is_cuda or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device)

@@ -421,7 +421,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
     _train([*overrides, f"train.output={not_compared}"])
     result = json.loads((compared / "comparison.json").read_text())
     assert result["loss_difference"] < 1e-5
-    assert result["fused"]["saved_bytes"] <= result["eager"]["saved_bytes"]
+    assert result["sides"]["fused"]["saved_bytes"] <= result["sides"]["eager layers"]["saved_bytes"]
     assert "tokens/s" in output
     assert "saved for backward" in output
     assert f"torch {torch.__version__}" in output
