@@ -53,8 +53,9 @@ setup(
     ],
     extras_require={
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
-        # compared with.
+        # compared with. expecttest: PyTorch's databases of ops and modules import it.
         "test": [
+            "expecttest",
             "pytest>=8",
             "pytest-timeout",
             "pytest-xdist",

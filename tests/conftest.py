@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.reliability.tally import summary
+
 # pytest listens to each logger that does not propagate, and where somebody listens to this one, torch writes down
 # everything that it traces: a sixth of the time that it takes to compile.
 logging.getLogger("torch.__trace").propagate = True
@@ -66,3 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("kernels"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    # Here, since xdist's controlling process loads no conftest.py of a folder below this one.
+    reports = [one for every in terminalreporter.stats.values() for one in every if isinstance(one, pytest.TestReport)]
+    lines = summary(one for one in reports if one.when == "teardown")
+    if lines:
+        terminalreporter.section("reliability")
+        terminalreporter.write_line("\n".join(lines))

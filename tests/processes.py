@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["Ended", "Program", "run"]
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["fuselayers"])
+_PROCESSES.set_forkserver_preload(["fuselayers", "torch._dynamo", "matplotlib.figure"])
 # Given to `exec`, which a new process finds without importing this file.
 _AS_A_SCRIPT = """
 import os, sys, types
@@ -72,11 +72,24 @@ class Program:
         self._process = _PROCESSES.Process(target=exec, args=(_AS_A_SCRIPT, given))
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """The number of its process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
     def interrupt(self) -> None:
         """Press Ctrl-C, if it still runs."""
-        assert self._process.pid is not None
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGINT)
+        self.send(signal.SIGINT)
 
     def wait(self) -> Ended:
         """Return what became of it when it has ended; it is killed where the waiting is cut short."""

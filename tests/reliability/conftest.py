@@ -1,0 +1,20 @@
+"""The count of each test, and a run that nothing interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.runs import overrides, start
+from tests.reliability.tally import tally
+
+__all__ = ["tally", "whole"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted, beside its text."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert start(*overrides(folder), f"train.output={folder / 'run'}").wait().code == 0
+    return folder

@@ -1,0 +1,41 @@
+"""What the tests over PyTorch's own databases of ops and modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def detached(tree: Any) -> Any:
+    """A copy whose tensors are leaves of their own, which need gradients where those of `tree` do."""
+
+    def copy(value: Tensor) -> Tensor:
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+    return pytree.tree_map_only(Tensor, copy, tree)
+
+
+def results(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, parameters: Sequence[Tensor] = ()
+) -> Any:
+    """The outputs of `fn`, its inputs after the call, and the gradients of inputs and `parameters`.
+
+    The inputs are copied first, since some ops write into them. The random numbers are the same every time.
+    """
+    args, kwargs = detached((tuple(args), dict(kwargs)))
+    leaves = [one for one in _tensors((args, kwargs)) if one.requires_grad] + [*parameters]
+    torch.manual_seed(0)
+    out = fn(*args, **kwargs)
+    reached = [one for one in _tensors(out) if one.requires_grad]
+    generator = torch.Generator().manual_seed(1)
+    incoming = [torch.randn(one.shape, dtype=one.dtype, generator=generator) for one in reached]
+    gradients = torch.autograd.grad(reached, leaves, incoming, allow_unused=True) if reached and leaves else ()
+    return pytree.tree_map_only(Tensor, Tensor.detach, (out, _tensors((args, kwargs)))), gradients
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [one for one in pytree.tree_leaves(tree) if isinstance(one, Tensor)]

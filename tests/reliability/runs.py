@@ -1,0 +1,111 @@
+"""Runs of `fuselayers train` that take a second, and what must be the same in two of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fuselayers.cli.train.checkpoint import read_checkpoint
+from fuselayers.cli.train.metrics import read_metrics
+from tests.processes import Ended, Program
+
+STEPS = 40
+# One thread: tensors this small take longer with two, and the processes of a test share the cores.
+_PROGRAM = """
+import sys, torch
+torch.set_num_threads(1)
+from fuselayers.cli.main import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+_LINES = [f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)]
+
+
+def overrides(folder: Path) -> list[str]:
+    """A run of `STEPS` steps, with a checkpoint after each fifth. With dropout, so that the generator's state counts.
+
+    Args:
+        folder: where the text is; it is made if it is not there.
+    """
+    text = folder / "text.py"
+    if not text.exists():
+        text.write_text("".join(_LINES))
+    return [
+        "model.hidden_dim=16",
+        "model.num_layers=1",
+        "model.context_length=16",
+        "model.dropout=0.1",
+        "attention.num_heads=2",
+        "fusion=off",
+        f"train.steps={STEPS}",
+        "train.warmup_steps=2",
+        "train.batch_size=4",
+        "train.evaluate_every=7",
+        "train.evaluate_batches=1",
+        "train.checkpoint_every=5",
+        "train.sample_bytes=0",
+        "train.compare=false",
+        "train.device=cpu",
+        f"data.path={text}",
+    ]
+
+
+def start(*arguments: str) -> Program:
+    """Start `fuselayers train` with these overrides, in a process of its own."""
+    return Program(_PROGRAM, "train", *arguments)
+
+
+def continue_or_begin(run: Path, asked: list[str]) -> Ended:
+    """What a user does after a run was lost: continue from its checkpoint, or begin again if there is none."""
+    if has_checkpoint(run):
+        return start(f"train.resume={run}").wait()
+    return start(*asked, f"train.output={run}").wait()
+
+
+def has_checkpoint(run: Path) -> bool:
+    """Whether the run can be continued: it keeps its last two checkpoints."""
+    return any(run.glob("checkpoint*.pt"))
+
+
+def rows_of(run: Path) -> int:
+    """How many whole lines the curve has below its header; 0 if there is no curve yet."""
+    try:
+        return max((run / "metrics.csv").read_bytes().count(b"\n") - 1, 0)
+    except FileNotFoundError:
+        return 0
+
+
+def wait_for(condition: Callable[[], bool], program: Program) -> None:
+    """Wait until the condition is met or the program has ended."""
+    while not condition() and program.runs():
+        time.sleep(0.0005)
+
+
+def curve(run: Path) -> list[tuple[object, ...]]:
+    """All of the curve that does not depend on the clock."""
+    return [
+        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
+        for row in read_metrics(run / "metrics.csv")
+    ]
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    """Curve, weights, optimizer and generators have the same bits; nothing temporary is left.
+
+    Raises:
+        AssertionError: something differs.
+    """
+    assert curve(run) == curve(whole)
+    left, right = (read_checkpoint(folder / "checkpoint.pt") for folder in (run, whole))
+    assert left.step == right.step
+    assert left.model.keys() == right.model.keys()
+    for name, tensor in left.model.items():
+        assert torch.equal(tensor, right.model[name]), name
+    assert left.optimizer["param_groups"] == right.optimizer["param_groups"]
+    for index, state in right.optimizer["state"].items():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, left.optimizer["state"][index][name]), (index, name)
+    assert torch.equal(left.random_state["cpu"], right.random_state["cpu"])
+    assert {path.name for path in run.iterdir()} <= {path.name for path in whole.iterdir()}

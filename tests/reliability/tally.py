@@ -1,0 +1,112 @@
+"""Counts the cases of a test that tries many: how many were tried, how many held, in how many seconds.
+
+`make test` tries the first few cases of each kind, `make test-all` the others as well. RELIABILITY_CASES chooses them:
+
+    RELIABILITY_CASES=1000:2000     the seeds from 1000 up to 2000, for a longer hunt
+    RELIABILITY_CASES=1017          one seed, as a failure names it
+    RELIABILITY_CASES=mv,nn.GELU    cases with these names
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+PROPERTY: Final = "tally"
+CHOSEN: Final = os.environ.get("RELIABILITY_CASES", "")
+_SHOWN: Final = 20
+
+
+@dataclass
+class Tally:
+    """The count of one test.
+
+    Attributes:
+        tried: how many cases ran.
+        held: how many of them kept what the test promises.
+        seconds: of all cases.
+    """
+
+    test: str
+    few: bool
+    tried: int = 0
+    held: int = 0
+    seconds: float = 0.0
+
+    def seeds(self, check: Callable[[random.Random], None], *, few: int, all: int) -> None:
+        """Run `check` with the random generators of the seeds from 0 on; see `cases`."""
+        first, _, end = CHOSEN.partition(":")
+        chosen = (
+            range(int(first), int(end or int(first) + 1)) if CHOSEN else range(few) if self.few else range(few, all)
+        )
+        self._run(lambda seed: check(random.Random(seed)), chosen)
+
+    def cases(self, check: Callable[[str], None], names: Sequence[str], *, few: int) -> None:
+        """Run `check` for each name: `few` of them at random in the quick part, the others in the slow part.
+
+        Raises:
+            ValueError: RELIABILITY_CASES names a case that is not there.
+            AssertionError: cases failed; the text names each and the command that repeats it.
+        """
+        if CHOSEN:
+            missing = [name for name in CHOSEN.split(",") if name not in names]
+            if missing:
+                raise ValueError(f"RELIABILITY_CASES names no case of this test: {', '.join(missing)}")
+            self._run(check, CHOSEN.split(","))
+            return
+        shuffled = random.Random(0).sample(names, len(names))
+        self._run(check, shuffled[:few] if self.few else shuffled[few:])
+
+    def _run(self, check: Callable[..., None], cases: Sequence[object]) -> None:
+        failures: dict[object, Exception] = {}
+        started = time.perf_counter()
+        for case in cases:
+            self.tried += 1
+            try:
+                check(case)
+            except Exception as error:
+                failures[case] = error
+            else:
+                self.held += 1
+            self.seconds = time.perf_counter() - started
+        if failures:
+            shown = [
+                f"{case}: {type(error).__name__}: {str(error).strip()[:300]}"
+                for case, error in [*failures.items()][:_SHOWN]
+            ]
+            again = ",".join(str(case) for case in failures) if isinstance(cases[0], str) else next(iter(failures))
+            raise AssertionError(
+                f"{len(failures)} of {self.tried} did not hold; to repeat: RELIABILITY_CASES='{again}' "
+                f"python -m pytest '{self.test}'\n" + "\n".join(shown)
+            ) from next(iter(failures.values()))
+
+
+@pytest.fixture(
+    params=[
+        "few",
+        # Cases that are chosen by name or number all run in the quick part.
+        *([] if CHOSEN else [pytest.param("rest", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]),
+    ]
+)
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """The count of one test. It travels with the test's last report to the process that prints the summary."""
+    counted = Tally(request.node.nodeid.replace("[rest", "[few"), few=request.param == "few")
+    yield counted
+    request.node.user_properties.append((PROPERTY, [counted.tried, counted.held, counted.seconds]))
+
+
+def summary(reports: Iterable[pytest.TestReport]) -> list[str]:
+    """The table of all tallies, one line per test; nothing if no report has one."""
+    totals: dict[str, list[float]] = {}
+    for report in reports:
+        for counts in [value for name, value in report.user_properties if name == PROPERTY]:
+            kind = report.nodeid.partition("[")[0].removeprefix("tests/reliability/")
+            totals[kind] = [sum(pair) for pair in zip(totals.get(kind, [0, 0, 0]), counts, strict=True)]
+    lines = [f"{kind:<72}{tried:>8}{held:>8}{seconds:>9.0f}" for kind, (tried, held, seconds) in sorted(totals.items())]
+    return [f"{'kind':<72}{'tried':>8}{'held':>8}{'seconds':>9}", *lines] if lines else []

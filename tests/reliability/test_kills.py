@@ -1,0 +1,55 @@
+"""A run that is killed at any moment and continued is the uninterrupted run, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.runs import (
+    STEPS,
+    assert_same_run,
+    continue_or_begin,
+    curve,
+    has_checkpoint,
+    overrides,
+    rows_of,
+    start,
+    wait_for,
+)
+from tests.reliability.tally import Tally
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
+    number: signal.Signals, tally: Tally, whole: Path, tmp_path: Path
+) -> None:
+    def check(random: random.Random) -> None:
+        run = tmp_path / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        asked = [*overrides(whole), f"train.output={run}"]
+        for _ in range(random.randint(1, 3)):
+            done = rows_of(run)
+            program = start(f"train.resume={run}") if has_checkpoint(run) else start(*asked)
+            # The first wait only tells when the loop has begun: before, every signal ends a process at once.
+            rows = random.randint(done + 1, STEPS - 2)
+            wait_for(lambda rows=rows: rows_of(run) >= rows, program)
+            time.sleep(random.random() * 0.01)
+            program.send(number)
+            ended = program.wait()
+            if number != signal.SIGKILL and ended.code not in (0, -number):
+                assert ended.code == 128 + number, ended.errors
+                assert f"stopped after step {curve(run)[-1][0]}; to continue: fuselayers train" in ended.printed
+                assert rows_of(run) == curve(run)[-1][0], "a step was lost"
+            if ended.code == -number and number != signal.SIGKILL:
+                # The signal came after the last step, when the checkpoint is written and the loop is left.
+                assert rows_of(run) == STEPS
+        ended = continue_or_begin(run, overrides(whole))
+        assert ended.code == 0, ended.errors
+        assert_same_run(run, whole / "run")
+
+    tally.seeds(check, few=2, all=25)

@@ -1,0 +1,59 @@
+"""Every module of PyTorch's own database gives through `fuse` what it gives without, in training and in eval mode."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from fuselayers.partition import fuse, warm_up
+from tests.reliability.databases import results
+from tests.reliability.tally import Tally
+
+_SAMPLES = 3  # of each module and mode: its first ones
+# Modules that Dynamo does not take as one graph: the part that it leaves out runs as plain Python.
+BREAKS_THE_GRAPH = {
+    "Dynamo leaves recurrent modules to PyTorch's own kernels": ("nn.GRU", "nn.LSTM", "nn.RNN"),
+    "the shape of an output depends on values": ("nn.CTCLoss",),
+    "Python continues with a value of a tensor": ("nn.GaussianNLLLoss",),
+    "momentum=None divides by the number of batches, a tensor": ("nn.BatchNorm1d", "nn.BatchNorm2d", "nn.BatchNorm3d"),
+}
+
+
+@pytest.fixture
+def modules() -> Iterator[Mapping[str, Any]]:
+    from torch.testing._internal.common_modules import module_db
+
+    with warm_up(math.inf):
+        yield {info.name: info for info in module_db if torch.float32 in info.supported_dtypes("cpu")}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_every_module_agrees(mode: str, tally: Tally, modules: Mapping[str, Any]) -> None:
+    training = mode == "train"
+    breaks = {name for names in BREAKS_THE_GRAPH.values() for name in names}
+
+    def check(name: str) -> None:
+        info = modules[name]
+        torch.manual_seed(0)
+        given = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
+        for sample in given[:_SAMPLES]:
+            made, inputs = sample.constructor_input, sample.forward_input
+            plain = info.module_cls(*made.args, **made.kwargs).to(torch.float32).train(training)
+            other = copy.deepcopy(plain)
+            torch.compiler.reset()
+            whole = name not in breaks
+            fused = fuse(other, backend="eager", fallback=(), torch_random=True, fullgraph=whole)
+            found, wanted = (
+                results(module, inputs.args, inputs.kwargs, parameters=[*module.parameters()])
+                for module in (fused, plain)
+            )
+            torch.testing.assert_close(found, wanted, equal_nan=True)
+            torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
+            assert not whole or fused.fused.served_by == ("eager",), "it ran as plain Python"
+
+    tally.cases(check, sorted(modules), few=20)

@@ -1,0 +1,73 @@
+"""Many threads that call fused functions and ops at once get what each would get alone."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers import ops
+from fuselayers.partition import fuse, warm_up
+from fuselayers.testing import results
+from tests.generated_functions import generated
+from tests.reliability.tally import Tally
+
+_THREADS = 8
+_SIZES = ((3, 5), (7, 5), (9, 4), (1, 8))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_measured() -> Iterator[None]:
+    with warm_up(math.inf):
+        yield
+
+
+def _norm(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    return ops.residual_layer_norm(a, b, weight=v)[0]
+
+
+def _masked(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    return ops.bias_dropout_residual(a, b, bias=v, p=0.5, seed=torch.tensor(7))
+
+
+def _gated(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    return ops.gated_activation(a, b) + v
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_calls_at_once(backend: str, tally: Tally) -> None:
+    def check(random: random.Random) -> None:
+        torch.compiler.reset()
+        plain = [generated(random.randrange(2**32)) for _ in range(1 if backend == "inductor" else 3)]
+        fused = [fuse(fn, backend=backend, fallback=(), dynamic=backend == "inductor") for fn in plain]
+        pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+            *zip(plain, fused, strict=True),
+            *((op, op) for op in (_norm, _masked, _gated)),
+        ]
+        start = threading.Barrier(_THREADS, timeout=120)
+        torch.manual_seed(random.randrange(2**32))
+        work = []
+        for _ in range(_THREADS):
+            chosen = [random.choice(pairs) for _ in range(4)]
+            shapes = [random.choice(_SIZES) for _ in chosen]
+            inputs = [[torch.randn(r, c), torch.randn(r, c), torch.randn(c)] for r, c in shapes]
+            work.append([(*pair, given) for pair, given in zip(chosen, inputs, strict=True)])
+
+        def in_a_thread(calls: list[Any]) -> list[dict[str, Tensor]]:
+            start.wait()
+            return [results(call, given) for _, call, given in calls]
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            found = [*threads.map(in_a_thread, work)]
+        for calls, got in zip(work, found, strict=True):
+            for (alone, _, given), values in zip(calls, got, strict=True):
+                torch.testing.assert_close(values, results(alone, given), rtol=1e-4, atol=1e-5)
+
+    tally.seeds(check, few={"eager": 3, "inductor": 1}[backend], all={"eager": 40, "inductor": 10}[backend])

@@ -1,0 +1,36 @@
+"""Two processes that want one run at once: one has it, the others are told so, and the run is as if it were alone."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+from tests.reliability.runs import assert_same_run, has_checkpoint, overrides, rows_of, start, wait_for
+from tests.reliability.tally import Tally
+
+
+def test_one_of_them_has_the_run(tally: Tally, whole: Path, tmp_path: Path) -> None:
+    def check(random: random.Random) -> None:
+        run = tmp_path / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        first = start(*overrides(whole), f"train.output={run}")
+        rows = random.randint(1, 30)
+        wait_for(lambda: rows_of(run) >= rows and has_checkpoint(run), first)
+        others = []
+        for _ in range(random.randint(1, 2)):
+            time.sleep(random.random() * 0.05)
+            others.append(start(f"train.resume={run}"))
+        ended = [program.wait() for program in others]
+        assert first.wait().code == 0
+        for one in ended:
+            # It either came too late to meet the first one, and had nothing left to do, or was refused.
+            if one.code != 0:
+                assert one.code == 2, one.errors
+                assert one.errors.count("\n") == 1, one.errors
+                pids = [program.pid for program in (first, *others)]
+                assert any(str(pid) in one.errors for pid in pids), one.errors
+        assert_same_run(run, whole / "run")
+
+    tally.seeds(check, few=3, all=30)
