@@ -70,7 +70,13 @@ setup(
     },
     packages=find_packages(include=["fuselayers", "fuselayers.*"]),
     package_data={
-        "fuselayers": ["py.typed", "cli/lint_kernels/*.json", "configs/groups/*.yaml", "configs/groups/**/*.yaml"]
+        "fuselayers": [
+            "py.typed",
+            "ops/*.cpp",
+            "cli/lint_kernels/*.json",
+            "configs/groups/*.yaml",
+            "configs/groups/**/*.yaml",
+        ]
     },
     include_package_data=False,
     zip_safe=False,

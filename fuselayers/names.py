@@ -1,7 +1,23 @@
-"""The error text for an unknown name. Every package uses it, so it imports nothing of ours."""
+"""Names and values in error texts. Every package uses it, so it imports nothing of ours."""
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+_LONGEST: Final = 80
+
+
+def shown(value: object) -> str:
+    """Return a caller's value as an error text quotes it: its repr, cut after 80 characters.
+
+    >>> shown("mpl"), len(shown(10_000 * "x"))
+    ("'mpl'", 83)
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"a very long {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def no_such(kind: str, name: object, known: Iterable[str]) -> str:
@@ -19,10 +35,10 @@ def no_such(kind: str, name: object, known: Iterable[str]) -> str:
     """
     choices = sorted(set(known))
     if not choices:
-        return f"no {kind} {name!r}; there are none"
-    nearest = _nearest(name, choices) if isinstance(name, str) else None
+        return f"no {kind} {shown(name)}; there are none"
+    nearest = _nearest(name, choices) if isinstance(name, str) and len(name) <= _LONGEST else None
     hint = f" did you mean {nearest!r}?" if nearest is not None else ""
-    return f"no {kind} {name!r};{hint} there are: {', '.join(choices)}"
+    return f"no {kind} {shown(name)};{hint} there are: {', '.join(choices)}"
 
 
 def _nearest(name: str, choices: list[str]) -> str | None:

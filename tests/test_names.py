@@ -32,3 +32,8 @@ from fuselayers.names import no_such
 )
 def test_text(kind: str, name: object, known: list[str], text: str) -> None:
     assert no_such(kind, name, known) == text
+
+
+def test_a_long_name_is_cut() -> None:
+    text = no_such("norm", 10_000 * "x", ["layer_norm"])
+    assert text == f"no norm '{79 * 'x'}...; there are: layer_norm"

@@ -166,7 +166,7 @@ def _metadata(built: Path) -> Message:
 
 
 def _package_files() -> set[str]:
-    kept = {".py", ".yaml", ".json"}
+    kept = {".py", ".cpp", ".yaml", ".json"}
     found = (path for path in (ROOT / "fuselayers").rglob("*") if path.suffix in kept or path.name == "py.typed")
     return {str(path.relative_to(ROOT)) for path in found}
 

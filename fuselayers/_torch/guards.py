@@ -4,6 +4,7 @@ import collections
 import contextlib
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -33,7 +34,11 @@ def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
 
 
 def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: Any) -> Callable[..., Any]:
-    """`torch.compile` with a recompile limit of its own, also before 2.13, where the limit is a global setting."""
+    """`torch.compile` of a function with a code object of its own, which is freed with all that was compiled for it.
+
+    Its recompile limit is its own too, also before 2.13, where the limit is a global setting.
+    """
+    weakref.finalize(fn, _forget, fn.__code__).atexit = False
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         options["recompile_limit"] = recompile_limit
         return torch.compile(fn, **options)
@@ -44,6 +49,24 @@ def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: An
             return compiled(*args, **kwargs)
 
     return call
+
+
+def _forget(code: types.CodeType) -> None:
+    """Free what Dynamo compiled for a code object.
+
+    Its compiled graphs lie among a module's globals and hold the code object, which holds them: a cycle that the
+    garbage collector cannot see. Its guards are held by finalizers of whatever they compare by identity, such as
+    torch's functions: 200 KB per graph.
+    """
+    from torch._dynamo import eval_frame
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
+
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+    parts = [(entry.guard_manager, id(entry.backend)) for entry in entries]
+    torch._C._dynamo.eval_frame.reset_code(code)
+    for guards, backend in parts:
+        vars(guards).update(vars(DeletedGuardManagerWrapper("the function was freed")))
+        eval_frame.cached_backends.pop(backend, None)
 
 
 def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[..., Any]:

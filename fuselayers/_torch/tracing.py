@@ -34,12 +34,18 @@ REALIZED: Final = "inductor_realize_to_strides"
 """A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
 
 
-def aot_autograd(**options: Any) -> Callable[..., Callable[..., Any]]:
-    """Return a backend for `torch.compile` that traces forward and backward, and hands each to a compiler."""
+def aot_autograd(*, keep_unused_draws: bool = False, **options: Any) -> Callable[..., Callable[..., Any]]:
+    """Return a backend for `torch.compile` that traces forward and backward, and hands each to a compiler.
+
+    With `keep_unused_draws` a random op runs, as in eager, also if its result is not read: the next one needs the state
+    that it leaves.
+    """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor import config as inductor_config
 
     backend: Callable[..., Any] = aot_autograd(**options)
-    return backend
+    # By this setting `Graph.eliminate_dead_code` tells whether random ops have a side effect, whatever the compiler.
+    return inductor_config.patch(fallback_random=True)(backend) if keep_unused_draws else backend
 
 
 def named_source(name: str) -> Any:

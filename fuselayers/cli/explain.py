@@ -7,6 +7,8 @@ import torch
 from rich.console import Console
 
 from ..configs import build, compose
+from ..configs.sources import split_source
+from ..names import shown
 from ..partition import PARTITIONERS, FusedModule, explain, partitioner
 from .example import example_batch
 from .files import write_text
@@ -24,7 +26,10 @@ prints what is saved, what is recomputed, why, and what eager and PyTorch's own 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the partitioner, and the files to write."""
     parser.add_argument(
-        "overrides", nargs="+", metavar="OVERRIDE", help="of the config: model=gpt2_small norm=rms_norm"
+        "overrides",
+        nargs="+",
+        metavar="FILE | OVERRIDE",
+        help="a config file, then overrides: model=gpt2_small norm=rms_norm",
     )
     parser.add_argument("--batch", help="sequences x tokens, or images (default 1, of all the model takes)")
     parser.add_argument("--backend", default="inductor", help="inductor, triton, nvfuser or eager (default inductor)")
@@ -48,7 +53,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     if arguments.rows < 1:
         raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
-    config = compose(overrides=arguments.overrides)
+    source, overrides = split_source(arguments.overrides)
+    config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition)
     # On the meta device a model has shapes and no memory.
     with torch.device("meta"):
@@ -76,7 +82,7 @@ def _batch(text: str | None, *, context: int | None) -> tuple[int, ...]:
     sizes = tuple(int(size) if size.isdecimal() else 0 for size in text.split("x"))
     if not all(sizes) or (context is not None and len(sizes) != 2):
         wanted = "a number of examples, as 4" if context is None else "sequences x tokens, as 4x128"
-        raise ValueError(f"--batch must be {wanted}, got {text!r}")
+        raise ValueError(f"--batch must be {wanted}, got {shown(text)}")
     if context is not None and sizes[1] > context:
         raise ValueError(f"--batch has sequences of {sizes[1]} tokens, the model's context is {context}")
     return sizes

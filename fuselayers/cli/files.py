@@ -1,19 +1,24 @@
 """Atomic writes, for every command: write a second file, flush it to the disk, rename it."""
 
 import os
+import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
+
+_LEFT_OVER: Final = re.compile(r".+\.[0-9a-f]{32}\.part")
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object], *, keep: Path | None = None) -> None:
     """Let `write` fill a second file, then rename it to `path`.
 
-    A kill, a full disk or an exception leaves the old file at `path` unchanged.
+    A kill, a full disk or an exception leaves the old file unchanged, at `path` or at `keep`.
 
     Args:
         path: the file to replace or create; its folder must exist.
         write: takes the open binary file.
+        keep: the old file's new name in the same folder; a file of that name is replaced.
 
     Raises:
         OSError: the file could not be written; the text names it and the reason.
@@ -24,13 +29,15 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     >>> (folder / "a.txt").read_bytes()
     b'whole'
     """
-    # One fixed name: the next write overwrites the file of a killed process.
-    beside = path.with_name(path.name + ".part")
+    # A name of its own: two processes that write one file do not mix their bytes.
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(beside, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(beside, path)
         _flush_folder(path.parent)
     except BaseException as error:
@@ -44,6 +51,13 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, as `write_whole` does."""
     write_whole(path, lambda file: file.write(text.encode()))
+
+
+def clear_left_overs(folder: Path) -> None:
+    """Remove the second files of killed writers; call it only where no other process writes into the folder."""
+    for path in folder.glob("*.part"):
+        if _LEFT_OVER.fullmatch(path.name):
+            _remove(path)
 
 
 def _disk_error(error: BaseException) -> OSError | None:

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from ..names import shown
 from ..partition.machine import processor_name
 
 # Of mallopt, in malloc.h.
@@ -33,8 +34,11 @@ def choose_device(name: str, *, setting: str) -> torch.device:
         if device.type == "meta":
             raise RuntimeError("nothing runs on it")
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"{setting} must be auto, cpu or a GPU that torch can use, got {name!r}") from error
+    except Exception as error:  # each kind of device has its own, an ImportError among them
+        usable = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
+        raise ValueError(
+            f"{setting} must be auto, cpu or a GPU that torch can use, got {shown(name)}; here there are: {usable}"
+        ) from error
     return device
 
 

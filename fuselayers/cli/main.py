@@ -2,26 +2,31 @@
 
 import argparse
 import importlib
+import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn, TextIO
 
+import torch
 from rich.console import Console
 
 from .._version import __version__
-from ..names import no_such
+from ..names import no_such, shown
 from ..partition import BackendUnavailableError, FallbackWarning
 from . import backends, bench, explain, lint_kernels, train, tune
 from . import list as list_command
+from .text import complain
 
 _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
 # The commands that build a config, which may name a class of the user.
 _IMPORTING = ("train", "list", "bench", "explain", "tune")
 # Errors that the user can fix. Any other error is a bug, and keeps its traceback.
+_LONG = re.compile(r"(\S{300})\S+")
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
 
@@ -34,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when all is well, 1 when a bench refused to time wrong numbers or a kernel has a fault, 2 for
         bad input (with one line on stderr that says what to change), 128 + the number of a signal that stopped a
-        training.
+        training, SIGPIPE's (141) where stdout could no longer be written.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...
@@ -59,18 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # argparse exits after --help and --version, rich when the output is closed (`| head`).
         return int(done.code or 0)
     except KeyboardInterrupt:
-        print("fuselayers: stopped", file=sys.stderr)
+        complain("stopped")
         return 130
-    except _USERS_ERRORS as error:
-        if show_traceback:
+    except Exception as error:
+        if show_traceback or not (isinstance(error, _USERS_ERRORS) or _is_for_want_of_memory(error)):
             raise
-        print(f"fuselayers: {_one_line(error)}", file=sys.stderr)
+        complain(_one_line(error))
         return _BAD_INPUT
 
 
 def _console() -> Console:
     """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A letter that its encoding lacks must not end a finished run.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    # rich reads the encoding from a file that it is given, and then draws tables in ASCII where it must.
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,7 +127,7 @@ def _parser() -> tuple[_Parser, dict[str, _Command]]:
 def _import(name: str) -> None:
     """Import a module of `--import`, from the working directory too, as `python -m` does."""
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {name!r}")
+        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {shown(name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -146,7 +155,7 @@ def _fallbacks_in_one_line() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if issubclass(category, FallbackWarning):
-            print(f"fuselayers: {message}", file=sys.stderr)
+            complain(str(message))
         else:
             show_any_warning(message, category, filename, lineno, file, line)
 
@@ -155,9 +164,16 @@ def _fallbacks_in_one_line() -> Iterator[None]:
         yield
 
 
+def _is_for_want_of_memory(error: Exception) -> bool:
+    # torch's allocator on a CPU raises a plain RuntimeError.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     else:
         text = str(error) or type(error).__name__
-    return " ".join(text.split())
+    if _is_for_want_of_memory(error):
+        text = f"out of memory: {text.partition('DefaultCPUAllocator: ')[2] or text}; choose smaller sizes"
+    return _LONG.sub(r"\g<1>...", " ".join(text.split()))

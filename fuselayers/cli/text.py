@@ -1,6 +1,8 @@
-"""Reads lists of names and prints lines and tables, for every command."""
+"""Reads lists of names and prints lines, errors and tables, for every command."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +30,12 @@ def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]
 def say(console: Console, *lines: str) -> None:
     """Print lines as they are: no colours, no markup, no line breaks of rich."""
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print one line on stderr, if it can still be written."""
+    with suppress(OSError):
+        print(f"fuselayers: {text}", file=sys.stderr, flush=True)
 
 
 def table_of(rows: Sequence[Mapping[str, object]], *, left: int = 1, title: str | None = None) -> Table:

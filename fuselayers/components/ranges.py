@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
+from ..names import shown
+
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
@@ -46,7 +48,7 @@ class Range:
         """Raise ValueError unless `value` is within the bounds."""
         if value not in self:
             finite = "" if _is_finite(value) else " and finite"
-            raise ValueError(f"{name} must be {self}{finite}, got {value}")
+            raise ValueError(f"{name} must be {self}{finite}, got {shown(value)}")
 
 
 def _is_finite(value: float) -> bool:
@@ -85,9 +87,9 @@ def _check_number(name: str, value: Any, kind: Any) -> None:
     """Raise TypeError unless `value` is a number of that type: for an int any whole number, as numpy's."""
     # True is a number in Python; as a size it is a mistake.
     if kind is int and (isinstance(value, bool) or not _is_whole(value)):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     if kind is float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
 
 
 def _is_whole(value: Any) -> bool:

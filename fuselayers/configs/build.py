@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from ..components import accepted, create, get, names
+from ..components import get, names
 from ..names import no_such
 from ..partition import fuse
+from .create import create_model
 from .group_files import (
     COMPONENT_GROUPS,
     COMPONENT_SECTIONS,
@@ -19,6 +20,7 @@ from .group_files import (
     names_in,
     open_folders,
 )
+from .memory import check_memory
 from .schemas import SECTIONS, Config, FusionConfig, section_options
 from .sections import changed, checked_choice, completed, fitting, with_layer_changes, written
 from .sources import Request, Source, parse_overrides, read_source
@@ -39,24 +41,19 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
         overrides: of the config, as for `compose`.
 
     Raises:
-        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value.
+        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value, or the model does not
+            fit into the memory of its device.
 
     >>> model = build("gpt_nano", ["feedforward=fused_mlp", "fusion=off", "model.num_layers=1"])
     >>> type(model).__name__, type(model.blocks[0].feedforward).__name__
     ('Decoder', 'FusedMLP')
     """
     config = source if isinstance(source, Config) and not overrides else compose(source, overrides)
-    fusion = config.fusion
-    layers = (
-        accepted("model", config.model, backend=fusion.backend, partition=fusion.partition)
-        if fusion.scope == "layer"
-        else {}
-    )
-    model: nn.Module = create(
-        "model", with_layer_changes(config), **{group: getattr(config, group) for group in COMPONENT_GROUPS}, **layers
-    )
+    check_memory(config)
+    model, fusion = create_model(config), config.fusion
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config
+    vars(model)["compiles_ops"] = fusion.scope != "none"
     if fusion.scope == "block":
         _fuse_blocks(model, fusion)
     if fusion.scope == "model":

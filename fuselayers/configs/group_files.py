@@ -27,9 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..components import names, options
 from ..components.registry import of_another_kind
-from ..names import no_such
+from ..names import no_such, shown
 from .schemas import SECTIONS, section_options
-from .values import plain_copy, read_yaml
+from .values import in_a_word, plain_copy, read_yaml
 
 # A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
@@ -152,7 +152,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
-        raise ValueError(f"hydra.searchpath must be a list of folders, as [/my/configs], got {entries!r}")
+        raise ValueError(f"hydra.searchpath must be a list of folders, as [/my/configs], got {shown(entries)}")
     folders = (SHIPPED, *map(_opened, entries))
     for folder in folders[1:]:
         for group in GROUPS:
@@ -169,7 +169,7 @@ def _opened(entry: str) -> Path:
     scheme, separator, rest = entry.partition("://")
     if separator and scheme != "file":
         raise ValueError(
-            f"hydra.searchpath: {entry!r} is refused: only folders are looked through, as /my/configs or "
+            f"hydra.searchpath: {shown(entry)} is refused: only folders are looked through, as /my/configs or "
             f"file:///my/configs, not {scheme}://"
         )
     folder = Path(os.path.expanduser(rest if separator else entry))
@@ -214,10 +214,10 @@ def _check_content(path: Path, folders: Sequence[Path], group: str) -> None:
         is_global = _is_global(path.read_text(encoding="utf-8"), group)
         content = plain_copy(content)
         if not isinstance(content, dict):
-            raise ValueError(f"a group file must be a mapping of options, got {content!r}")
+            raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
         defaults = content.pop("defaults", [])
         if not isinstance(defaults, list):
-            raise ValueError(f"defaults must be a list, got {defaults!r}")
+            raise ValueError(f"defaults must be a list, got {shown(defaults)}")
         for entry in defaults:
             _check_default(entry, folders, group)
         for section, settings in (content if is_global else {group: content}).items():
@@ -232,8 +232,8 @@ def _is_global(text: str, group: str) -> bool:
         return False
     if header[1] != "_global_" or group != "model":
         raise ValueError(
-            f"the package {header[1]!r} is refused: a file sets options of its own group, and only a file of model "
-            "those of its components too, with # @package _global_"
+            f"the package {shown(header[1])} is refused: a file sets options of its own group, and only a file of "
+            "model those of its components too, with # @package _global_"
         )
     if text[: header.start()].strip():
         raise ValueError("# @package _global_ must be the first line, as Hydra reads it")
@@ -250,7 +250,7 @@ def _check_section(section: str, content: Any, group: str) -> None:
         )
     if not isinstance(content, dict):
         raise ValueError(
-            f"{section} must be a mapping of options, got {content!r}; a choice is an entry of defaults: "
+            f"{section} must be a mapping of options, got {shown(content)}; a choice is an entry of defaults: "
             f"override /{section}: {content}"
         )
     if section in SECTIONS:
@@ -277,5 +277,5 @@ def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
             return
     raise ValueError(
         f"an entry of defaults must be the name of a file of the same group or, in a file of model, "
-        f"override /component: choice, got {entry!r}"
+        f"override /component: choice, got {shown(entry)}"
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from ..components import REQUIRED, Choice, Option
 from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size, range_of
+from ..names import shown
 from ..partition import partitioner
 from ..partition.backends import check_backends
 from .values import checked_option
@@ -102,7 +103,8 @@ class TrainConfig:
         _check("train", self)
         if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
             raise ValueError(
-                f"train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, got {self.device!r}"
+                "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, "
+                f"got {shown(self.device)}"
             )
         if self.min_learning_rate > self.learning_rate:
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..components import REQUIRED, Choice, LayerChange, Option, names, options
 from ..components.model.layers import PARTS, matching_layers
-from ..names import no_such
+from ..names import no_such, shown
 from .schemas import Config
 from .values import alternatives, checked_option, plain_copy
 
@@ -39,7 +39,7 @@ def changed(
     """
     name = changes.get("name", section.get("name"))
     if not isinstance(name, str):
-        raise ValueError(f"{where} must name a {kind}, got {name!r}; there are: {', '.join(names(kind))}")
+        raise ValueError(f"{where} must name a {kind}, got {shown(name)}; there are: {', '.join(names(kind))}")
     known = _options(kind, name)
     result = {**section, "name": name}
     if section.get("name", name) != name:
@@ -72,7 +72,7 @@ def fitting(kind: str, section: dict[str, Any], *, where: str, notes: list[str])
     if isinstance(name, str) and (unknown := section.keys() - {"name", *_options(kind, name)}):
         dropped = unknown & {option.name for other in names(kind) for option in options(kind, other)}
         notes += [
-            f"{where}: {name} has no option {key}, so {key}={section[key]!r} is dropped" for key in sorted(dropped)
+            f"{where}: {name} has no option {key}, so {key}={shown(section[key])} is dropped" for key in sorted(dropped)
         ]
         section = {key: value for key, value in section.items() if key not in dropped}
     return changed(kind, {}, section, where=where)
@@ -173,7 +173,7 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
 def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
     """Return the entries of `model.layers` as they were written, each `at` as text."""
     if not isinstance(entries, (list, tuple)):
-        raise ValueError(f"model.{option} must be a list of mappings {{at: ..., component: ...}}, got {entries!r}")
+        raise ValueError(f"model.{option} must be a list of mappings {{at: ..., component: ...}}, got {shown(entries)}")
     if len(entries) > _MOST_LAYERS:
         raise ValueError(
             f"model.{option} may have {_MOST_LAYERS} entries, got {len(entries):,}; "
@@ -185,11 +185,11 @@ def _checked_layers(entries: Any, *, option: str) -> tuple[dict[str, Any], ...]:
 def _checked_layer(entry: Any, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict) or "at" not in entry or len(entry) < 2:
         raise ValueError(
-            f"{where} must say at which layers and what changes: {{at: 1::2, feedforward: ...}}, got {entry!r}"
+            f"{where} must say at which layers and what changes: {{at: 1::2, feedforward: ...}}, got {shown(entry)}"
         )
     at = entry["at"]
     if isinstance(at, bool) or not isinstance(at, (int, str)):
-        raise ValueError(f"{where}.at must be an index or a slice such as 0 or 1::2, got {at!r}")
+        raise ValueError(f"{where}.at must be an index or a slice such as 0 or 1::2, got {shown(at)}")
     for kind in entry:
         if kind != "at" and kind not in PARTS:
             raise ValueError(no_such(f"component in {where}", kind, PARTS))
@@ -251,7 +251,7 @@ def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where:
         if name in old and name not in after and option.default not in (old[name].default, REQUIRED)
     ]
     notes = [f"by default {', '.join(parts)}"] if parts else []
-    dropped = [f"{key}={value!r}" for key, value in before.items() if key != "name" and key not in new]
+    dropped = [f"{key}={shown(value)}" for key, value in before.items() if key != "name" and key not in new]
     if dropped:
         notes.append(f"dropped {', '.join(dropped)}, which {after['name']} does not have")
     return [f"{where}={after['name']} replaces {before['name']}: {'; '.join(notes)}"] if notes else []
@@ -279,4 +279,4 @@ def _as_section(value: Any, where: str) -> dict[str, Any]:
         return value
     if value is REQUIRED:
         return {}
-    raise ValueError(f"{where} must be a name or a mapping of options, got {value!r}")
+    raise ValueError(f"{where} must be a name or a mapping of options, got {shown(value)}")

@@ -14,18 +14,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from ..components import Choice, names
-from ..names import no_such
+from ..names import no_such, shown
 from .group_files import COMPONENT_SECTIONS, GROUPS, check_group
 from .schemas import SECTIONS, Config, section_options
 from .sections import option_paths
-from .values import plain_copy, read_yaml
+from .values import in_a_word, plain_copy, read_yaml
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 
 _LEFT_AT_DEFAULT: Final = "left_at_default"
 _SEARCH_PATH: Final = "hydra.searchpath"
 _LONGEST: Final = 10_000
-_SHOWN: Final = 60
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Request:
         if value is False and not rest:
             value = "off"  # fusion: off, which YAML 1.1 reads as false
         if not rest and not isinstance(value, (str, dict)):
-            raise ValueError(f"{group} must be the name of a choice or a mapping of options, got {value!r}")
+            raise ValueError(f"{group} must be the name of a choice or a mapping of options, got {shown(value)}")
         if not rest and isinstance(value, str):
             self.choices[group] = value
         else:
@@ -96,7 +95,9 @@ def parse_overrides(overrides: Sequence[str]) -> Request:
     ({'feedforward': 'mlp'}, {'feedforward': {'expansion': 3}})
     """
     if isinstance(overrides, str):
-        raise TypeError(f"overrides must be a list of strings, got the string {overrides!r}; write [{overrides!r}]")
+        raise TypeError(
+            f"overrides must be a list of strings, got the string {shown(overrides)}; write [{shown(overrides)}]"
+        )
     request = Request()
     for text in overrides:
         override = _parsed(text)
@@ -118,31 +119,45 @@ def parse_overrides(overrides: Sequence[str]) -> Request:
 
 def _parsed(text: object) -> Override:
     if not isinstance(text, str):
-        raise TypeError(f"an override must be a string such as 'train.steps=100', got {text!r}")
-    shown = repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
+        raise TypeError(f"an override must be a string such as 'train.steps=100', got {shown(text)}")
     if len(text) > _LONGEST:
-        raise ValueError(f"an override may have {_LONGEST:,} characters at most, got {len(text):,}: {shown}")
+        raise ValueError(f"an override may have {_LONGEST:,} characters at most, got {len(text):,}: {shown(text)}")
     try:
         override = OverridesParser.create().parse_override(text)
         sweep = override.is_sweep_override()
     except (HydraException, RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
         raise ValueError(
-            f"cannot read the override {shown}: write group=choice or group.option=value, without spaces, and a value "
-            "with characters of its own meaning in two pairs of quotes: data.path='\"a=b\"'"
+            f"cannot read the override {shown(text)}: write group=choice or group.option=value, without spaces, and a "
+            "value with characters of its own meaning in two pairs of quotes: data.path='\"a=b\"'"
         ) from error
     if re.split("[./]", override.key_or_group)[0] == "hydra" and override.key_or_group != _SEARCH_PATH:
         raise ValueError(
-            f"the override {shown} is refused: Hydra only composes here, its own settings are not part of a config; "
-            f"only {_SEARCH_PATH}=[/my/configs] is taken"
+            f"the override {shown(text)} is refused: Hydra only composes here, its own settings are not part of a "
+            f"config; only {_SEARCH_PATH}=[/my/configs] is taken"
         )
     if override.type is not OverrideType.CHANGE or override.package is not None:
         raise ValueError(
-            f"the override {shown} is refused: every option has its place already, so write group=choice or "
+            f"the override {shown(text)} is refused: every option has its place already, so write group=choice or "
             "group.option=value, without +, ~ and @"
         )
     if sweep:
-        raise ValueError(f"the override {shown} asks for several runs; give one value, or a list as [a,b]")
+        raise ValueError(f"the override {shown(text)} asks for several runs; give one value, or a list as [a,b]")
     return override
+
+
+def _is_path(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) or "/" in text or os.sep in text
+
+
+def split_source(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the config file that a command line begins with, "" if there is none, and the overrides.
+
+    >>> split_source(["tiny.yaml", "train.steps=5"])
+    ('tiny.yaml', ['train.steps=5'])
+    """
+    if arguments and "=" not in arguments[0] and _is_path(arguments[0]):
+        return arguments[0], arguments[1:]
+    return "", arguments
 
 
 def read_source(source: Source) -> Request:
@@ -169,7 +184,7 @@ def read_source(source: Source) -> Request:
         return _from_application(source) or _from_mapping(source)
     if isinstance(source, Mapping):
         return _from_mapping(source)
-    if isinstance(source, str) and not (source.endswith((".yaml", ".yml")) or "/" in source or os.sep in source):
+    if isinstance(source, str) and not _is_path(source):
         return Request(choices={"model": source})
     if isinstance(source, (str, os.PathLike)):
         path = Path(os.path.expanduser(source) if isinstance(source, str) else source)
@@ -210,7 +225,7 @@ def _foreign(group: str, section: Any) -> str:
 
 def _from_mapping(content: Any) -> Request:
     if not isinstance(content, Mapping):
-        raise ValueError(f"a config must be a mapping of groups, got {content!r}")
+        raise ValueError(f"a config must be a mapping of groups, got {in_a_word(content)}")
     content = plain_copy(content)
     request = Request()
     if _LEFT_AT_DEFAULT in content:
@@ -230,28 +245,28 @@ def _check_left_at_default(request: Request) -> None:
     for path in sorted(request.left_at_default):
         kind, _, option = path.partition(".")
         if kind not in COMPONENT_SECTIONS:
-            raise ValueError(f"{_LEFT_AT_DEFAULT} has {path!r}: {no_such('component', kind, COMPONENT_SECTIONS)}")
+            raise ValueError(f"{_LEFT_AT_DEFAULT} has {shown(path)}: {no_such('component', kind, COMPONENT_SECTIONS)}")
         section = {"name": request.choices.get(kind), **request.settings.get(kind, {})}
         if section["name"] is not None and section["name"] not in names(kind):
             continue  # the component's name has an error of its own
         known = [known.removeprefix(f"{kind}.") for known in option_paths(kind, section, where=kind)]
         if option not in known:
-            raise ValueError(f"{_LEFT_AT_DEFAULT} has {path!r}: {no_such(f'{kind} option', option, known)}")
+            raise ValueError(f"{_LEFT_AT_DEFAULT} has {shown(path)}: {no_such(f'{kind} option', option, known)}")
 
 
 def _paths(paths: Any) -> list[str]:
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        raise ValueError(f"{_LEFT_AT_DEFAULT} must be a list of options such as feedforward.bias, got {paths!r}")
+        raise ValueError(f"{_LEFT_AT_DEFAULT} must be a list of options such as feedforward.bias, got {shown(paths)}")
     return paths
 
 
 def _defaults(entries: Any) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
-        raise ValueError(f"defaults must be a list of group: choice, got {entries!r}")
+        raise ValueError(f"defaults must be a list of group: choice, got {shown(entries)}")
     chosen = [entry for entry in entries if entry != "_self_"]
     for entry in chosen:
         if not isinstance(entry, dict) or not all(isinstance(choice, (str, bool)) for choice in entry.values()):
-            raise ValueError(f"an entry of defaults must be group: choice, got {entry!r}")
+            raise ValueError(f"an entry of defaults must be group: choice, got {shown(entry)}")
     return chosen
 
 

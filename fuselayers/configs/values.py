@@ -15,10 +15,18 @@ import yaml
 from omegaconf import Container, OmegaConf
 
 from ..components import Choice, Option, get
-from ..names import no_such
+from ..names import no_such, shown
+from ..regular_files import open_regular
 
 # One whole value that names another option: no text around it, no resolver, no nesting.
 _REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
+_NO_RESOLVERS: Final = (
+    "${...} may only stand alone and name another value, as ${model.dropout}; resolvers such as ${oc.env:...} are not "
+    "run. In an application of your own, call OmegaConf.resolve(cfg) first"
+)
+_QUOTED: Final = re.compile(r"'.*'|\".*\"", flags=re.DOTALL)
+_LONGEST_KEY: Final = 80
+_INTEGERS_BELOW: Final = 2**63  # torch's sizes
 _MOST_BYTES: Final = 100_000
 _MOST_VALUES: Final = 10_000
 _DEEPEST_YAML: Final = 20
@@ -33,23 +41,33 @@ def read_yaml(path: Path) -> Any:
         ValueError: the file is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise type(error)(f"cannot read the config file {path}: {error.strerror}") from error
+    return parse_yaml(content, str(path))
+
+
+def parse_yaml(content: bytes, source: str) -> Any:
+    """Return what YAML holds, as `read_yaml` does; errors name the `source`.
+
+    Raises:
+        ValueError: it is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
+    """
+    # No text quotes what the file holds, which may be none of ours and secret; so nor may an error that it came from.
     try:
         if len(content) > _MOST_BYTES:
             raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
         return _parsed(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: a config file must be UTF-8 text") from error
+    except UnicodeDecodeError:
+        raise ValueError(f"{source}: a config file must be UTF-8 text") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise ValueError(f"{path}: not YAML{line}: {problem}") from error
+        problem = _QUOTED.sub("...", getattr(error, "problem", None) or "a character that is not allowed")
+        raise ValueError(f"{source}: not YAML{line}: {problem}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{source}: {error}") from None
 
 
 def _parsed(text: str) -> Any:
@@ -60,18 +78,17 @@ def _parsed(text: str) -> Any:
         line = f"line {event.start_mark.line + 1}"
         tag, anchor = getattr(event, "tag", None), getattr(event, "anchor", None)
         if tag is not None:
-            raise ValueError(f"YAML tags are refused, got {tag!r} in {line}: a config holds plain values")
+            raise ValueError(f"YAML tags are refused, got one in {line}: a config holds plain values")
         if anchor is not None:
-            raise ValueError(f"YAML anchors are refused, got {anchor!r} in {line}: write the value out")
+            raise ValueError(f"YAML anchors are refused, got one in {line}: write the value out")
+        if isinstance(event, yaml.ScalarEvent) and not depth:  # OmegaConf would take text for a key
+            raise ValueError("a config must be a mapping of groups, got a single value")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST_YAML:
             raise ValueError(f"{line} is nested deeper than {_DEEPEST_YAML} levels; no config is")
-        if isinstance(event, yaml.ScalarEvent):
-            _check_text(event.value, f"{line}: ")  # before OmegaConf parses it
-    try:
-        return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
-    except OSError as error:  # a single number
-        raise ValueError(f"a config must be a mapping of groups, got {text.strip()!r}") from error
+        if isinstance(event, yaml.ScalarEvent) and _is_refused(event.value):  # before OmegaConf parses it
+            raise ValueError(f"{line}: {_NO_RESOLVERS}")
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
 
 
 def plain_copy(value: Any, where: str = "") -> Any:
@@ -114,7 +131,8 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        _check_text(str(value), f"{where or 'a value'}=")
+        if _is_refused(value):
+            raise ValueError(f"{where or 'a value'}={shown(str(value))} is refused: {_NO_RESOLVERS}")
         return str(value)
     for number in (int, float):
         if isinstance(value, number):
@@ -125,21 +143,27 @@ def _copy(value: Any, where: str, *, depth: int, left: list[int]) -> Any:
     )
 
 
-def _check_text(text: str, where: str) -> None:
-    if "${" in text and not _REFERENCE.fullmatch(text):
-        raise ValueError(
-            f"{where}{text!r} is refused: ${{...}} may only stand alone and name another value, as ${{model.dropout}}; "
-            "resolvers such as ${oc.env:...} are not run. In an application of your own, call OmegaConf.resolve(cfg) "
-            "first"
-        )
+def in_a_word(content: Any) -> str:
+    """Return the kind of a value whose text an error shall not show.
+
+    >>> in_a_word("root:x:0:0"), in_a_word(None)
+    ('a str', 'nothing')
+    """
+    return "nothing" if content is None else f"a {type(content).__name__}"
+
+
+def _is_refused(text: str) -> bool:
+    return "${" in text and not _REFERENCE.fullmatch(text)
 
 
 def _key(key: Any, where: str) -> str:
     if not isinstance(key, str):
-        raise ValueError(f"the keys of {where or 'a config'} must be text, got {key!r}")
+        raise ValueError(f"the keys of {where or 'a config'} must be text, got {shown(key)}")
+    if len(key) > _LONGEST_KEY:
+        raise ValueError(f"no name in a config is longer than {_LONGEST_KEY} characters, got {shown(key)}")
     if key.startswith("_"):
         path = f"{where}.{key}" if where else key
-        raise ValueError(f"{path!r} is refused: a config names registered components, it cannot call code")
+        raise ValueError(f"{shown(path)} is refused: a config names registered components, it cannot call code")
     if key == "hydra" and not where:
         raise ValueError(
             "'hydra' is refused: Hydra only composes here, its own settings are not part of a config; "
@@ -213,7 +237,7 @@ def checked(where: str, value: Any, annotation: Any) -> Any:
         hint = "; quote it to make it text, with two pairs of quotes on a command line"
     elif isinstance(value, str) and any(map(_is_any_length, wanted)):
         hint = f"; write [{value}]"
-    raise ValueError(f"{where} must be {' or '.join(map(_in_words, wanted))}, got {value!r}{hint}")
+    raise ValueError(f"{where} must be {' or '.join(map(_in_words, wanted))}, got {shown(value)}{hint}")
 
 
 def checked_option(where: str, value: Any, option: Option) -> Any:
@@ -223,6 +247,8 @@ def checked_option(where: str, value: Any, option: Option) -> Any:
         ValueError: the value has another type, is out of range, or names no registered component.
     """
     value = checked(where, value, option.annotation)
+    if isinstance(value, int) and abs(value) >= _INTEGERS_BELOW:
+        raise ValueError(f"{where} must be below 2**63, got {shown(value)}")
     if option.range is not None and value is not None:
         option.range.check(where, value)
     if option.kind is not None and isinstance(value, str):

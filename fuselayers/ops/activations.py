@@ -84,7 +84,7 @@ def activate(z: Tensor, activation: str | None) -> Tensor:
 
     Raises:
         ValueError: there is no such activation.
-        TypeError: z is not floating, or the activation is not a name.
+        TypeError: z is not dense and floating, or the activation is not a name.
 
     >>> activate(torch.tensor([-1.0, 3.0]), "squared_relu")
     tensor([0., 9.])

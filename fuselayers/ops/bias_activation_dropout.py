@@ -64,8 +64,8 @@ def bias_activation_dropout(
     Raises:
         ValueError: x has no dimension, the bias, the seed or the shard does not fit it, the activation or the backend
             is unknown, or p is outside [0, 1).
-        TypeError: a tensor is not floating, the seed is not a tensor, p is one, the activation is no name, or the shard
-            is no shard.
+        TypeError: a tensor is not dense and floating, the seed is not a tensor, p is one, the activation is no name, or
+            the shard is no shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.
 

@@ -79,9 +79,10 @@ def bias_dropout_residual_layer_norm(
         backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
-        ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, or p is
-            outside [0, 1).
-        TypeError: a tensor is not floating, the seed is not a tensor, p is one, or the style is no name.
+        ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, p is
+            outside [0, 1), or eps is negative or not finite.
+        TypeError: a tensor is not dense and floating, the seed is not a tensor, p or eps is one, or the style is no
+            name.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.
 

@@ -59,7 +59,7 @@ def dropout(
     Raises:
         ValueError: p is outside [0, 1), the seed has another shape, dtype or device, x does not fit the shard, or the
             backend is unknown.
-        TypeError: x is not floating, the seed is not a tensor, p is a tensor, or `shard` is not a Shard.
+        TypeError: x is not dense and floating, the seed is not a tensor, p is a tensor, or `shard` is not a Shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.
 

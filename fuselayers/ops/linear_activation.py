@@ -73,7 +73,8 @@ def linear_activation(
 
     Raises:
         ValueError: x has no dimension, weight or bias do not fit it, or the activation or the backend is unknown.
-        TypeError: a tensor is not floating or, outside autocast, not of x's dtype; or the activation is no name.
+        TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; or the activation is no
+            name.
         RuntimeError: backend "triton" cannot take the call.
 
     >>> import torch

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..names import no_such
 from .implementations import autocast_dtype
+from .shapes import check_dense
 
 __all__ = ["check_loss_options", "check_target", "loss_dtype", "reduce_losses", "row_count"]
 
@@ -21,6 +22,7 @@ def check_target(target: Tensor, name: str, rows: Tensor) -> None:
     if target.dtype != torch.int64:
         advice = "class probabilities are not taken" if target.is_floating_point() else "convert it with .long()"
         raise TypeError(f"target must hold class indices in int64, got {target.dtype}; {advice}")
+    check_dense("target", target)
     if target.shape != rows.shape[:-1]:
         wanted = list(rows.shape[:-1])
         raise ValueError(f"target must be {wanted} to fit {name} {list(rows.shape)}, got {list(target.shape)}")

@@ -16,17 +16,22 @@ draw. The probability is rounded to a multiple of 1/65536, and the scale follows
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
+import ctypes
+import functools
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from .._torch.cpp import load_cpp
 from .._torch.dispatch import is_intercepted
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
-from .implementations.compiled import compiled
+from ..partition import FallbackWarning
 from .implementations.triton_language import tile_function, tl
 from .shards import Shard, check_shard, first_column, row_indices
 
@@ -51,8 +56,6 @@ _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 # The shift of the first of eight neighbours within an int64.
 _FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
-# The number of groups from which a mask on the CPU is compiled; the bits are the same.
-_COMPILED_FROM: Final = 1 << 13
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -301,7 +304,7 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 # Note: [one kernel for all masks on the CPU] Ten rounds are about 400 operations. Inlined, they would be C++ in every
-# kernel with dropout, forward and backward: gpt_nano then takes minutes to compile. As an op they are compiled once,
+# kernel with dropout, and Inductor's int64 does not vectorise without a 64-bit multiply. As an op they are philox.cpp,
 # and the use of the mask still fuses with its neighbours. The mask is uint8: Inductor's C++ multiplies by a uint8 at
 # memory speed, by a bool at an eighth of it (2048x1024 float32, two cores of an AMD EPYC: 0.13 ms against 0.92 ms). On
 # a GPU the compiler inlines the formula, which avoids a trip to memory.
@@ -317,14 +320,37 @@ def _keep_on_cpu(
     *,
     again: bool = False,
 ) -> Tensor:
-    # Tensors, since every number would be compiled as a constant. The threshold has one element per group, so that all
-    # steps have one shape and Inductor makes one loop of them. With a scalar threshold it makes two loops, with four
-    # words per group written to memory between them.
-    row_R = torch.arange(num_rows) if row_R is None else row_R
-    group_G = torch.arange(first_group, first_group + groups)
-    arguments = seed, row_R, group_G, torch.full((groups,), threshold), torch.full_like(seed, offset)
-    packed = (_compiled_packed if num_rows * groups >= _COMPILED_FROM else _packed)(*arguments)
-    return packed.view(torch.uint8)
+    fill = _fill_keep()
+    if fill is None:
+        row_R = torch.arange(num_rows) if row_R is None else row_R
+        group_G = torch.arange(first_group, first_group + groups)
+        packed = _packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset))
+        return packed.view(torch.uint8)
+    keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
+    row_R = None if row_R is None else row_R.contiguous()
+    pointers = keep.data_ptr(), seed.data_ptr(), None if row_R is None else row_R.data_ptr()
+    fill(*pointers, num_rows, first_group, groups, threshold, offset, torch.get_num_threads())
+    return keep
+
+
+@functools.cache
+def _fill_keep() -> Callable[..., None] | None:
+    """Return the function of philox.cpp, or None if C++ cannot be compiled here, with one FallbackWarning."""
+    try:
+        fill = load_cpp(Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")).philox_keep
+    # Compilers, linkers and caches fail in many ways; without the kernel the formula gives the same bits.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            "dropout's masks on this CPU are made op by op, many times slower: philox.cpp cannot be compiled "
+            f"({reason}); install g++ or set CXX",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        return None
+    fill.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 5, ctypes.c_int)
+    fill.restype = None
+    return fill
 
 
 def _keep_for_every_sample(
@@ -345,7 +371,6 @@ def _empty_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=torch.uint8)
 
 
-_compiled_packed = compiled(_packed, any_size=True)
 _library.impl("philox_keep", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::philox_keep", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::philox_keep", _keep_for_every_sample, lib=_library)

@@ -27,8 +27,9 @@ def residual_rms_norm(
         backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
-        ValueError: x has no dimension, residual or weight does not fit it, or the backend is unknown.
-        TypeError: a tensor is not floating.
+        ValueError: x has no dimension, residual or weight does not fit it, eps is negative or not finite, or the
+            backend is unknown.
+        TypeError: a tensor is not dense and floating, or eps is no number.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

@@ -26,8 +26,9 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
         backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
-        ValueError: x has no dimension, weight does not fit it, or the backend is unknown.
-        TypeError: a tensor is not floating.
+        ValueError: x has no dimension, weight does not fit it, eps is negative or not finite, or the backend is
+            unknown.
+        TypeError: a tensor is not dense and floating, or eps is no number.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

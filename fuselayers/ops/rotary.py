@@ -59,7 +59,7 @@ def rotary(
     Raises:
         ValueError: q has fewer than two dimensions, a shape or a device does not fit q, sin's dtype is not cos's, or
             the backend is unknown.
-        TypeError: a tensor is not floating.
+        TypeError: a tensor is not dense and floating.
         RuntimeError: the requested backend cannot take the call.
 
     >>> q = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)

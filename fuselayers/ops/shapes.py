@@ -1,23 +1,43 @@
 """Checks of tensor arguments, which every public op calls first."""
 
+from typing import Final
+
+import torch
 from torch import Tensor
 
 from .implementations import autocast_dtype
 
-__all__ = ["check_floating", "check_like", "check_linear", "check_row_vector", "check_rows"]
+__all__ = ["check_dense", "check_floating", "check_like", "check_linear", "check_row_vector", "check_rows"]
+
+
+# Those of 8 bits and less are made for matrix products with scales; sparse tensors would need ops of their own.
+_DTYPES: Final = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
+_DENSE: Final = torch.strided
 
 
 def check_floating(name: str, x: Tensor) -> None:
-    """Raise TypeError unless `x` holds real floating-point numbers. Used by every op, for every tensor but a seed."""
+    """Raise TypeError unless `x` is dense and holds floating-point numbers of 16 to 64 bits.
+
+    Used by every op, for every tensor but a seed, a mask and a target.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a floating-point tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, got {x.dtype}; convert it, for example with .float()")
+    if x.dtype not in _DTYPES:
+        wanted = "a floating-point tensor of 16 bits at least" if x.is_floating_point() else "a floating-point tensor"
+        advice = "call .dequantize()" if x.is_quantized else "convert it, for example with .float()"
+        raise TypeError(f"{name} must be {wanted}, got {x.dtype}; {advice}")
+    check_dense(name, x)
+
+
+def check_dense(name: str, x: Tensor) -> None:
+    """Raise TypeError if `x` is sparse, or of a library's own layout. Used for masks and targets too."""
+    if x.layout not in (_DENSE, torch.jagged):
+        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}; call .to_dense()")
 
 
 def check_rows(name: str, x: Tensor) -> None:
     """Raise unless `x` is [..., N] and floating. Used by every op that looks along the last dimension."""
-    if not (isinstance(x, Tensor) and x.is_floating_point()):
+    if not (isinstance(x, Tensor) and x.dtype in _DTYPES and x.layout is _DENSE):
         check_floating(name, x)
     if not x.dim():
         raise ValueError(f"{name} must be [..., N], got a tensor without dimensions; give it one with .reshape(1)")
@@ -27,7 +47,7 @@ def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:
     """Raise unless `vector` is None or fits x's last dimension, on its device. Used by ops with a bias."""
     if vector is None:
         return
-    if not (isinstance(vector, Tensor) and vector.is_floating_point()):
+    if not (isinstance(vector, Tensor) and vector.dtype in _DTYPES and vector.layout is _DENSE):
         check_floating(name, vector)
     if vector.shape != x.shape[-1:]:
         wanted = list(x.shape[-1:])
@@ -38,7 +58,7 @@ def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:
 
 def check_like(name: str, other: Tensor, x: Tensor) -> None:
     """Raise unless `other` is floating and has x's shape and device. Used by every op with a second input."""
-    if not (isinstance(other, Tensor) and other.is_floating_point()):
+    if not (isinstance(other, Tensor) and other.dtype in _DTYPES and other.layout is _DENSE):
         check_floating(name, other)
     if other.shape != x.shape:
         raise ValueError(f"{name} must have x's shape {list(x.shape)}, got {list(other.shape)}")

@@ -40,7 +40,7 @@ from .implementations import define, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import libdevice, tile_function, tl
 from .rows import as_rows, cdiv, tile_of_rows, vector_of
-from .shapes import check_rows
+from .shapes import check_dense, check_rows
 
 __all__ = ["softmax", "softmax_reference"]
 
@@ -66,7 +66,7 @@ def softmax(
     Raises:
         ValueError: scores have no dimension, or fewer than two if causal; the mask does not fit scores or is on another
             device; scale is not finite; or the backend is unknown.
-        TypeError: scores are not floating, the mask is not bool, or scale is no number.
+        TypeError: scores are not dense and floating, the mask is not bool, or scale is no number.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch
@@ -93,6 +93,7 @@ def _check_mask(mask: Tensor | None, scores: Tensor) -> None:
         raise TypeError(f"mask must be a bool tensor or None, got {type(mask).__name__}")
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be a bool tensor, True where a score takes part, got {mask.dtype}")
+    check_dense("mask", mask)
     sizes = zip(reversed(mask.shape), reversed(scores.shape), strict=False)
     if mask.dim() > scores.dim() or not all(size in (1, wanted) for size, wanted in sizes):
         raise ValueError(f"mask must be broadcastable to scores' shape {list(scores.shape)}, got {list(mask.shape)}")

@@ -169,6 +169,7 @@ class AotFunction(FusedFunction):
         report = describe_graph(graph_module, name=self.name, partition=options.partition, torch_random=True)
         served = ServedGraph(replace(report, reason="as given"))
         backend = aot_autograd(
+            keep_unused_draws=True,
             fw_compiler=_boxed("fw_compiler", options.fw_compiler, served),
             bw_compiler=_boxed("bw_compiler", options.bw_compiler, served),
             inference_compiler=_boxed("inference_compiler", options.inference_compiler, served),

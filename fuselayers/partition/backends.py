@@ -189,9 +189,11 @@ def compile_chain(
                 )
         failures.append((name, reason))
     said = "; ".join(f"{name}: {why}" for name, why in failures)
-    raise BackendUnavailableError(
-        f"no backend could compile this function ({said}); mend the cause, or allow fallback=('eager',)"
-    ) from cause
+    # Eager compiles nothing: where it fails, another compiler is no help.
+    advice = "mend the cause" + (
+        " in the function or its partitioner" if "eager" in chain else ", or allow fallback=('eager',)"
+    )
+    raise BackendUnavailableError(f"no backend could compile this function ({said}); {advice}") from cause
 
 
 def why_unavailable(name: str, device_types: set[str]) -> str | None:

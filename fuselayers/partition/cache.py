@@ -1,6 +1,7 @@
 """cache -- the folder of measurements, with one JSON file for each kind. Used by machine and timings.
 
-A file is replaced as a whole: a reader finds either the old content or the new.
+A file is replaced as a whole: a reader finds either the old content or the new. A file that holds something else never
+stops a call.
 """
 
 import contextlib
@@ -10,9 +11,16 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from ..regular_files import open_regular
+
+# Of a file that a killed process left behind; a living writer needs milliseconds.
+_LEFT_OVER_SECONDS: Final = 3600.0
 
 
 def cache_file(name: str) -> Path:
@@ -39,15 +47,47 @@ def sources_hash() -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, which other threads and processes wait for here.
+    """Hold a lock beside a file, which other threads and processes respect here. Nobody waits for it.
 
     Raises:
-        OSError: the folder cannot be written.
+        BlockingIOError: another thread or process holds it.
+        OSError: the folder cannot be written, or the lock is a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # Nothing is ever written to it, and a link is not followed: somebody else may own this folder.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(path.with_suffix(".lock"), "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds; {} with a warning where it holds anything else, {} if it is missing."""
+    try:
+        with open_regular(path) as file:
+            content = json.loads(file.read().decode("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}, not an object")
+    except (ValueError, RecursionError) as error:
+        warnings.warn(
+            f"{path} is no file as fuselayers writes it ({error}); it is not used, and the next measurement replaces "
+            "it",
+            stacklevel=2,
+        )
+        return {}
+    except OSError:  # no such file, or no permission
+        return {}
+    return content
+
+
+def warn_of_entries(path: Path, wrong: Sequence[str]) -> None:
+    """Warn of entries of a JSON file that do not hold what they should."""
+    if wrong:
+        warnings.warn(
+            f"{path} holds entries that fuselayers does not write, such as {wrong[0][:80]!r}; they are not used, and "
+            "the next measurement removes them",
+            stacklevel=2,
+        )
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -57,11 +97,20 @@ def write_json(path: Path, content: Any) -> None:
         OSError: it could not be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left_overs(path)
     # Each writer has a file of its own: two threads may write at once.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
+    descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".tmp")
     try:
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+        os.replace(beside, path)
+    except BaseException:
+        os.unlink(beside)
         raise
+
+
+def _remove_left_overs(path: Path) -> None:
+    for beside in path.parent.glob(f"{path.name}.*.tmp"):
+        with contextlib.suppress(OSError):  # another process removed it, or it is a folder
+            if time.time() - beside.lstat().st_mtime > _LEFT_OVER_SECONDS:
+                beside.unlink()

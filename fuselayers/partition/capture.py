@@ -22,7 +22,7 @@ from ..names import no_such
 from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
 from .partitioners import default
-from .passes import dropout_in_place_pass, seeded_dropout_calls_pass
+from .passes import plain_dropout_calls_pass, seeded_dropout_calls_pass
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _compile_eager(
 def _compile_inductor(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
-    graph_module = seeded_dropout_calls_pass(dropout_in_place_pass(graph_module))
+    graph_module = seeded_dropout_calls_pass(plain_dropout_calls_pass(graph_module))
     return trace_with_inductor(graph_module, example_inputs, partitioner, run=_run_op_by_op)
 
 

@@ -26,7 +26,16 @@ _SHARED: Final = (
 )
 
 
+_OF_CONTAINERS: Final = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
+
 _DISABLED: ContextVar[bool] = ContextVar("_DISABLED", default=False)
+
+
+class _Forward(property):
+    """A view's forward, which can be called through its type too."""
+
+    def __call__(self, view: "FusedModule", /, *args: Any, **kwargs: Any) -> Any:
+        return view.forward(*args, **kwargs)
 
 
 class FusedModule(nn.Module):
@@ -34,8 +43,8 @@ class FusedModule(nn.Module):
 
     It shares the module's parameters, buffers, submodules and train/eval mode, so `parameters()`, `state_dict()`,
     `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
-    the module's own names. Other attributes and methods are the module's too, to read and to set, but for Python's
-    special methods (`len(fused)`, `fused[0]`); only calling it is different.
+    the module's own names. Other attributes and methods are the module's too, to read and to set, and so are the
+    special methods of containers (`len(fused)`, `fused[0]`); only calling it is different.
 
     Attributes:
         module: the module as it was given, which still runs eagerly.
@@ -44,6 +53,14 @@ class FusedModule(nn.Module):
 
     module: nn.Module
     fused: Callable[..., Any]
+
+    def __new__(cls, module: nn.Module, fused: Callable[..., Any]) -> "FusedModule":
+        # Python looks special methods up in the type, so a view of a container has a type of its own.
+        own: dict[str, Any] = {name: _delegated(name) for name in _OF_CONTAINERS if hasattr(type(module), name)}
+        # Trainers look up the forward's signature in the type.
+        own["forward"] = _Forward(FusedModule.forward.fget)  # type: ignore[attr-defined]
+        own["forward"].__signature__ = inspect.signature(_forward_like(module))
+        return super().__new__(type(cls.__name__, (cls,), {"__module__": cls.__module__, **own}))
 
     def __init__(self, module: nn.Module, fused: Callable[..., Any]) -> None:
         self.__dict__["module"] = module  # not registered: it is this module, not a child of it
@@ -145,6 +162,13 @@ class FusedModule(nn.Module):
         not_own = {*_SHARED, "module", "fused", "_forward_of_view", "_compiled_call_impl"}
         own = {name: value for name, value in self.__dict__.items() if name not in not_own}
         return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def special(view: FusedModule, /, *args: Any) -> Any:
+        return getattr(view.__dict__["module"], name)(*args)
+
+    return special
 
 
 def _forward_like(module: nn.Module) -> Callable[..., Any]:

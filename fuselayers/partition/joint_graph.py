@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
 import torch.fx as fx
 
 from .._torch.tracing import (
@@ -139,18 +140,21 @@ class JointGraph:
 
     @functools.cached_property
     def made_from_scalars(self) -> frozenset[fx.Node]:
-        """The values computed from scalars alone: a dropout mask from its seed, an `arange` from its length.
+        """The values computed from scalars that are smaller than they are: a dropout mask from its seed, an `arange`
+        from its length.
 
-        They are never saved: eight bytes and some arithmetic restore them. So no dropout mask is saved, whatever the
+        They are never saved: a few bytes and some arithmetic restore them. So no dropout mask is saved, whatever the
         compiler and its cost model. Results of ops of unknown cost are not among them.
         """
-        made: set[fx.Node] = set()
+        scalars: dict[fx.Node, frozenset[fx.Node]] = {}  # of each value: those that it is computed from
         for node in self.nodes:
-            if why_runs_once(node) is not None or not _is_cheap(node) or prefers_save(node):
-                continue
-            if all(source in made or self._is_saveable_scalar(source) for source in node.all_input_nodes):
-                made.add(node)
-        return frozenset(made)
+            sources = node.all_input_nodes
+            cheap = why_runs_once(node) is None and _is_cheap(node) and not prefers_save(node)
+            if cheap and all(source in scalars for source in sources):
+                scalars[node] = frozenset().union(*(scalars[source] for source in sources))
+            elif self._is_saveable_scalar(node):
+                scalars[node] = frozenset({node})
+        return frozenset(node for node, behind in scalars.items() if sum(map(num_bytes, behind)) < num_bytes(node))
 
     def _is_saveable_scalar(self, node: fx.Node) -> bool:
         # A tuple of two scalars is as small, but cannot be saved; its elements can.
@@ -161,9 +165,11 @@ class JointGraph:
     def runs_in_forward(self, node: fx.Node) -> bool:
         """True if forward computes the node, or can compute it and it was not traced in backward.
 
-        No output depends on some of these nodes, such as the logsumexp that attention returns for its backward.
+        No output depends on some of these nodes, such as the logsumexp that attention returns for its backward. A size
+        counts wherever it was traced: saved, it replaces the tensor that it is the size of.
         """
-        return node in self.forward or not (node in self.from_gradients or is_tagged_backward(node))
+        traced_there = is_tagged_backward(node) and not is_sym_node(node)
+        return node in self.forward or not (node in self.from_gradients or traced_there)
 
     def why_not_saveable(self, node: fx.Node) -> str | None:
         """Return None if the value can be handed from forward to backward, else why it cannot."""
@@ -214,8 +220,11 @@ class JointGraph:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks."""
-    known = only_moves(node) or node.target in mask_ops()
+    """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks.
+
+    Attention masks of transformers number the documents of a row by a cumulative sum.
+    """
+    known = only_moves(node) or node.target in mask_ops() or node.target is torch.ops.aten.cumsum.default
     return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 
 

@@ -4,9 +4,8 @@ A machine that `fuselayers tune` has measured is read from one JSON file; the de
 """
 
 import functools
-import json
-import math
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Final
 
 import torch
 
-from .cache import cache_file, write_json
+from .cache import cache_file, read_json, warn_of_entries, write_json
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Machine:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "name" and (isinstance(value, bool) or not 0 < value < math.inf):
+            if field.name != "name" and (isinstance(value, bool) or not 0 < value <= sys.float_info.max):
                 raise ValueError(f"{field.name} of a machine must be a finite number above 0, got {value}")
 
     def bytes_of_flops(self, flops: float, *, itemsize: int) -> float:
@@ -106,7 +105,7 @@ def write_tuned(device_type: str, machine: Machine) -> Path:
     path = tuned_file()
     try:
         known = dict(_read_tuned(path, path.stat().st_mtime_ns))
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         known = {}
     known[_key(device_type)] = machine
     write_json(path, {key: asdict(value) for key, value in known.items()})
@@ -124,10 +123,12 @@ def _key(device_type: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _read_tuned(path: Path, _modified: int) -> Mapping[str, Machine]:
-    try:
-        return {key: Machine(**value) for key, value in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} does not hold machines as `fuselayers tune` writes them ({error}); run `fuselayers tune` again, "
-            f"or delete it"
-        ) from error
+    machines: dict[str, Machine] = {}
+    wrong: list[str] = []
+    for key, value in read_json(path).items():
+        try:
+            machines[key] = Machine(**value)
+        except (ValueError, TypeError):
+            wrong.append(key)
+    warn_of_entries(path, wrong)
+    return machines

@@ -4,11 +4,10 @@ The times are in one JSON file, `auto_file`: for each machine, with the versions
 each candidate of each graph.
 """
 
-import json
 import logging
 import math
 import platform
-import warnings
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from .._torch.dispatch import (
     transforms_are_active,
 )
 from .._torch.tracing import compiler_version
-from .cache import cache_file, locked, sources_hash, write_json
+from .cache import cache_file, locked, read_json, sources_hash, warn_of_entries, write_json
 from .machine import processor_name
 
 _Times = Mapping[str, float | None]
@@ -103,8 +102,7 @@ def remembered(key: str, device_type: str = "cpu") -> _Times | None:
     """
     if _anew is not None:
         return _anew.get(key)
-    times: _Times | None = _all_times().get(_machine(device_type), {}).get(key)
-    return times
+    return _all_times().get(_machine(device_type), {}).get(key)
 
 
 def remember(key: str, seconds: _Times, device_type: str = "cpu") -> None:
@@ -144,7 +142,7 @@ def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str,
 def _store(times: Mapping[str, _Times], device_type: str) -> None:
     path = auto_file()
     with locked(path):
-        known = {machine: dict(one) for machine, one in _all_times().items()}
+        known = _all_times()
         known.setdefault(_machine(device_type), {}).update({key: dict(seconds) for key, seconds in times.items()})
         write_json(path, known)
     _log.info("%s; stored in %s", times, path)
@@ -158,21 +156,28 @@ def _machine(device_type: str) -> str:
     return f"{where}, {compiler_version(device_type)}, torch {torch.__version__}, fuselayers {sources_hash()[:12]}"
 
 
-def _all_times() -> Mapping[str, Any]:
-    """Return what the file holds; a file that cannot be read counts as empty."""
+def _all_times() -> dict[str, dict[str, _Times]]:
+    """Return the times that the file holds, without the entries that hold something else."""
     try:
         path = auto_file()
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for known in content.values():
-            for seconds in known.values():
-                sum(one for one in seconds.values() if one is not None) + 0.0
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        warnings.warn(
-            f"{path} does not hold times as fuselayers writes them ({type(error).__name__}: {error}); it is not used, "
-            "and the next measurement replaces it",
-            stacklevel=2,
-        )
+    except RuntimeError:  # no home folder
         return {}
-    except (OSError, RuntimeError):  # no such file, no permission, or no home folder
-        return {}
-    return content
+    times: dict[str, dict[str, _Times]] = {}
+    wrong: list[str] = []
+    for machine, known in read_json(path).items():
+        if not isinstance(known, dict):
+            wrong.append(machine)
+            continue
+        times[machine] = {key: seconds for key, seconds in known.items() if _are_times(seconds)}
+        wrong += known.keys() - times[machine].keys()
+    warn_of_entries(path, wrong)
+    return times
+
+
+def _are_times(seconds: Any) -> bool:
+    """Whether at least one candidate of a graph has a finite number of seconds from 0 on, and the others it or None."""
+    if not isinstance(seconds, dict):
+        return False
+    known = [one for one in seconds.values() if one is not None]
+    # An integer of JSON may be too large for a float.
+    return bool(known) and all(type(one) in (int, float) and 0 <= one <= sys.float_info.max for one in known)

@@ -40,3 +40,16 @@ def test_an_error_of_the_disk_inside_torch_save_is_named(tmp_path: Path) -> None
 
     with pytest.raises(OSError, match="No space left on device"):
         write_whole(tmp_path / "a", lambda file: torch.save({"x": torch.zeros(9)}, FullDisk()))  # type: ignore[arg-type]
+
+
+def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+
+    def write(file: BinaryIO) -> None:
+        file.write(b"first ")
+        write_whole(path, lambda other: other.write(b"of the second"))
+        file.write(b"to the end")
+
+    write_whole(path, write)
+    assert path.read_bytes() == b"first to the end"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]

@@ -1,8 +1,11 @@
+import re
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fuselayers import cli
 from fuselayers._version import __version__
@@ -79,6 +82,21 @@ def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeyp
         main(["--traceback", "list", "nrom"])
 
 
+@pytest.mark.parametrize("fail", [lambda: torch.empty(1 << 50), lambda: bytearray(1 << 60)], ids=["torch", "Python"])
+def test_want_of_memory_is_no_bug(
+    fail: Callable[[], object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.backends, "run", lambda arguments, console: fail())
+    assert main(["backends"]) == 2
+    assert re.match(r"fuselayers: out of memory: .*; choose smaller sizes\n$", capsys.readouterr().err)
+
+
+def test_a_long_argument_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["x" * 9000], ["backends", "--" + "x" * 9000], ["train", "data.path=/" + "x" * 9000]):
+        assert main(arguments) == 2
+        assert len(capsys.readouterr().err) < 600
+
+
 def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,3 +159,23 @@ sys.exit(code)
 """
     done = run(program)
     assert (done.code, done.errors) == (1, "")
+
+
+def test_output_without_the_letters_of_a_table_does_not_end_a_run(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    program = """
+import io, sys, torch
+from fuselayers.cli.main import main
+torch.set_num_threads(1)
+sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="ascii")
+sys.exit(main(sys.argv[1:]))
+"""
+    folder = tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n"
+    asked = ["feedforward=fused_mlp", "train.sample_bytes=40", f"train.output='{folder}'"]
+    wanted = [text for text in tiny if not text.startswith(("train.sample_bytes", "train.compare"))]
+    done = run(program, "train", *wanted, *asked)
+    assert (done.code, done.errors) == (0, "")
+    assert f"writing {tmp_path}/r\\xfcn" in done.printed
+    assert re.search(r"^\| tokens/s +\|", done.printed, re.MULTILINE)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 
 from fuselayers.components import Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, TransformerBlock, registry
 from fuselayers.configs import Config, FusionConfig, build, compose
+from fuselayers.ops.implementations.compiled import can_compile
 from fuselayers.partition import FusedModule
+from tests import processes
 
 # Small enough to compile in seconds; the parts stay those of the shipped model.
 TINY = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2"]
@@ -52,7 +56,6 @@ def test_the_published_models_have_their_published_sizes(model: str, count: int)
     assert all(parameter.is_meta for parameter in built.parameters())
 
 
-@pytest.mark.parametrize("feedforward", ["mlp", "fused_mlp"])
 def test_an_mlps_implementation_does_not_change_the_weights(feedforward: str) -> None:
     state, plain = (on_meta("gpt2_small", [f"feedforward={name}"]).state_dict() for name in (feedforward, "mlp"))
     assert {name: value.shape for name, value in state.items()} == {name: value.shape for name, value in plain.items()}
@@ -216,6 +219,42 @@ def test_errors(overrides: list[str], text: str) -> None:
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "needed"),
+    [
+        (["model.num_layers=5000000"], r"4,\d{3} GB"),
+        (["model.num_layers=5000000", "fusion.scope=block"], r"4,\d{3} GB"),
+        (["model.hidden_dim=10000000"], r"14,4\d{2},\d{3} GB"),
+        (["model.vocab_size=1000000000000"], "512,000 GB"),
+        (["feedforward=mixture_of_experts", "feedforward.num_experts=1000000000"], r"5\d{2},\d{3} GB"),
+        (["feedforward.expansion=1e30"], r"2\*\*63 bytes"),
+    ],
+)
+def test_a_model_beyond_memory_is_refused_before_it_is_built(overrides: list[str], needed: str) -> None:
+    text = rf"^the model needs at least {needed} of memory, and this machine has [\d,]+ GB; choose smaller sizes$"
+    started = time.process_time()
+    with pytest.raises(ValueError, match=text):
+        build("gpt_nano", overrides)
+    assert time.process_time() - started < 20
+
+
+def test_a_model_of_too_many_layers_is_refused_on_the_meta_device_too() -> None:
+    with pytest.raises(ValueError, match=r"^the model needs at least .* GB of memory, and this machine has"):
+        on_meta("gpt_nano", ["model.num_layers=1000000000"])
+
+
+def test_whether_a_model_fits_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    expected = build("gpt_nano", TINY).state_dict()
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)  # pages of 1000 bytes: it is counted, and fits
+    torch.manual_seed(0)
+    for name, weight in build("gpt_nano", TINY).state_dict().items():
+        assert torch.equal(weight, expected[name]), name
+    monkeypatch.setattr(os, "sysconf", lambda name: 100)
+    with pytest.raises(ValueError, match=r"^the model needs at least \d+ GB of memory, and this machine has"):
+        build("gpt_nano", TINY)
+
+
 def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tiny(nn.Module):
         built_in = frozenset({"attention", "feedforward", "norm", "residual", "position"})
@@ -240,3 +279,21 @@ def test_a_model_that_cannot_be_fused_layer_by_layer(monkeypatch: pytest.MonkeyP
         ).width
         == 5
     )
+
+
+@pytest.mark.parametrize("block", ["transformer", "reversible"])
+def test_without_fusion_nothing_is_compiled(block: str) -> None:
+    """Also not the ops' masks and formulas, forward and backward, at sizes at which they would be."""
+    program = """
+import sys, torch
+from torch._dynamo.utils import counters
+import fuselayers
+options = ["model.num_layers=1", "fusion=off", "model.dropout=0.1", *sys.argv[1:]]
+model = fuselayers.build("gpt_nano", options)
+model(torch.zeros(4, 128, dtype=torch.long)).sum().backward()
+compiled = len(counters["inductor"])
+fuselayers.ops.dropout(torch.ones(1 << 17), 0.5)
+print(compiled, len(counters["inductor"]) > 0)
+"""
+    ended = processes.run(program, "feedforward=fused_mlp", f"model.block={block}")
+    assert ended.printed.split() == ["0", str(can_compile())], ended.errors

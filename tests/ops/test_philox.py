@@ -1,14 +1,13 @@
-import warnings
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from fuselayers.ops import draw_seed, dropout, keep_mask, keep_scale, philox
-from fuselayers.ops.implementations.compiled import compiled
+from fuselayers.ops import Shard, draw_seed, dropout, keep_mask, keep_scale
 from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import tl
 from fuselayers.ops.philox import (
-    _COMPILED_FROM,
     _lanes,
     _packed,
     _unpacked,
@@ -17,10 +16,10 @@ from fuselayers.ops.philox import (
     philox_4x32,
 )
 from fuselayers.ops.rows import cdiv
-from fuselayers.partition import FallbackWarning, fuse
-from fuselayers.partition.compilers import why_inductor_is_unavailable
+from fuselayers.partition import fuse
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
+from tests.processes import run
 
 # From the reference implementation's known-answer file (Random123, kat_vectors): counter, key, result.
 KNOWN_ANSWERS = [
@@ -67,46 +66,79 @@ def test_leading_dimensions_are_rows() -> None:
     assert torch.equal(keep_mask(seed_of(), (2, 3, 20), p=0.5).view(6, 20), keep_mask(seed_of(), (6, 20), p=0.5))
 
 
-needs_compiler = pytest.mark.skipif(
-    why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-)
+def formula_of_keep(
+    seed: torch.Tensor,
+    row_R: torch.Tensor | None,
+    num_rows: int,
+    first_group: int,
+    groups: int,
+    threshold: int,
+    offset: int,
+) -> torch.Tensor:
+    """What the op `philox_keep` must give, from `philox_4x32`: uint8 [R, 8 G]."""
+    row_R = torch.arange(num_rows) if row_R is None else row_R
+    lanes = torch.stack(_lanes(seed, row_R, torch.arange(first_group, first_group + groups), torch.tensor(offset)), -1)
+    assert lanes.min() >= 0
+    assert lanes.max() < 65536
+    return (lanes.flatten(1) >= threshold).to(torch.uint8)
 
 
-@pytest.fixture
-def compiled_masks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many groups each mask had that was made by compiled code."""
-    original, groups = philox._compiled_packed, []
+ROWS = torch.tensor([0, 5, 2**32 - 1, 2**32 + 3, 2**40 + 1])
+EVERY_KERNEL = """
+import torch
+from fuselayers.ops import philox
+from tests.ops.test_philox import ROWS, formula_of_keep
 
-    def counted(seed: torch.Tensor, row_R: torch.Tensor, group_G: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        groups.append(row_R.numel() * group_G.numel())
-        made: torch.Tensor = original(seed, row_R, group_G, *rest)
-        return made
+assert philox._fill_keep() is not None
+keep = torch.ops.fuselayers.philox_keep
+for index, number in enumerate((0, 7, -1, -2**63, 2**63 - 1, 2**32, 123456789123)):
+    seed = torch.tensor(number)
+    for groups in range(1, 18):
+        # Every threshold with every size would take a minute.
+        threshold = (0, 1, 6554, 32767, 32768, 65535)[(index + groups) % 6]
+        for rows in (ROWS, ROWS[::2], None):
+            call = seed, rows, 5 if rows is None else len(rows), 3 * index, groups, threshold, 2**32 - 1 - groups
+            assert torch.equal(keep(*call), formula_of_keep(*call)), (number, groups, threshold)
+print(torch.backends.cpu.get_cpu_capability())
+"""
 
-    monkeypatch.setattr(philox, "_compiled_packed", counted)
-    return groups
+
+@pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
+def test_every_vector_width_has_the_same_mask(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch takes less than this where the processor has less.
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+    ended = run(EVERY_KERNEL)
+    assert ended.code == 0, ended.errors
+    assert ended.printed
 
 
-@needs_compiler
-def test_large_masks_are_compiled_and_the_same(compiled_masks: list[int]) -> None:
-    rows, columns = 5000, 250
-    assert rows * columns / 8 > _COMPILED_FROM
-    whole = keep_mask(seed_of(), (rows, columns), p=0.5)
-    for row in (0, 1, 4999):
-        assert whole[row].tolist() == truth.kept(int(seed_of()), row, columns, 32768)
-    assert compiled_masks == [5000 * 32]
+@pytest.mark.parametrize("columns", [*range(1, 131), 4095, 4097, 12345])
+def test_every_width_is_the_formula(columns: int) -> None:
+    first = columns % 20
+    shard = Shard(start=(2**32 - 2, first), shape=(2**33, columns + 20))
+    mask = keep_mask(seed_of(), (3, columns), p=0.3, shard=shard, offset=columns)
+    row_R = torch.arange(2**32 - 2, 2**32 + 1)
+    groups = (first % 8 + columns + 7) // 8
+    expected = formula_of_keep(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3), columns)
+    assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns].bool())
+
+
+def test_a_mask_of_several_threads_and_pieces_is_the_formula() -> None:
+    for rows, columns in ((300, 257), (1, 20_000), (7, 9000)):
+        mask = keep_mask(seed_of(), (rows, columns), p=0.5)
+        expected = formula_of_keep(seed_of(), None, rows, 0, (columns + 7) // 8, 32768, 0)
+        assert torch.equal(mask, expected[:, :columns].bool())
 
 
 def test_the_op_on_the_cpu_is_the_formula() -> None:
     keep = torch.ops.fuselayers.philox_keep
     row_R = torch.tensor([4, 0, 2**32 - 1])
-    lanes = torch.stack(_lanes(seed_of(), row_R, torch.arange(5, 8), torch.tensor(2)), -1).flatten(1)
-    assert lanes.min() >= 0
-    assert lanes.max() < 65536
     for threshold in (0, 1, 30000, 65535):
-        expected = (lanes >= threshold).to(torch.uint8)
+        expected = formula_of_keep(seed_of(), row_R, 3, 5, 3, threshold, 2)
         for again in (False, True):
             assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, 2, again=again), expected)
     assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9, 2), keep(seed_of(), torch.arange(7), 7, 0, 3, 9, 2))
+    assert keep(seed_of(), None, 0, 0, 3, 9, 2).shape == (0, 24)
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 30000, 65535])
@@ -118,52 +150,30 @@ def test_the_formula_of_a_gpu_has_the_same_mask(threshold: int) -> None:
     assert torch.equal(made, expected.bool())
 
 
-@needs_compiler
-def test_every_size_and_offset_is_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = _COMPILED_FROM
-    traced = []
-    original = philox._packed
+WITHOUT_A_COMPILER = """
+import warnings
 
-    def counted(*arguments: torch.Tensor) -> torch.Tensor:
-        traced.append([one.shape for one in arguments])
-        return original(*arguments)
+import torch
+from fuselayers.ops import keep_mask
 
-    monkeypatch.setattr(philox, "_compiled_packed", compiled(counted, any_size=True))
-    for offset in (0, 1, 2, 77, 2**32 - 1):
-        mask = keep_mask(seed_of(), (2, 8 * groups + offset % 3), p=0.5, offset=offset)
-        few = torch.ops.fuselayers.philox_keep(seed_of(), None, 2, 0, 3, 32768, offset)
-        assert torch.equal(mask[:, :24], few.bool())
-    assert len(traced) == 1
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    masks = [keep_mask(torch.tensor(7), (3, 100), p=0.5) for _ in range(2)]
+assert torch.equal(*masks)
+print(*(f"{one.category.__name__}: {one.message}" for one in caught), sep="\\n")
+print(masks[0][2].int().tolist())
+"""
 
 
-# One group per row is a shape of its own, as is one row: there the compiled arithmetic is scalar, and overflow would
-# show.
-@needs_compiler
-@pytest.mark.parametrize(
-    "shape", [(3, 20), (5, 1), *(pytest.param(one, marks=pytest.mark.slow) for one in ((1, 40), (1, 1)))], ids=str
-)
-def test_masks_of_any_shape_are_the_same_compiled(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch, compiled_masks: list[int]
-) -> None:
-    op_by_op = keep_mask(seed_of(), shape, p=0.5)
-    assert compiled_masks == []
-    monkeypatch.setattr(philox, "_COMPILED_FROM", 0)
-    assert torch.equal(keep_mask(seed_of(), shape, p=0.5), op_by_op)
-    assert len(compiled_masks) == 1
-
-
-def test_without_a_compiler_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "fuselayers.ops.implementations.compiled.why_inductor_is_unavailable", lambda device: "no g++ here"
-    )
-    monkeypatch.setattr(philox, "_compiled_packed", compiled(philox._packed))
-    shape = 2, 8 * _COMPILED_FROM
-    with pytest.warns(FallbackWarning, match=r"_packed runs op by op for .*: no g\+\+ here$"):
-        mask = keep_mask(seed_of(), shape, p=0.5)
-    assert mask[0, :100].tolist() == truth.kept(int(seed_of()), 0, 100, 32768)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert torch.equal(keep_mask(seed_of(), shape, p=0.5), mask)
+def test_without_a_compiler_it_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    ended = run(WITHOUT_A_COMPILER)
+    assert ended.code == 0, ended.errors
+    warning, mask = ended.printed.splitlines()
+    assert warning.startswith("FallbackWarning: dropout's masks on this CPU are made op by op, many times slower: ")
+    assert warning.endswith("; install g++ or set CXX")
+    assert json.loads(mask) == truth.kept(7, 2, 100, 32768)
 
 
 def test_rate_is_right_in_every_row_and_column() -> None:

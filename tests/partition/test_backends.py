@@ -179,3 +179,15 @@ def test_triton_on_a_gpu_is_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
         "Triton cannot compile for cuda here",
         "pip install triton",
     )
+
+
+def test_where_eager_fails_it_is_not_offered() -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("this cuts nothing")
+
+    text = (
+        "no backend could compile this function (eager: RuntimeError: this cuts nothing); "
+        "mend the cause in the function or its partitioner"
+    )
+    with pytest.raises(BackendUnavailableError, match=f"^{re.escape(text)}$"):
+        fuse(wave, backend="eager", fallback=(), partition=broken)(torch.randn(4, requires_grad=True))

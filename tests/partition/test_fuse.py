@@ -23,6 +23,7 @@ from fuselayers.partition import (
     FusedModule,
     PartitionError,
     budget,
+    default_partition,
     fuse,
     memory_efficient_fusion,
     min_cut,
@@ -709,7 +710,7 @@ def test_no_static_names() -> None:
 
 @either_backend
 def test_a_fused_function_is_freed(backend: str) -> None:
-    """Dynamo keeps every backend that it met, but not the weights behind it."""
+    """Dynamo keeps every backend and every compiled graph that it met, but not the weights behind them."""
     module = nn.Linear(4, 4)
     fused = fuse(module, backend=backend)
     for _ in range(2):
@@ -718,3 +719,24 @@ def test_a_fused_function_is_freed(backend: str) -> None:
     del module, fused
     gc.collect()
     assert (weight(), view(), function()) == (None, None, None)
+
+
+def test_the_compiled_graphs_are_freed_with_the_function() -> None:
+    graphs: list[weakref.ref[torch.fx.GraphModule]] = []
+
+    def cut(*args: Any, **kwargs: Any) -> Any:
+        forward, backward = default_partition(*args, **kwargs)
+        graphs.extend((weakref.ref(forward), weakref.ref(backward)))
+        return forward, backward
+
+    @fuse(backend="eager", partition=cut, static_argnames="scale")
+    def scaled(x: Tensor, *, scale: float) -> Tensor:
+        return (x * scale).sin()
+
+    for scale in (2.0, 3.0):
+        scaled(torch.ones(3, requires_grad=True), scale=scale).sum().backward()
+    assert len(graphs) == 4
+    del scaled
+    gc.collect()
+    gc.collect()  # what the first one freed held them
+    assert [graph() for graph in graphs] == [None] * 4

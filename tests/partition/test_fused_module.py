@@ -73,6 +73,36 @@ def test_is_shown_as_what_it_is() -> None:
     assert fused.note == "kept"
 
 
+def test_a_view_of_a_container_is_one() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    view = copy.deepcopy(fuse(module, backend="eager"))
+    view = pickle.loads(pickle.dumps(view))
+    assert isinstance(view, FusedModule)
+    assert len(view) == 2
+    assert view[0] is view.module[0]
+    assert list(view) == list(view.module)
+    view[1] = nn.Tanh()
+    assert isinstance(view.module[1], nn.Tanh)
+    del view[1]
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(view(x), view.module(x))
+    torch.testing.assert_close(torch.compile(view, backend="eager", fullgraph=True)(x), view.module(x))
+    assert "relu" in fuse(nn.ModuleDict({"relu": nn.ReLU()}), backend="eager")
+
+
+@pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.Sequential()], ids=["plain", "empty container"])
+def test_a_view_is_true_where_the_module_is(module: nn.Module) -> None:
+    assert bool(fuse(module, backend="eager")) == bool(module)
+
+
+def test_trainers_read_the_signature_of_the_type() -> None:
+    """Hugging Face's Trainer looks there for the names of labels."""
+    view = fuse(nn.Bilinear(2, 2, 2), backend="eager")
+    assert list(inspect.signature(type(view).forward).parameters)[1:] == ["input1", "input2"]
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(type(view).forward(view, x, x), view.module(x, x))
+
+
 class Particular(nn.Module):
     """Overrides what a module may: its mode, and what it saves."""
 

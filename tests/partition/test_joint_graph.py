@@ -1,15 +1,18 @@
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import aot_function, nop
 from torch import Tensor
 from torch._functorch.partitioners import classify_nodes
 
 from fuselayers import ops
-from fuselayers.partition import default, fuse, min_cut
+from fuselayers.partition import budget, default, fuse, min_cut, saved_bytes
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import SavePolicy
 from tests.partition import tracing
-from tests.partition.tracing import joint_graph_of
+from tests.partition.tracing import joint_graph_of, ops_of, split_of
 
 
 def mlp(x: Tensor, weight: Tensor) -> Tensor:
@@ -40,6 +43,56 @@ def test_a_table_of_angles_is_made_from_scalars() -> None:
     assert "aten.repeat.default" in targets(joint.made_from_scalars)
     for rule in (default, min_cut):
         assert joint.saved_bytes(rule.saved_values(joint, fused=True)) == 0
+
+
+def test_a_mask_of_documents_numbered_by_a_cumulative_sum_is_made_from_scalars() -> None:
+    def attend(x: Tensor) -> Tensor:
+        document = (torch.arange(16) % 5 == 0).cumsum(0)
+        return (x @ x.t()).masked_fill(document[:, None] != document, -1e9)
+
+    joint = joint_graph_of(attend, torch.randn(16, 4, requires_grad=True))
+    for rule in (default, min_cut):
+        assert joint.saved_bytes(rule.saved_values(joint, fused=False)) == 16 * 4 * 4  # x
+
+
+@pytest.mark.parametrize("rule", [default, min_cut, budget(0.5)], ids=["default", "min_cut", "budget"])
+def test_a_size_traced_in_backward_is_saved_instead_of_its_tensor(rule: SavePolicy) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own
+        summed = aot_function(lambda x: x.sum(dim=1), nop, partition_fn=rule, dynamic=True)
+        x = torch.randn(100, 50, requires_grad=True)
+        assert saved_bytes(summed, x) == 0
+        (got,) = torch.autograd.grad(summed(x).sin().sum(), x)
+    torch.testing.assert_close(got, x.detach().sum(1, keepdim=True).cos().expand(100, 50))
+
+
+class TestScalarsHaveAPrice:
+    def test_one_instead_of_those_that_it_is_made_from(self) -> None:
+        inputs = [torch.randn(3, requires_grad=True) for _ in range(4)]
+        joint = joint_graph_of(lambda a, b, c, d: (a + b + c + d).cos().cos(), *inputs)
+        assert joint.saved_bytes(min_cut.saved_values(joint, fused=True)) == 12
+        assert joint.saved_bytes(min_cut.saved_values(joint, fused=False)) == 24  # as plain eager
+
+    @pytest.mark.parametrize("rule", [default, min_cut], ids=["default", "min_cut"])
+    def test_the_mean_of_many_losses(self, rule: SavePolicy) -> None:
+        losses = [torch.randn((), requires_grad=True) for _ in range(64)]
+        joint = joint_graph_of(lambda *losses: torch.stack(losses).mean().exp(), *losses)
+        assert joint.saved_bytes(rule.saved_values(joint, fused=True)) == 4
+
+    def test_many_losses_fit_half_of_the_bytes_that_eager_saves(self) -> None:
+        losses = [torch.randn((), requires_grad=True) for _ in range(64)]
+        joint = joint_graph_of(lambda *losses: torch.stack([loss.sin() for loss in losses]).exp(), *losses)
+        for fused in (False, True):
+            assert joint.saved_bytes(budget(0.5).saved_values(joint, fused=fused)) == 256
+
+    def test_op_by_op_no_scalar_is_computed_again(self) -> None:
+        def chain(x: Tensor) -> Tensor:
+            for _ in range(50):
+                x = x.sin()
+            return x
+
+        _, backward = split_of(chain, torch.randn(4, requires_grad=True), partition="min_cut", fused=False)
+        assert len(ops_of(backward)) == 100  # a cosine and a product for each sine
 
 
 def test_a_tuple_of_scalars_is_no_scalar() -> None:

@@ -8,7 +8,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from fuselayers.partition import auto_file, timings, warm_up
+from fuselayers.partition import auto_file, fuse, timings, warm_up
+from fuselayers.partition.cache import locked
 from fuselayers.partition.timings import has_choice, may_measure, measured_anew, remember, remembered
 from tests.processes import Program
 
@@ -83,23 +84,74 @@ def test_there_is_no_choice_between_the_ranks_of_a_distributed_run(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
+    ("text", "problem"),
     [
-        ('{"my machine": {"one": {"eager": 1.0,}}}', "JSONDecodeError"),
-        ("", "JSONDecodeError"),
-        ("[1]", "AttributeError"),
-        ('{"my machine": {"one": {"eager": "fast"}}}', "TypeError"),
-        ("[" * 100_000, "RecursionError"),
+        ('{"my machine": {"one": {"eager": 1.0,}}}', "Expecting property name"),
+        ("", "Expecting value"),
+        ("[1]", "it holds a list, not an object"),
+        ("[" * 100_000, "recursion"),
+        ('{"a": ' + "1" * 5000 + "}", "integer string conversion"),
     ],
+    ids=["a comma", "nothing", "a list", "a deep nest", "many digits"],
 )
-def test_a_file_that_cannot_be_read_is_not_used_and_replaced(text: str, error: str) -> None:
+def test_a_file_that_cannot_be_read_is_not_used_and_replaced(text: str, problem: str) -> None:
     auto_file().write_text(text)
-    told = rf"does not hold times as fuselayers writes them \({error}: .*\); it is not used, and the next measurement"
+    told = (
+        rf"is no file as fuselayers writes it \(.*{problem}.*\); it is not used, and the next measurement replaces it$"
+    )
     with pytest.warns(UserWarning, match=told):
         assert remembered("one") is None
     with pytest.warns(UserWarning, match=told):
         remember("one", {"eager": 2.0})
     assert remembered("one") == {"eager": 2.0}
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        {"eager": math.nan},
+        {"eager": -1.0},
+        {"eager": math.inf},
+        {"eager": 10**400},
+        {"eager": True},
+        {"eager": "fast"},
+        {"eager": None, "plain": None},
+        {},
+        [1.0],
+        None,
+    ],
+    ids=str,
+)
+def test_times_that_are_no_finite_seconds_are_dropped_and_the_others_stay(seconds: object) -> None:
+    remember("one", {"eager": 1.0, "inductor": None})
+    (machine,) = content = json.loads(auto_file().read_text())
+    content[machine]["two"] = seconds
+    content["other machine"] = seconds
+    auto_file().write_text(json.dumps(content))
+    told = r"holds entries that fuselayers does not write, such as '(two|other machine|eager|plain)'; they are not used"
+    with pytest.warns(UserWarning, match=told):
+        assert remembered("two") is None
+    with pytest.warns(UserWarning, match=told):
+        assert remembered("one") == {"eager": 1.0, "inductor": None}
+    with pytest.warns(UserWarning, match=told):
+        remember("two", {"eager": 2.0})
+    assert (remembered("one"), remembered("two")) == ({"eager": 1.0, "inductor": None}, {"eager": 2.0})
+
+
+def test_a_function_runs_whatever_times_are_stored() -> None:
+    """They ended the compilation with StopIteration or OverflowError."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    with warm_up(0):
+        fuse(double)(torch.ones(4))
+    written = auto_file().read_text()
+    for wrong in ("NaN", "-1.0", "null", "1" + "0" * 400):
+        auto_file().write_text(re.sub(r": [0-9][-.e0-9]*", f": {wrong}", written))
+        torch.compiler.reset()
+        with pytest.warns(UserWarning, match="that fuselayers does not write, such as 'double"), warm_up(0):
+            assert fuse(double)(torch.ones(4)).tolist() == [2.0] * 4
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan])
@@ -117,22 +169,35 @@ def test_a_candidate_that_does_not_work_is_remembered_as_such() -> None:
 
 WRITER = """
 import os, sys
-from fuselayers.partition.timings import remember
+from fuselayers.partition.timings import remember, remembered
 me, other = sys.argv[1:]
 open(me, "w").close()
 while not os.path.exists(other):
     pass
 for number in range(40):
-    remember(f"{me} {number}", {"eager": 1.0})
+    while remembered(f"{me} {number}") is None:  # nobody waits for the lock: what meets another writer is not stored
+        remember(f"{me} {number}", {"eager": 1.0})
 """
 
 
-def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_processes_that_write_at_once_lose_nothing_that_was_stored(tmp_path: Path) -> None:
     writers = [Program(WRITER, *names, folder=tmp_path) for names in (("one", "other"), ("other", "one"))]
     for writer in writers:
         assert writer.wait().errors == ""
     (known,) = json.loads(auto_file().read_text()).values()
     assert len(known) == 80
+
+
+def test_a_lock_that_is_held_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fuselayers")
+    with locked(auto_file()):
+        remember("one", {"eager": 1.0})
+        with pytest.raises(BlockingIOError), measured_anew(keep=True):
+            remember("one", {"eager": 1.0})
+    assert "the times are not stored for later processes" in caplog.text
+    assert remembered("one") is None
+    remember("one", {"eager": 1.0})
+    assert remembered("one") == {"eager": 1.0}
 
 
 @pytest.mark.parametrize("keep", [True, False])

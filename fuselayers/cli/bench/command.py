@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +14,11 @@ import torch
 from rich.console import Console
 
 from ..._version import __version__
-from ...names import no_such
+from ...names import no_such, shown
+from ...ops import draw_seed, keep_mask
 from ...ops.implementations.launch import why_no_kernels
 from ...partition import backends
+from ...partition.timer import Step, median_seconds, time_in_turns
 from ..files import write_text
 from ..machine import choose_device, measured_machine
 from ..text import chosen_names, say, table_of
@@ -23,7 +26,7 @@ from .calls import BARE, call_cost
 from .cases import OPS, Settings, dtype_name, op_case
 from .measure import OURS, Candidate, Timing, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
-from .subjects import COMPILE, Subject, model_subject, op_subject
+from .subjects import COMPILE, Subject, model_subject, op_candidate, op_subject
 from .suite_command import run_suite
 
 SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
@@ -35,15 +38,17 @@ All run in one process, in turns, after a warm-up; the table shows medians. Cand
   fuselayers bench op bias_activation_dropout --dropout 0.1
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
   TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
+  fuselayers bench op dropout --dropout 0.1 --parts
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench partition --only saved,budget --layers 4
   fuselayers bench partition --quick --json partition.json
   fuselayers bench suite --out results/
 
 `op NAME --overhead` measures what a call costs the CPU that launches kernels, with the launches stubbed, beside a bare
-autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. `suite` measures every op in many
-shapes, dtypes and options against eager PyTorch, torch.compile and, on a GPU, Liger-Kernel where it is installed; it
-writes a folder with the numbers, a table and pictures."""
+autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. `op NAME --parts` times the forward of
+an op that drops beside its mask, the op without dropout, and a copy of x. `suite` measures every op in many shapes,
+dtypes and options against eager PyTorch, torch.compile and, on a GPU, Liger-Kernel where it is installed; it writes a
+folder with the numbers, a table and pictures."""
 
 _DTYPES: Final = {
     "float32": torch.float32,
@@ -54,7 +59,7 @@ _DTYPES: Final = {
 _OF_EACH: Final = {"name", "shape", "dtype", "backends", "dropout", "json"}
 # The arguments of each subject, except --repeats and --device.
 _ARGUMENTS: Final = {
-    "op": {*_OF_EACH, "activation", "overhead"},
+    "op": {*_OF_EACH, "activation", "overhead", "parts"},
     "model": {*_OF_EACH, "overrides"},
     "partition": {"only", "layers", "quick", "json"},
     "suite": {"ops", "dtypes", "minutes", "quick", "out"},
@@ -88,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     parser.add_argument("--overhead", action="store_true", help="of an op: what a call costs the CPU, launches stubbed")
+    parser.add_argument("--parts", action="store_true", help="of an op with dropout: its mask and the rest, forward")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
     parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
     parser.add_argument("--layers", type=int, help=f"of partition: layers of the budget's model (default {_LAYERS})")
@@ -133,7 +139,46 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"bench {subject} needs a NAME; see fuselayers bench --help")
     if subject == "op" and arguments.overhead:
         return _run_overhead(arguments, console, device=device)
+    if subject == "op" and arguments.parts:
+        return _run_parts(arguments, console, device=device)
     return _run_subject(arguments, console, device=device)
+
+
+def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
+    settings = _settings(arguments, shape=_OP_SHAPE, device=device)
+    if not settings.dropout:
+        raise ValueError(f"--parts needs an op that drops; pass --dropout 0.1, got {settings.dropout:g}")
+    dropping, still = (op_case(arguments.name, one) for one in (settings, replace(settings, dropout=0.0)))
+    if dropping.options == still.options:
+        raise ValueError(f"--parts needs an op with dropout; {arguments.name} has none")
+    x = dropping.tensors["x"].detach()
+    seed = draw_seed(device=device)
+    steps = {
+        "the op": op_candidate(OURS, dropping, dropping.op).call,
+        "its mask": partial(keep_mask, seed, x.shape, p=settings.dropout),
+        "without dropout": op_candidate(OURS, still, still.op).call,
+        "a copy of x": x.clone,
+    }
+    with torch.no_grad():
+        times = time_in_turns(
+            {name: Step(lambda _, run=run: run()) for name, run in steps.items()},  # type: ignore[misc]
+            device=device,
+            rounds=arguments.repeats,
+            warm_up=3,
+            cold=True,
+        )
+    title = f"{arguments.name} of {'x'.join(map(str, settings.shape))} {dtype_name(settings.dtype)}, forward"
+    machine = measured_machine(device)
+    medians = median_seconds(times)
+    say(console, f"{title}, dropout {settings.dropout:g}", machine)
+    rows = [
+        {"": name, "ms": f"{seconds * 1e3:.3f}", "ns per element": f"{seconds / x.numel() * 1e9:.3f}"}
+        for name, seconds in medians.items()
+    ]
+    console.print(table_of(rows), highlight=False)
+    say(console, f"medians of {arguments.repeats} in turns")
+    _write_json(arguments.json, subject=title, machine=machine, seconds=times)
+    return 0
 
 
 def _run_overhead(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
@@ -165,7 +210,8 @@ def _run_subject(arguments: argparse.Namespace, console: Console, *, device: tor
     say(
         console,
         f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; x: times as fast as plain",
-        "both: forward + backward; plain: eager PyTorch without this library; eager: the library's eager layers",
+        "both: forward + backward; plain: eager PyTorch without this library, torch.compile and `plain, ...`: of that",
+        "eager: this library's layers or formula, not fused; the others: this library's, fused for that backend",
     )
     seconds = {
         candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
@@ -250,7 +296,7 @@ def _backends(text: str | None, *, device: torch.device) -> list[str]:
 def _shape(text: str) -> tuple[int, ...]:
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ValueError(f"--shape must be sizes above 0 with x between them, as 8x256x512, got {text!r}")
+        raise ValueError(f"--shape must be sizes above 0 with x between them, as 8x256x512, got {shown(text)}")
     return tuple(int(size) for size in sizes)
 
 

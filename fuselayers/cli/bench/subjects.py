@@ -13,11 +13,13 @@ from ...configs import COMPONENT_SECTIONS, Config, build, compose
 from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config
+from ..plain_torch import plain_twin
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import EAGER, Candidate, disagreement, results
 
 COMPILE: Final = "torch.compile"
 _PLAIN: Final = "plain"
+_LAYERS: Final = "plain layers"
 _SEQUENCES: Final = 4
 
 Implementation = Callable[[OpCase], Callable[..., Outputs]]
@@ -120,7 +122,9 @@ def model_subject(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Subject:
-    """A model's training loss: plain eager layers, its own layers in eager mode, and the whole model fused.
+    """A model's training loss: plain PyTorch, that fused and under `torch.compile`; this library's layers, those fused.
+
+    A model without a twin in plain PyTorch is compared with its layers in eager mode; the title says so.
 
     Args:
         name: a model of the configs, or its path.
@@ -147,33 +151,47 @@ def model_subject(
         )
     torch.manual_seed(0)
     own = build(config).to(device=device, dtype=dtype).train()
-    plain = build(plain_config(config)).to(device=device, dtype=dtype).train()
-    plain.load_state_dict(own.state_dict())
-    examples = example_batch(plain, config, shape, device=device, option="--shape")
+    unfused = build(plain_config(config)).to(device=device, dtype=dtype).train()
+    unfused.load_state_dict(own.state_dict())
+    examples = example_batch(unfused, config, shape, device=device, option="--shape")
     highest = options.get("vocab_size", options.get("num_classes", 1))
     inputs = [one.normal_() if one.is_floating_point() else one.random_(highest) for one in examples]
 
     def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
-        parameters = tuple(weights.parameters())
+        # By name: the twin has its parameters in another order.
+        parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
         like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
         return Candidate(label, lambda: (model(*like),), parameters)
 
-    def on(backend: str) -> Candidate:
-        if backend == EAGER:
-            return candidate(EAGER, own, own)
-        if backend == COMPILE:
-            return candidate(COMPILE, torch.compile(plain), plain)
-        return candidate(backend, fuse(own, backend=backend, fallback=()), own)
-
-    exact = copy.deepcopy(plain).double()
-    baseline, others = candidate(_PLAIN, plain, plain), [on(backend) for backend in backends]
-    wrong = wrong_numbers(others, eager=baseline, truth=candidate("float64", exact, exact))
+    # With dropout only the library's own models have the same masks.
+    limit, exact = candidate(EAGER, unfused, unfused), copy.deepcopy(unfused).double()
+    ours = [
+        candidate(backend, own if backend == EAGER else fuse(own, backend=backend, fallback=()), own)
+        for backend in backends
+        if backend != COMPILE
+    ]
+    wrong = wrong_numbers(ours, eager=limit, truth=candidate("float64", exact, exact))
     title = (
         f"model {name}: {sum(parameter.numel() for parameter in own.parameters()):,} parameters, "
         f"{config.feedforward.name}, {' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, "
         f"{dtype_name(dtype)}"
     )
-    return Subject(title, [baseline, *(one for one in others if one.name not in wrong)], wrong)
+    try:
+        baseline: nn.Module = plain_twin(unfused)
+    except ValueError as error:
+        title, baseline, label = f"{title}; {error}", unfused, _LAYERS
+    else:
+        label = _PLAIN
+    theirs = [candidate(label, baseline, baseline)]
+    for backend in backends if label == _PLAIN else ():
+        if backend not in (EAGER, COMPILE):
+            fused = fuse(baseline, backend=backend, fallback=())
+            theirs.append(candidate(f"{_PLAIN}, {backend}", fused, baseline))
+    if dropout == 0:  # else the masks differ
+        wrong |= wrong_numbers(theirs, eager=theirs[0], truth=candidate("float64", exact, exact))
+    if COMPILE in backends:
+        theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
+    return Subject(title, [one for one in [*theirs, *ours] if one.name not in wrong], wrong)
 
 
 def _with_dropout(config: Config, dropout: float | None) -> Config:

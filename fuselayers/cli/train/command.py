@@ -3,31 +3,36 @@
 import argparse
 import json
 import math
+import os
+import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, DataConfig, TrainConfig, build, compose, to_yaml
 from ...configs.schemas import section_options
-from ...configs.sources import parse_overrides
+from ...configs.sources import parse_overrides, split_source
+from ...configs.values import parse_yaml
 from ...partition import warm_up
-from ..files import write_text, write_whole
+from ..files import write_text
 from ..machine import choose_device, describe_machine
 from ..plain import plain_config
-from ..text import say
+from ..text import complain, say
 from . import metrics as metrics_file
 from . import plot
 from .architecture import check_same_architecture, sequence_length
-from .checkpoint import FILE_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from .compare import compare, comparison_notes, comparison_table, plain_model
+from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from .compare import EAGER, FUSED, compare, comparison_notes, comparison_table, unfused_models
 from .data import check_length, read_text
+from .lock import locked
 from .loop import Trainer, reproducible, train_steps
-from .metrics import MetricsFile
+from .memory import check_training_memory
+from .metrics import MetricsFile, parse_metrics
 from .progress import TrainingProgress
 from .sample import sample_text
 
@@ -38,19 +43,23 @@ Trains a byte-level language model; by default a small one on the source of Pyth
   fuselayers train                                    the default run, a few minutes on two cores
   fuselayers train feedforward=mlp fusion=off         the same of plain eager layers
   fuselayers train data.path=notes/ train.steps=500   on other text
+  fuselayers train tiny.yaml train.steps=500          a config file, as `build` takes it
   fuselayers train train.resume=runs/<date>           continue a run from its last checkpoint
   fuselayers train --import my_module feedforward=mine              a class that my_module.py registers
   fuselayers train 'hydra.searchpath=[/my/configs]' model=mine      a group file of your own
 
-A run's folder holds the curve (metrics.csv, loss.png), checkpoint.pt, config.yaml, sample.txt and comparison.json.
-Ctrl-C finishes the step, writes a checkpoint and says how to continue."""
+A run's folder holds the curve (metrics.csv, loss.png), the last two checkpoints (checkpoint.pt and
+checkpoint.previous.pt), config.yaml, sample.txt, comparison.json, and run.lock, which keeps a second process out.
+Ctrl-C, SIGTERM and a closed terminal finish the step, write a checkpoint and say how to continue."""
 
 _COMPARED_BATCHES = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides of the config."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="group=option or section.key=value")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="FILE | OVERRIDE", help="a config file, then group=option or section.key=value"
+    )
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig)):
         lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in section_options(schema)]
@@ -75,28 +84,56 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         imports: modules of `--import`, which the hint for resuming repeats.
 
     Returns:
-        The exit code: 0, or 128 + the number of the signal that stopped the run.
+        The exit code: 0, or 128 + the number of the signal that stopped the run: SIGPIPE's where the console can no
+        longer be written.
 
     Raises:
         ValueError: a wrong override, path, text or checkpoint; the text says what to change.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written, or another process has the run's folder.
     """
-    config, path, checkpoint = _config(overrides)
+    with ExitStack() as locks:
+        return _train(overrides, console=console, imports=imports, locks=locks)
+
+
+def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str], locks: ExitStack) -> int:
+    source, overrides = split_source(overrides)
+    asked = compose(source, overrides).train if source else _session(overrides)
+    if source and asked.resume:
+        raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
+    path = find_checkpoint(asked.resume) if asked.resume else None
+    continued = path is not None and path.is_file() and _is_folder_of(path, asked.output)
+    if path is not None and continued:
+        _lock(path.parent, console=console, locks=locks)
+        # The process that held the lock may have written another one in between.
+        path = find_checkpoint(asked.resume)
+    new = source or "gpt_nano"
+    config, checkpoint = (compose(new, overrides), None) if path is None else _resumed_config(overrides, path)
     length = sequence_length(config)
     device = choose_device(config.train.device, setting="train.device")
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     check_length(text, sequence_length=length)
+    check_training_memory(config, length=length, device=device)
 
     torch.manual_seed(config.train.seed)
     model = build(config).to(device)
     trainer = Trainer(model, text, config=config.train, sequence_length=length, device=device)
-    done = 0
+    done, rows = 0, []
     if checkpoint is not None and path is not None:
+        rows = parse_metrics(checkpoint.curve, source=f"the curve in the checkpoint {path}")
         trainer.restore(checkpoint, path=path)
         done = checkpoint.step
-    folder = _run_folder(config.train.output, checkpoint_path=path)
+    if path is not None and continued:
+        folder = path.parent
+    else:
+        folder = _make_folder(config.train.output)
+        _lock(folder, console=console, locks=locks)
+        if _holds_a_dead_start(folder):
+            say(console, f"an earlier start in {folder} ended before its first checkpoint: it is replaced")
+    metrics = MetricsFile(folder / metrics_file.FILE_NAME, rows=rows)
+    if path is not None and continued and path.name == PREVIOUS_NAME:
+        # The one that the run continues from is its newest from now on; the other one may be damaged.
+        os.replace(path, folder / FILE_NAME)
     config_yaml = _write_config(config, folder)
-    metrics = _metrics(folder, checkpoint_path=path, done=done)
 
     say(
         console,
@@ -113,7 +150,8 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 
     def save(step: int) -> None:
-        write_checkpoint(folder / FILE_NAME, trainer.checkpoint(step, config_yaml=config_yaml))
+        state = trainer.checkpoint(step, config_yaml=config_yaml, curve=metrics.text())
+        write_checkpoint(folder / FILE_NAME, state)
 
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
@@ -121,22 +159,22 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}")
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
-            say(
-                console,
-                f"stopped after step {outcome.step}; to continue: fuselayers train {again}train.resume={folder}",
-            )
+            stopped = f"stopped after step {outcome.step}; to continue: fuselayers train {again}train.resume={folder}"
+            say(console, stopped)
+            if outcome.signal_number == signal.SIGPIPE:
+                complain(f"the output cannot be written any more; {stopped}")
             return 128 + outcome.signal_number
         _finish(trainer, config, folder=folder, console=console)
     return 0
 
 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
-    """The validation loss, a sample, and eager against fused."""
+    """The validation loss, a sample, and the fused model beside unfused ones."""
     device = trainer.device
     say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
-    plain = plain_model(config, trainer.model, device=device)
+    unfused = unfused_models(config, trainer.model, device=device)
     if config.train.sample_bytes:
-        text = sample_text(plain, config.train.sample_bytes, seed=config.train.seed, device=device)
+        text = sample_text(unfused[EAGER], config.train.sample_bytes, seed=config.train.seed, device=device)
         write_text(folder / "sample.txt", text)
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
@@ -145,7 +183,8 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
         say(console, "no comparison of eager with fused: nothing in this model is fused")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
-    result = compare(plain, trainer.model, batches, precision=config.train.precision, device=device)
+    models = {**unfused, FUSED: trainer.model}
+    result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     say(console, _comparison_title(config, batches[0][0]))
     console.print(comparison_table(result), highlight=False)
@@ -157,36 +196,14 @@ def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
     scope, backend = config.fusion.scope, config.fusion.backend
     fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"eager ({plain_config(config).feedforward.name}) against fused ({config.feedforward.name}, {fusion}): "
-        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, "
-        f"dropout {config.model.options['dropout']}"
+        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
+        f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
+        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
     )
 
 
-def _config(overrides: Sequence[str]) -> tuple[Config, Path | None, Checkpoint | None]:
-    """The config of a run; of a resumed run also the path of the checkpoint, and the checkpoint."""
-    resume = _resume(overrides)
-    if not resume:
-        return compose(overrides=overrides), None, None
-    path = find_checkpoint(resume)
-    checkpoint = read_checkpoint(path)
-    content = yaml.safe_load(checkpoint.config_yaml)
-    try:
-        saved = compose(content)
-    except ValueError as error:
-        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
-    config = compose(content, overrides)
-    check_same_architecture(saved, config, path=path)
-    if checkpoint.step > config.train.steps:
-        raise ValueError(
-            f"the checkpoint {path} is of step {checkpoint.step}, beyond train.steps={config.train.steps}; "
-            "there is nothing left to train"
-        )
-    return config, path, checkpoint
-
-
-def _resume(overrides: Sequence[str]) -> str:
-    """The `train.resume` of the overrides and of the files that they choose."""
+def _session(overrides: Sequence[str]) -> TrainConfig:
+    """`train.resume` and `train.output` of the overrides and of the files that they choose."""
     # Leave out the overrides of the model: they may fit only the checkpoint's model.
     layers = [(text, parse_overrides([text])) for text in overrides]
     return compose(
@@ -195,33 +212,45 @@ def _resume(overrides: Sequence[str]) -> str:
             for text, layer in layers
             if (layer.choices.keys() | layer.settings.keys()).isdisjoint(COMPONENT_SECTIONS)
         ]
-    ).train.resume
+    ).train
 
 
-def _run_folder(output: str, *, checkpoint_path: Path | None) -> Path:
-    """Make the folder of a run.
+def _resumed_config(overrides: Sequence[str], path: Path) -> tuple[Config, Checkpoint]:
+    """The config of a resumed run, and its checkpoint."""
+    checkpoint = read_checkpoint(path)
+    try:
+        content = parse_yaml(checkpoint.config_yaml.encode(errors="replace"), "config_yaml")
+        saved = compose(content)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
+    config = compose(content, overrides)
+    check_same_architecture(saved, config, path=path)
+    if checkpoint.step > config.train.steps:
+        raise ValueError(
+            f"the checkpoint {path} is of step {checkpoint.step}, beyond train.steps={config.train.steps}; "
+            "there is nothing left to train"
+        )
+    return config, checkpoint
 
-    Raises:
-        FileExistsError: it holds another run.
-    """
-    if not output:
-        if checkpoint_path is not None:
-            return checkpoint_path.parent
-        folder = Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        number = 2
-        while folder.exists():
-            folder = folder.with_name(f"{folder.name.partition('+')[0]}+{number}")
-            number += 1
-    else:
-        folder = Path(output).expanduser()
-    resumed_here = checkpoint_path is not None and folder.exists() and folder.samefile(checkpoint_path.parent)
-    if not resumed_here:
-        held = [name for name in (FILE_NAME, metrics_file.FILE_NAME) if (folder / name).exists()]
-        if held:
-            raise FileExistsError(
-                f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
-                "train.output="
-            )
+
+def _is_folder_of(checkpoint: Path, output: str) -> bool:
+    """Whether `train.output` is the folder of this checkpoint, as it is unless it is set."""
+    folder = Path(output).expanduser() if output else checkpoint.parent
+    return folder.exists() and folder.samefile(checkpoint.parent)
+
+
+def _lock(folder: Path, *, console: Console, locks: ExitStack) -> None:
+    if not locks.enter_context(locked(folder)):
+        say(console, f"the file system of {folder} has no locks: let no second process write there")
+
+
+def _make_folder(output: str) -> Path:
+    """Make the folder of a run; a new one below runs/ where none is named."""
+    folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 2
+    while not output and folder.exists():
+        folder = folder.with_name(f"{folder.name.partition('+')[0]}+{number}")
+        number += 1
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -229,15 +258,20 @@ def _run_folder(output: str, *, checkpoint_path: Path | None) -> Path:
     return folder
 
 
-def _metrics(folder: Path, *, checkpoint_path: Path | None, done: int) -> MetricsFile:
-    """The curve up to the checkpoint; a run resumed in another folder copies its curve."""
-    path = folder / metrics_file.FILE_NAME
-    if checkpoint_path is not None and not path.exists():
-        source = checkpoint_path.parent / metrics_file.FILE_NAME
-        if source.exists():
-            content = source.read_bytes()
-            write_whole(path, lambda file: file.write(content))
-    return MetricsFile(path, after_step=done)
+def _holds_a_dead_start(folder: Path) -> bool:
+    """Whether a run began here and wrote no checkpoint, so that nothing is lost with it.
+
+    Raises:
+        FileExistsError: the folder holds another run.
+    """
+    # loss.png is of a run that ended, and whose checkpoints somebody deleted.
+    held = [name for name in (FILE_NAME, PREVIOUS_NAME, plot.FILE_NAME) if (folder / name).exists()]
+    if held:
+        raise FileExistsError(
+            f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
+            "train.output="
+        )
+    return (folder / metrics_file.FILE_NAME).exists()
 
 
 def _write_config(config: Config, folder: Path) -> str:

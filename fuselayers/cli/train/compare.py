@@ -1,15 +1,17 @@
-"""Eager against fused, measured on the trained model.
+"""Plain PyTorch, this library's eager layers and the fused model, measured on the trained weights.
 
-Both models have the same weights, batches and dropout masks, and are timed in one process, in turns.
+The three are timed in one process, in turns, on the same batches. The eager and the fused model have the same dropout
+masks.
 
 Legend of the shapes: B sequences, T tokens.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from typing import Final
 
 import torch
 from rich.table import Table
@@ -20,9 +22,13 @@ from ...partition import saved_bytes
 from ...partition.timer import Step, time_in_turns
 from ..machine import describe_machine
 from ..plain import plain_config
+from ..plain_torch import plain_twin
 from .checkpoint import random_state, restore_random_state
 from .loop import autocast
 
+PLAIN: Final = "plain PyTorch"
+EAGER: Final = "eager layers"
+FUSED: Final = "fused"
 _WARM_UP = 2
 
 
@@ -36,110 +42,127 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Eager against fused.
+    """The models by name, the baseline first.
 
     Args:
-        eager: of plain layers.
-        fused: of the trained model.
+        sides: PLAIN where the model has a twin in plain PyTorch, EAGER and FUSED.
         tokens: of a step.
-        loss_difference: the largest difference between the two losses over `num_batches` batches, nats per byte.
-        num_batches: of the loss difference.
+        loss_difference: the largest difference between the losses of EAGER and FUSED over `num_batches` batches, in
+            training, nats per byte.
+        plain_difference: the same of PLAIN and EAGER without dropout, since torch's draws other masks; None without
+            PLAIN.
+        num_batches: of the differences.
         conditions: machine, threads and versions.
     """
 
-    eager: Side
-    fused: Side
+    sides: dict[str, Side]
     tokens: int
     loss_difference: float
+    plain_difference: float | None
     num_batches: int
     conditions: str
 
 
-def plain_model(config: Config, trained: nn.Module, *, device: torch.device) -> nn.Module:
-    """A plain eager model with a copy of the trained weights; torch's generators do not change."""
+def unfused_models(config: Config, trained: nn.Module, *, device: torch.device) -> dict[str, nn.Module]:
+    """EAGER, and PLAIN before it if there is a twin, with the trained weights; torch's generators do not change."""
     states = random_state()
     try:
-        model = build(plain_config(config))
+        eager = build(plain_config(config))
     finally:
         restore_random_state(states)
-    model.load_state_dict(trained.state_dict())
-    return model.to(device).train(trained.training)
+    eager.load_state_dict(trained.state_dict())
+    eager.to(device).train(trained.training)
+    try:
+        return {PLAIN: plain_twin(eager), EAGER: eager}
+    except ValueError:
+        return {EAGER: eager}
 
 
 def compare(
-    eager: nn.Module,
-    fused: nn.Module,
+    models: Mapping[str, nn.Module],
     batches: Sequence[tuple[Tensor, Tensor]],
     *,
     repeats: int = 30,
     precision: str = "float32",
     device: torch.device,
 ) -> Comparison:
-    """Measure both models in training mode; weights, gradients, modes and torch's generators do not change.
+    """Measure the models in training mode; weights, gradients, modes and torch's generators do not change.
 
     Args:
-        eager: the plain model.
-        fused: the model with the same weights that was trained.
+        models: of `unfused_models`, and FUSED, the model that was trained.
         batches: tokens and targets, int64 [B, T] on the device, all of the shape that was trained with.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
-        device: where both models are.
+        device: where the models are.
     """
-    states, modes = random_state(), (eager.training, fused.training)
-    eager.train()
-    fused.train()
+    states, modes = random_state(), {name: model.training for name, model in models.items()}
+    run = partial(_step, precision=precision, device=device)
     try:
+        plain_differences = []
+        if PLAIN in models:
+            for name in (PLAIN, EAGER):
+                models[name].eval()
+            plain_differences = [abs(run(models[PLAIN], batch) - run(models[EAGER], batch)) for batch in batches]
+        for model in models.values():
+            model.train()
         # The first calls, which compile and warm up, compare the losses.
         differences = []
         for seed, batch in enumerate(batches):
             losses = []
-            for model in (eager, fused):
+            for name in (EAGER, FUSED):
                 torch.manual_seed(seed)
-                losses.append(_step(model, batch, precision=precision, device=device))
+                losses.append(run(models[name], batch))
             differences.append(abs(losses[0] - losses[1]))
-        saved = []
-        for model in (eager, fused):
-            torch.manual_seed(0)
+        saved = {}
+        for name, model in models.items():
             with autocast(device, precision=precision):
-                saved.append(saved_bytes(model, *batches[0], parameters=list(model.parameters())))
-        steps = {
-            name: Step(partial(_step, model, precision=precision, device=device), cycle(batches).__next__)
-            for name, model in (("eager", eager), ("fused", fused))
-        }
+                saved[name] = saved_bytes(model, *batches[0], parameters=list(model.parameters()))
+        steps = {name: Step(partial(run, model), cycle(batches).__next__) for name, model in models.items()}
         times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
     finally:
-        eager.train(modes[0])
-        fused.train(modes[1])
+        for name, model in models.items():
+            model.train(modes[name])
         restore_random_state(states)
     return Comparison(
-        eager=Side(tuple(times["eager"]), saved[0]),
-        fused=Side(tuple(times["fused"]), saved[1]),
+        sides={name: Side(tuple(times[name]), saved[name]) for name in models},
         tokens=batches[0][0].numel(),
         loss_difference=max(differences),
+        plain_difference=max(plain_differences) if plain_differences else None,
         num_batches=len(batches),
         conditions=describe_machine(device),
     )
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Speed and saved memory of both."""
-    eager, fused = comparison.eager, comparison.fused
-    speeds = [comparison.tokens / statistics.median(side.seconds) for side in (eager, fused)]
+    """Speed and saved memory of each model, and both relative to the first."""
+    sides = comparison.sides
+    speeds = [comparison.tokens / statistics.median(side.seconds) for side in sides.values()]
+    saved = [side.saved_bytes for side in sides.values()]
     table = Table()
-    for heading in ("", "eager", "fused", "fused / eager"):
+    for heading in ("", *sides):
         table.add_column(heading, justify="right" if heading else "left")
-    ratio = fused.saved_bytes / eager.saved_bytes
-    table.add_row("tokens/s", f"{speeds[0]:,.0f}", f"{speeds[1]:,.0f}", f"{speeds[1] / speeds[0]:.2f} x")
-    megabytes = [f"{side.saved_bytes / 1e6:,.1f}" for side in (eager, fused)]
-    table.add_row("saved for backward, MB per step", *megabytes, f"{ratio:.2f} x")
+    table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds))
+    table.add_row("", *(f"{speed / speeds[0]:.2f} x" for speed in speeds))
+    table.add_row("saved for backward, MB per step", *(f"{size / 1e6:,.1f}" for size in saved))
+    table.add_row("", *(f"{size / saved[0]:.2f} x" for size in saved))
     return table
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """The difference of the losses, and the conditions of the measurement."""
+    """The differences of the losses, and the conditions of the measurement."""
+    batches = f"on {comparison.num_batches} batches"
+    notes = [
+        f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
+        f"{comparison.loss_difference:.1e} nats per byte {batches}"
+    ]
+    if comparison.plain_difference is not None:
+        notes.append(
+            f"{PLAIN} draws other masks; without dropout its losses differ by at most {comparison.plain_difference:.1e}"
+        )
+    readings = len(next(iter(comparison.sides.values())).seconds)
     return [
-        f"losses differ by at most {comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches",
-        f"forward + backward in training mode, medians of {len(comparison.eager.seconds)} each, in turns",
+        *notes,
+        f"forward + backward in training mode, medians of {readings} each, in turns",
         comparison.conditions,
     ]
 

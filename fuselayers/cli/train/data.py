@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...regular_files import open_regular
+
 # Debian packs `test` and `tests` separately. Without them, and without site-packages, a release of Python gives nearly
 # the same text on every machine.
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
@@ -168,7 +170,10 @@ def _raise(error: OSError) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
+    except ValueError as error:
+        raise ValueError(f"cannot read the text: {error}; set data.path= to a text file or a folder") from error
     except OSError as error:
         raise OSError(f"cannot read the text {path}: {error.strerror}; set data.path= to something readable") from error
 

@@ -1,15 +1,22 @@
 """Stops a run between two steps, so that the checkpoint is consistent."""
 
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import IO, Any, cast
+
+from rich.console import Console
 
 
 class Interrupt:
-    """A context in which Ctrl-C and SIGTERM set `signal_number` instead of raising; the loop reads it after each step.
+    """A context in which Ctrl-C, SIGTERM and a lost terminal's SIGHUP set `signal_number` instead of raising.
 
-    A second signal raises KeyboardInterrupt at once. Python allows handlers only in the main thread; in other threads
-    nothing changes.
+    The loop reads it after each step. A second signal raises KeyboardInterrupt at once, except SIGHUP, which a closed
+    terminal sends twice. Where SIGHUP was ignored, as under nohup, it still is. Python allows handlers only in the main
+    thread; in other threads nothing changes.
 
     >>> with Interrupt() as interrupt:
     ...     signal.raise_signal(signal.SIGINT)
@@ -19,12 +26,14 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self._asked = False
         self._handlers: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -33,7 +42,55 @@ class Interrupt:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
+    def note(self, number: int) -> None:
+        """Stop after this step, for the first reason that was noted."""
+        self.signal_number = self.signal_number or number
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
-            raise KeyboardInterrupt
-        self.signal_number = number
+        if number != signal.SIGHUP:
+            if self._asked:
+                raise KeyboardInterrupt
+            self._asked = True
+        self.note(number)
+
+
+@contextmanager
+def stops_without_output(console: Console, interrupt: Interrupt) -> Iterator[None]:
+    """Note SIGPIPE when the console's file can no longer be written, instead of raising in the middle of a step."""
+    file = console.file
+    console.file = cast(IO[str], _Output(file, interrupt))
+    try:
+        yield
+    finally:
+        console.file = file
+
+
+class _Output:
+    """A text file; after an error of the system what is written goes nowhere."""
+
+    def __init__(self, file: IO[str], interrupt: Interrupt) -> None:
+        self._file = file
+        self._interrupt = interrupt
+
+    def write(self, text: str) -> int:
+        try:
+            return self._file.write(text)
+        except OSError:
+            self._discard()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            self._discard()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def _discard(self) -> None:
+        self._interrupt.note(signal.SIGPIPE)
+        # The file below, because Python flushes stdout once more at its exit.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._file.fileno())
+        os.close(nowhere)

@@ -16,9 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import TrainConfig
-from .checkpoint import Checkpoint, load_weights, random_state, restore_random_state
+from .checkpoint import (
+    Checkpoint,
+    load_optimizer,
+    load_weights,
+    not_finite,
+    random_state,
+    restore_random_state,
+)
 from .data import Text, evaluation_batches, training_batch
-from .interrupt import Interrupt
+from .interrupt import Interrupt, stops_without_output
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
 from .progress import TrainingProgress
@@ -36,7 +43,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last finished step, and the signal that stopped the run, or None."""
+    """The last finished step, and the signal that stopped the run, or None; SIGPIPE when the output was lost."""
 
     step: int
     signal_number: int | None
@@ -94,11 +101,7 @@ class Trainer:
         limit = config.clip_norm if config.clip_norm > 0 else math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            raise ValueError(
-                f"training diverged at step {step}: the loss is {mean_loss} and the norm of its gradient {norm}; a "
-                "checkpoint, if there is one, is from before; try a lower train.learning_rate or a longer "
-                "train.warmup_steps"
-            )
+            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens = config.accumulate * config.batch_size * self.sequence_length
@@ -135,12 +138,13 @@ class Trainer:
         losses = [self.loss(tokens_BT.to(self.device), targets_BT.to(self.device)) for tokens_BT, targets_BT in batches]
         return torch.stack(losses).float().mean().item()
 
-    def checkpoint(self, step: int, *, config_yaml: str) -> Checkpoint:
+    def checkpoint(self, step: int, *, config_yaml: str, curve: str) -> Checkpoint:
         """The state after `step`."""
         return Checkpoint(
             step=step,
             config_yaml=config_yaml,
             text_fingerprint=self.text.fingerprint,
+            curve=curve,
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
             random_state=random_state(),
@@ -150,11 +154,16 @@ class Trainer:
         """Continue from a checkpoint.
 
         Raises:
-            ValueError: it is of another architecture.
+            ValueError: it is of another architecture, or holds what cannot be continued.
         """
         load_weights(self.model, checkpoint, path=path)
-        self.optimizer.load_state_dict(checkpoint.optimizer)
-        restore_random_state(checkpoint.random_state)
+        load_optimizer(self.optimizer, checkpoint, path=path)
+        try:
+            restore_random_state(checkpoint.random_state)
+        except (KeyError, RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"the checkpoint {path} cannot be continued: its random_state is not one of this torch's generators"
+            ) from error
 
 
 def train_steps(
@@ -176,19 +185,21 @@ def train_steps(
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
+        ValueError: the run diverged; the checkpoints are from before.
     """
     config = trainer.config
     before = metrics.rows[-1].seconds if metrics.rows else 0.0
     started = time.perf_counter()
-    with Interrupt() as interrupt, progress:
+    with Interrupt() as interrupt, stops_without_output(progress.console, interrupt), progress:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
             update = trainer.step(step)
             speed = update.tokens / (time.perf_counter() - step_started)
-            last = step == config.steps or interrupt.signal_number is not None
             validation_loss = None
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
+                if not math.isfinite(validation_loss):
+                    raise _diverged(step, f"the validation loss is {validation_loss}")
             row = Metrics(
                 step=step,
                 loss=update.loss,
@@ -200,12 +211,24 @@ def train_steps(
             )
             metrics.append(row)
             progress.step(row)
+            last = step == config.steps or interrupt.signal_number is not None
             if last or step % config.checkpoint_every == 0:
+                # A loss is of the weights before its update: the next step would tell too late.
+                name = not_finite(trainer.model)
+                if name is not None:
+                    raise _diverged(step, f"{name} holds a NaN or an infinity")
                 metrics.sync()
                 save(step)
             if last:
                 return Outcome(step, interrupt.signal_number)
     return Outcome(done, None)
+
+
+def _diverged(step: int, found: str) -> ValueError:
+    return ValueError(
+        f"training diverged at step {step}: {found}; a checkpoint, if there is one, is from before; try a lower "
+        "train.learning_rate or a longer train.warmup_steps"
+    )
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """The run's curve as a CSV file: one row per step."""
 
-import csv
-import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -37,32 +35,41 @@ class Metrics:
     seconds: float
 
 
-_HEADER = [field.name for field in fields(Metrics)]
+_HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
 
 
 class MetricsFile:
     """Appends rows to the curve of a run. Floats are written exactly.
 
     Args:
-        path: the CSV file; created when it is missing.
-        after_step: rows of later steps are deleted, and an incomplete last row, so that a resumed run writes the same
-            curve as an uninterrupted one.
+        path: the CSV file; created when it is missing. A curve that is already there is replaced.
+        rows: what it begins with: those of a resumed run's checkpoint. A resumed run thereby writes the curve of an
+            uninterrupted one, and a damaged file is repaired.
 
     Raises:
         OSError: the file cannot be written.
         ValueError: the file is no curve of a run.
     """
 
-    def __init__(self, path: Path, *, after_step: int) -> None:
+    def __init__(self, path: Path, *, rows: Sequence[Metrics] = ()) -> None:
         self.path = path
-        self.rows = [row for row in read_metrics(path) if row.step <= after_step] if path.exists() else []
-        write_text(path, "".join([_line(_HEADER), *(_line(_cells(row)) for row in self.rows)]))
+        self.rows = list(rows)
+        self._lines = [_HEADER, *map(_line, rows)]
+        if path.exists():
+            _check_first_line(path)
+        write_text(path, self.text())
+
+    def text(self) -> str:
+        """The content of the file, for the checkpoint."""
+        return "".join(self._lines)
 
     def append(self, row: Metrics) -> None:
         """Write one row. It survives a kill of this process, and after `sync` a power cut."""
+        line = _line(row)
         with self._open() as file:
-            file.write(_line(_cells(row)))
+            file.write(line)
         self.rows.append(row)
+        self._lines.append(line)
 
     def sync(self) -> None:
         """Flush all rows to the disk, before a checkpoint counts their steps."""
@@ -82,41 +89,50 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[Metrics]:
+    """The complete rows of a metrics.csv; see `parse_metrics`."""
+    return parse_metrics(path.read_text(encoding="utf-8"), source=str(path))
+
+
+def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
     """The complete rows of a curve.
 
-    Raises:
-        ValueError: the file's first line is not a curve's.
+    Args:
+        curve: the content of a metrics.csv.
+        source: where it is from, for the errors.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "metrics.csv"
-    >>> file = MetricsFile(path, after_step=0)
-    >>> file.append(Metrics(1, 5.5, None, 0.001, 1.0, 1000.0, 0.5))
-    >>> read_metrics(path)[0].loss
+    Raises:
+        ValueError: the first line is not a curve's, or a row cannot be read.
+
+    >>> parse_metrics(_HEADER + "1,5.5,,0.001,1.0,1000.0,0.5\\n", source="a test")[0].loss
     5.5
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = file.readlines()
-    if not lines or next(csv.reader(lines[:1])) != _HEADER:
-        raise ValueError(f"{path} is not the curve of a run: its first line must be {','.join(_HEADER)}")
-    whole = [line for line in lines[1:] if line.endswith("\n")]
-    return [_parse(cells, path=path) for cells in csv.reader(whole)]
+    lines = curve.splitlines(keepends=True)
+    if not lines or lines[0] != _HEADER:
+        raise ValueError(f"{source} is not the curve of a run: its first line must be {_HEADER.strip()}")
+    return [_parse(line, source=source) for line in lines[1:] if line.endswith("\n")]
 
 
-def _parse(cells: list[str], *, path: Path) -> Metrics:
+def _check_first_line(path: Path) -> None:
+    """Refuse to replace a table of the user's."""
+    wanted = _HEADER.encode()
+    with open(path, "rb") as file:
+        first = file.read(len(wanted))
+    if first and first != wanted:
+        raise ValueError(
+            f"{path} is not the curve of a run: its first line must be {_HEADER.strip()}; move the file away, the "
+            "checkpoint holds the curve too"
+        )
+
+
+def _parse(line: str, *, source: str) -> Metrics:
     try:
-        step, loss, validation_loss, *others = cells
+        step, loss, validation_loss, *others = line.strip().split(",")
         rate, norm, speed, seconds = map(float, others)
         measured = float(validation_loss) if validation_loss else None
         return Metrics(int(step), float(loss), measured, rate, norm, speed, seconds)
     except ValueError as error:
-        raise ValueError(f"{path} is not the curve of a run: cannot read the row {','.join(cells)}") from error
+        raise ValueError(f"{source} is not the curve of a run: cannot read the row {line.strip():.80}") from error
 
 
-def _cells(row: Metrics) -> list[str]:
-    return ["" if value is None else repr(value) for value in astuple(row)]
-
-
-def _line(cells: list[str]) -> str:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
+def _line(row: Metrics) -> str:
+    return ",".join("" if value is None else repr(value) for value in astuple(row)) + "\n"

@@ -18,13 +18,13 @@ class TrainingProgress:
     """Shows loss, tokens per second and the time left.
 
     Args:
-        console: `is_terminal` decides between the bar and lines.
+        console: a terminal that can move its cursor gets the bar, everything else lines.
         steps: of the whole run.
         done: steps of earlier sessions.
     """
 
     def __init__(self, console: Console, *, steps: int, done: int = 0) -> None:
-        self._console = console
+        self.console = console
         self._steps = steps
         self._done = done
         # The first step compiles; the median of the last ones ignores it.
@@ -33,7 +33,7 @@ class TrainingProgress:
         self._started = time.perf_counter()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        if console.is_terminal:
+        if console.is_terminal and not console.is_dumb_terminal:
             self._bar = Progress(
                 BarColumn(bar_width=30),
                 MofNCompleteColumn(),
@@ -67,11 +67,11 @@ class TrainingProgress:
             self._bar.update(self._task, completed=row.step, description=text)
         elif row.validation_loss is not None or row.step % max(1, self._steps // _PLAIN_LINES) == 0:
             text = describe(row, validation_loss=row.validation_loss, seconds_left=left)
-            self._console.print(f"step {row.step}/{self._steps}  {text}", highlight=False, soft_wrap=True)
+            self.console.print(f"step {row.step}/{self._steps}  {text}", highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a line without breaking the bar."""
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def describe(row: Metrics, *, validation_loss: float | None, seconds_left: float) -> str:

@@ -21,12 +21,7 @@ _EXP_FLOPS: Final = 16
 
 def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     """Measure, print beside the figures until now, and store."""
-    try:
-        before: Machine | None = machine_of(device.type)
-    except ValueError as error:  # a broken file, which is replaced
-        before = None
-        console.print(str(error), highlight=False, markup=False, soft_wrap=True)
-    machine = measure(device)
+    before, machine = machine_of(device.type), measure(device)
     console.print(describe_machine(device), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -39,7 +34,7 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
         ("elementwise", "vector_flop_rate", 1e9, "GFLOP/s"),
         ("kernel", "kernel_seconds", 1e-6, "us"),
     ):
-        cells = (f"{getattr(one, name) / scale:,.1f} {unit}" if one else "-" for one in (machine, before))
+        cells = (f"{getattr(one, name) / scale:,.1f} {unit}" for one in (machine, before))
         table.add_row(label, *cells)
     console.print(table, highlight=False)
     if keep:

@@ -33,7 +33,7 @@ _MAX_NUMBERS: Final = 8
 _MAX_CALLS: Final = 4096
 
 
-def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable[..., Any]:
+def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that compiles `formula` at its first call, and again for new dtypes, shapes and options.
 
     If Inductor cannot compile the formula, it runs op by op, with one FallbackWarning.
@@ -41,17 +41,15 @@ def compiled(formula: Callable[..., Any], *, any_size: bool = False) -> Callable
     Args:
         formula: a function of tensors, at least one, and of options: numbers, strings, dtypes, lists of them. It
             mutates no tensor and returns new ones. Autograd does not record it.
-        any_size: True compiles for any size from the start.
     """
-    return disable_dynamo("Inductor compiled it")(functools.partial(_Compiled(formula, any_size).call))
+    return disable_dynamo("Inductor compiled it")(functools.partial(_Compiled(formula).call))
 
 
 class _Compiled:
     """A formula and its compiled code."""
 
-    def __init__(self, formula: Callable[..., Any], any_size: bool) -> None:
+    def __init__(self, formula: Callable[..., Any]) -> None:
         self._formula = formula
-        self._any_size = any_size
         self._calls: dict[tuple[Any, ...], Callable[[list[Tensor]], Any]] = {}
         self._codes: dict[tuple[Any, ...], list[_Code]] = {}
         self._numbers: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
@@ -120,11 +118,7 @@ class _Compiled:
     def _changed_dimensions(self, codes: Sequence["_Code"], tensors: Sequence[Tensor]) -> list[list[int]]:
         """Return, for each tensor, the dimensions whose size has changed between calls."""
         return [
-            [
-                dim
-                for dim, size in enumerate(tensor.shape)
-                if self._any_size or any(code.shapes[number][dim] != size for code in codes)
-            ]
+            [dim for dim, size in enumerate(tensor.shape) if any(code.shapes[number][dim] != size for code in codes)]
             for number, tensor in enumerate(tensors)
         ]
 

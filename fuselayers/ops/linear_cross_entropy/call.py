@@ -75,8 +75,8 @@ def linear_cross_entropy(
     Raises:
         ValueError: x, weight, bias and target do not fit each other, label_smoothing or z_loss is out of range, or the
             reduction or the backend is unknown.
-        TypeError: a tensor is not floating or, outside autocast, not of x's dtype; target is not int64; or an option is
-            no number.
+        TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; target is not int64; or an
+            option is no number.
         IndexError: a target is out of range; the kernels give NaN instead.
         RuntimeError: backend "triton" cannot take the call; or backward runs under `create_graph`.
 

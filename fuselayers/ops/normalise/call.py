@@ -9,7 +9,7 @@ from ..dropout import dropout_formula
 from ..implementations import COMPILED_FROM, differentiable_gradients, needs_grad, run
 from ..shards import Shard, check_shard, row_indices
 from .backward import normalise_backward
-from .formula import norm_formula, s_is_x
+from .formula import check_eps, norm_formula, s_is_x
 from .forward import normalise_forward
 
 
@@ -28,12 +28,13 @@ def normalise(
     rms: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, s) as `formula` defines them. The callers check all arguments but the shard.
+    """Return (y, s) as `formula` defines them. The callers check all arguments but eps and the shard.
 
     Raises:
         ValueError, BackendUnavailableError, RuntimeError: as `implementations.run`.
-        TypeError, ValueError: as `check_shard`.
+        TypeError, ValueError: as `check_eps` and `check_shard`.
     """
+    check_eps(eps)
     if shard is not None:
         check_shard(shard, x.shape, whole_rows=True)
     row_R = None if seed is None else row_indices(shard, x.shape, device=x.device)

@@ -37,6 +37,7 @@ sums in registers; a second kernel adds the partial sums, one float32 row per pr
 deterministic.
 """
 
+import math
 from typing import Literal, TypedDict, get_args
 
 import torch
@@ -74,6 +75,15 @@ def check_style(style: str) -> None:
         raise TypeError(f"norm style must be a name, got a {type(style).__name__}")
     if style not in get_args(NormStyle):
         raise ValueError(no_such("norm style", style, get_args(NormStyle)))
+
+
+def check_eps(eps: float) -> None:
+    """Raise unless eps is a number from 0 on, and finite: TypeError for another type, ValueError for other numbers."""
+    if type(eps) is not float and not isinstance(eps, (int, float, torch.SymInt, torch.SymFloat)):
+        advice = "pass eps.item()" if isinstance(eps, Tensor) else "pass a float"
+        raise TypeError(f"eps must be a number, got a {type(eps).__name__}; {advice}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and not negative, got {eps}")
 
 
 def norm_formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:

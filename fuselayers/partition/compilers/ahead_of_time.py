@@ -52,6 +52,7 @@ def compile_ahead_of_time(
         return one_compiler(no_mask_pass(inference_module), inputs)
 
     backend = aot_autograd(
+        keep_unused_draws=torch_random,
         fw_compiler=one_compiler,
         inference_compiler=inference_compiler,
         partition_fn=partition_fn,

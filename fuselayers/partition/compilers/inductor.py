@@ -11,7 +11,7 @@ from ..._torch.tracing import compile_with_inductor, cpp_compiler, donates_buffe
 from ..cache import sources_hash
 from ..machine import machine_of
 from ..partitioners import Partitioner, SavePolicy, partitioner
-from ..passes import dropout_in_place_pass, replayed_dropout_pass, seeded_dropout_calls_pass
+from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
@@ -29,7 +29,7 @@ def compile_inductor(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph, forward and backward at once. The arguments are those of `compile_ahead_of_time`."""
-    graph_module = dropout_in_place_pass(graph_module)
+    graph_module = plain_dropout_calls_pass(graph_module)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
     cut = _InductorPartitioner(partitioner(partition), torch_random=torch_random)

@@ -5,6 +5,7 @@ backward. Three nodes replace it: a seed of a few bytes, the mask made from it, 
 the seed and recomputes the mask.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,8 +13,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ..._torch.dispatch import FakeTensor, FakeTensorMode
-from ..._torch.tracing import CheckpointPolicy
+from ..._torch.dispatch import FakeTensor, FakeTensorMode, disable_current_modes
+from ..._torch.tracing import CheckpointPolicy, size_hint
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,34 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Make every mask from a seed of 8 bytes: a pure function, the same wherever and whenever it is computed."""
     (ops,) = _provided
 
-    def mask(add: "_Adder", size: list[Any], p: float, device: torch.device) -> tuple[fx.Node, float]:
+    def mask(add: "_Adder", x: fx.Node, p: float) -> tuple[fx.Node, float]:
         # Each draw has its own operand, so that no pass of torch's merges two draws.
+        device = x.meta["val"].device
         fresh = add(torch.ops.aten.empty.memory_format, [], dtype=torch.int64, device=device)
         seed = add(ops.draw, fresh, device=device)
-        return add(ops.mask, seed, size, p), ops.scale(p)
+        return add(ops.mask, seed, add.sizes(x), p), ops.scale(p)
 
     return _replace_dropout(graph_module, mask, backward_too=True)
 
 
-def dropout_in_place_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x.
+def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x, and take out
+    what drops nothing.
 
-    Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask.
+    Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask. Traced with p = 0,
+    it becomes a copy of x, kept for backward beside x; eager returns x itself.
     """
     graph = graph_module.graph
     changed = False
     for node in list(graph.find_nodes(op="call_function", target=torch.nn.functional.dropout)):
         given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
-        if not given.get("inplace") or given.get("training") is False or given.get("p") == 0:
-            continue  # it writes nothing
+        if given.get("training") is False or given.get("p") == 0:
+            node.replace_all_uses_with(given["input"])
+            graph.erase_node(node)
+            changed = True
+            continue
+        if not given.get("inplace"):
+            continue
         given["inplace"] = False
         x = given.pop("input")
         node.args, node.kwargs = (x,), given
@@ -127,17 +136,36 @@ def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     only torch's fused kernel, which saves its mask, gives eager's numbers there.
     """
 
-    def mask(add: "_Adder", size: list[Any], p: float, device: torch.device) -> tuple[fx.Node, float] | None:
-        if device.type != "cpu":
+    def mask(add: "_Adder", x: fx.Node, p: float) -> tuple[fx.Node, float] | None:
+        value = x.meta["val"]
+        if value.device.type != "cpu":
             return None
-        empty = add(torch.ops.aten.empty.memory_format, size, dtype=torch.bool, device=device)
+        # Eager's mask has its dimensions in memory in the order of x's.
+        strides = [size_hint(stride) for stride in torch.empty_like(value).stride()]
+        order = list(range(value.dim()))
+        if _draws_in_memory_order():
+            order.sort(key=strides.__getitem__, reverse=True)
+        sizes = add.sizes(x)
+        empty = add(torch.ops.aten.empty.memory_format, [sizes[dim] for dim in order], dtype=torch.bool, device="cpu")
         drawn = add(torch.ops.aten.bernoulli.p, empty, 1.0 - p)
         for node in (empty, drawn):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             node.meta["ac_graph_id"] = 0
+        if order != sorted(order):
+            drawn = add(torch.ops.aten.permute.default, drawn, [order.index(dim) for dim in range(value.dim())])
         return drawn, 1.0 / (1.0 - p)
 
     return _replace_dropout(graph_module, mask)
+
+
+@functools.cache
+def _draws_in_memory_order() -> bool:
+    """True if torch fills a transposed mask in the order of its memory; Intel's MKL fills it in that of its indices."""
+    with disable_current_modes():
+        mask, transposed = torch.empty(8, 8, device="cpu"), torch.empty(8, 8, device="cpu").t()
+        for one in (mask, transposed):
+            one.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+        return torch.equal(mask, transposed.t())
 
 
 class _Adder:
@@ -160,7 +188,10 @@ class _Adder:
             return node
         return self(torch.ops.prims.convert_element_type.default, node, dtype)
 
-    def size(self, x: fx.Node, index: int) -> Any:
+    def sizes(self, x: fx.Node) -> list[Any]:
+        return [self._size(x, index) for index in range(x.meta["val"].dim())]
+
+    def _size(self, x: fx.Node, index: int) -> Any:
         size = x.meta["val"].shape[index]
         if isinstance(size, int):
             return size
@@ -171,7 +202,7 @@ class _Adder:
 
 def _replace_dropout(
     graph_module: fx.GraphModule,
-    make_mask: Callable[[_Adder, list[Any], float, torch.device], tuple[fx.Node, float] | None],
+    make_mask: Callable[[_Adder, fx.Node, float], tuple[fx.Node, float] | None],
     *,
     backward_too: bool = False,
 ) -> fx.GraphModule:
@@ -180,11 +211,10 @@ def _replace_dropout(
     changed = False
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default):
         x, p, training = node.args
-        value = x.meta["val"]
         if training is False or not 0 < p < 1:
             continue
         with graph.inserting_before(node):
-            made = make_mask(add, [add.size(x, index) for index in range(value.dim())], p, value.device)
+            made = make_mask(add, x, p)
             if made is None:
                 continue
             mask, scale = made

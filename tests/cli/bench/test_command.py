@@ -62,6 +62,25 @@ def test_wrong_numbers_are_not_timed(capsys: pytest.CaptureFixture[str], monkeyp
     assert [line.split()[0] for line in out.splitlines() if "%" in line] == ["plain"]
 
 
+def test_parts_of_an_op_that_drops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "parts.json"
+    arguments = ("--shape", "4x32", "--repeats", "3", "--dropout", "0.5", "--parts", "--json", str(file))
+    code, out, _ = _bench(capsys, "op", "bias_dropout_residual", *arguments)
+    assert code == 0
+    assert "bias_dropout_residual of 4x32 float32, forward, dropout 0.5" in out
+    seconds = json.loads(file.read_text())["seconds"]
+    assert {name: len(taken) for name, taken in seconds.items()} == {
+        "the op": 3,
+        "its mask": 3,
+        "without dropout": 3,
+        "a copy of x": 3,
+    }
+    # The unit of the table is nanoseconds per element: 128 of them here.
+    row = next(line.split() for line in out.splitlines() if "its mask" in line)
+    median = sorted(seconds["its mask"])[1]
+    assert float(row[-1].strip("│|")) == pytest.approx(median / 128 * 1e9, abs=0.001)
+
+
 def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +124,8 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["model", "gpt_nano", "--activation", "relu"], "bench model takes no --activation; it takes"),
         (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
         (["op"], "bench op needs a NAME"),
+        (["op", "dropout", "--parts"], "--parts needs an op that drops; pass --dropout 0.1, got 0"),
+        (["op", "softmax", "--parts", "--dropout", "0.1"], "--parts needs an op with dropout; softmax has none"),
     ],
 )
 def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

@@ -1,10 +1,14 @@
+import math
 import os
+import random
+import re
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from torch import nn
 
 from fuselayers.cli.train.checkpoint import (
     Checkpoint,
+    find_checkpoint,
     load_weights,
     random_state,
     read_checkpoint,
@@ -25,7 +30,7 @@ def _checkpoint(step: int = 5, *, width: int = 3) -> Checkpoint:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(4, width)).sum().backward()
     optimizer.step()
-    return Checkpoint(step, "train: {}\n", "abc", model.state_dict(), optimizer.state_dict(), random_state())
+    return Checkpoint(step, "train: {}\n", "abc", "", model.state_dict(), optimizer.state_dict(), random_state())
 
 
 def _assert_equal(got: Checkpoint, wanted: Checkpoint) -> None:
@@ -67,23 +72,113 @@ def test_a_write_that_fails_half_way_keeps_the_one_before_and_says_so(tmp_path: 
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
+@pytest.mark.parametrize("moment", ["fsync", "replace 1", "replace 2"])
 def test_a_kill_in_the_middle_of_a_write_keeps_the_one_before(tmp_path: Path, moment: str) -> None:
     path = tmp_path / "checkpoint.pt"
     wanted = _checkpoint(5)
+    write_checkpoint(path, replace(wanted, step=4))
     write_checkpoint(path, wanted)
-    script = (
-        "import os, signal, sys\nfrom dataclasses import replace\nfrom pathlib import Path\n"
-        "from fuselayers.cli.train.checkpoint import read_checkpoint, write_checkpoint\n"
-        f"{moment} = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "path = Path(sys.argv[1])\n"
-        "write_checkpoint(path, replace(read_checkpoint(path), step=6))\n"
-    )
+    function, _, call = moment.partition(" ")
+    script = f"""
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from fuselayers.cli.train.checkpoint import read_checkpoint, write_checkpoint
+calls, real = [], os.{function}
+def killed(*arguments):
+    calls.append(arguments)
+    if len(calls) == {call or 1}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*arguments)
+os.{function} = killed
+path = Path(sys.argv[1])
+write_checkpoint(path, replace(read_checkpoint(path), step=6))
+"""
     assert run(script, str(path)).code == -signal.SIGKILL
-    _assert_equal(read_checkpoint(path), wanted)
+    _assert_equal(read_checkpoint(find_checkpoint(str(tmp_path))), wanted)
     write_checkpoint(path, replace(wanted, step=6))
-    assert read_checkpoint(path).step == 6
-    assert list(tmp_path.iterdir()) == [path]
+    assert read_checkpoint(find_checkpoint(str(tmp_path))).step == 6
+    _assert_equal(read_checkpoint(tmp_path / "checkpoint.previous.pt"), wanted)
+
+
+def test_the_last_two_are_kept_and_the_newest_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    for step in (4, 5, 6):
+        write_checkpoint(path, _checkpoint(step))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert find_checkpoint(str(tmp_path)) == path
+    assert [read_checkpoint(file).step for file in (path, tmp_path / "checkpoint.previous.pt")] == [6, 5]
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_beside_a_damaged_one_the_other_is_offered(tmp_path: Path, damage: str) -> None:
+    newest, previous = tmp_path / "checkpoint.pt", tmp_path / "checkpoint.previous.pt"
+    write_checkpoint(newest, _checkpoint(5))
+    write_checkpoint(newest, _checkpoint(6))
+    for path, other, step in ((newest, previous, 5), (previous, newest, 6)):
+        content = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(content[:3000] + bytes([content[3000] ^ 1]) + content[3001:])
+        text = rf"{path}.*; {other.name} beside it is whole \(step {step}\): train\.resume={other}$"
+        with pytest.raises((ValueError, FileNotFoundError), match=text):
+            read_checkpoint(path)
+        path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    wanted = _checkpoint()
+    write_checkpoint(path, wanted)
+    content = path.read_bytes()
+    offsets = random.Random(0).sample(range(len(content)), 200)
+    found = 0
+    for offset in offsets:
+        damaged = bytearray(content)
+        damaged[offset] ^= 1 << offset % 8
+        path.write_bytes(damaged)
+        try:
+            _assert_equal(read_checkpoint(path), wanted)
+        except ValueError as error:
+            assert "is not a checkpoint of fuselayers, or a damaged one" in str(error)  # noqa: PT017 (or it is whole)
+            found += 1
+    # The rest is padding, and numbers that no reader needs.
+    assert found > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"version": None}, "has version None of the checkpoint format, this fuselayers reads version 2; use the"),
+        ({"step": -3}, "cannot be continued: its step must be an int of at least 0, got -3"),
+        ({"step": 2.5}, "cannot be continued: its step must be an int of at least 0, got 2.5"),
+        ({"optimizer": None}, "cannot be continued: its optimizer must be a mapping"),
+        ({"config_yaml": 3}, "cannot be continued: its config_yaml must be a text"),
+        ({"model": None}, "cannot be continued: its model must be a mapping of names to tensors"),
+        ({"model": {"weight": [1.0]}}, "cannot be continued: its model must be a mapping of names to tensors"),
+        ({"random_state": None}, "cannot be continued: its random_state must be a mapping of names to tensors"),
+        ({"x" * 10_000: 1}, "cannot be continued: it has an unknown 'xxxxx"),
+    ],
+)
+def test_wrong_contents_are_named(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    path = tmp_path / "a.pt"
+    content = {"format": "fuselayers.checkpoint", "version": 2, **vars(_checkpoint())}
+    torch.save(content | change, path)
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
+        read_checkpoint(path)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("version", "has version 'none' of the"), ("step", "it lacks step"), ("model", "it lacks model")]
+)
+def test_contents_that_are_missing_are_named(tmp_path: Path, name: str, text: str) -> None:
+    content = {"format": "fuselayers.checkpoint", "version": 2, **vars(_checkpoint())}
+    del content[name]
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=text):
+        read_checkpoint(tmp_path / "a.pt")
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
@@ -101,7 +196,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is not a checkpoint of fuselayers: it was written by something else"):
             read_checkpoint(path)
     torch.save({"format": "fuselayers.checkpoint", "version": 99}, path)
-    with pytest.raises(ValueError, match="has version 99 of the checkpoint format, this fuselayers reads version 1"):
+    with pytest.raises(ValueError, match="has version 99 of the checkpoint format, this fuselayers reads version 2"):
         read_checkpoint(path)
 
 
@@ -132,3 +227,17 @@ def test_weights_of_another_architecture_are_refused_and_change_nothing() -> Non
     assert torch.equal(model.weight, before)
     with pytest.raises(ValueError, match=r"it lacks 0\.weight; it lacks 0\.bias; it has weight, .* \(and 1 more\)"):
         load_weights(nn.Sequential(nn.Linear(3, 2)), _checkpoint(), path=Path("a.pt"))
+
+
+def test_weights_of_another_dtype_or_without_a_number_are_refused() -> None:
+    checkpoint = _checkpoint()
+    model = nn.Linear(3, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"weight is torch\.float32 there and torch\.float64 in the model; bias is"):
+        load_weights(model, checkpoint, path=Path("a.pt"))
+    sparse = replace(checkpoint, model={**checkpoint.model, "weight": checkpoint.model["weight"].to_sparse()})
+    with pytest.raises(ValueError, match=r"weight is torch\.float32 torch\.sparse_coo there and torch\.float32 in the"):
+        load_weights(nn.Linear(3, 2), sparse, path=Path("a.pt"))
+    for value in (math.nan, -math.inf):
+        checkpoint.model["bias"][1] = value
+        with pytest.raises(ValueError, match=r"a\.pt cannot be continued: its bias holds a NaN or an infinity"):
+            load_weights(nn.Linear(3, 2), checkpoint, path=Path("a.pt"))

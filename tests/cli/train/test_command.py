@@ -3,9 +3,13 @@
 import errno
 import io
 import json
+import math
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import pytest
@@ -13,10 +17,11 @@ import torch
 from rich.console import Console
 
 from fuselayers.cli.train import train
-from fuselayers.cli.train.checkpoint import read_checkpoint
+from fuselayers.cli.train.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.metrics import read_metrics
-from fuselayers.configs import compose
+from fuselayers.configs import build, compose, to_yaml
+from tests.processes import Program
 
 
 def _train(overrides: list[str]) -> str:
@@ -31,6 +36,11 @@ def _curve(folder: Path) -> list[tuple[object, ...]]:
         (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
         for row in read_metrics(folder / "metrics.csv")
     ]
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """All but the line that says who is there."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.lock"}
 
 
 def _assert_same_state(first: Path, second: Path) -> None:
@@ -64,10 +74,12 @@ def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> N
     assert [row.step for row in rows if row.validation_loss is not None] == [40, 80, 120]
     assert f"validation loss {rows[-1].validation_loss:.4f} nats per byte" in output
     assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint.previous.pt",
         "checkpoint.pt",
         "config.yaml",
         "loss.png",
         "metrics.csv",
+        "run.lock",
         "sample.txt",
     ]
     assert matplotlib.image.imread(folder / "loss.png").shape[:2] == (450, 800)
@@ -154,10 +166,10 @@ def test_a_run_is_resumed_however_it_is_said(tiny: list[str], tmp_path: Path, wa
 def test_a_checkpoint_of_something_else_is_refused(tiny: list[str], tmp_path: Path, override: str, text: str) -> None:
     folder = tmp_path / "run"
     _train([*tiny, f"train.output={folder}"])
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = _files(folder)
     with pytest.raises(ValueError, match=text):
         _train([f"train.resume={folder}", override])
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert _files(folder) == before
 
 
 def test_a_run_is_not_overwritten(tiny: list[str], tmp_path: Path) -> None:
@@ -175,16 +187,17 @@ def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) 
         _train([*tiny, f"train.output={tmp_path / 'file' / 'run'}"])
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     _train([*tiny, f"train.output={tmp_path / 'whole'}"])
     step = Trainer.step
 
-    def interrupted(trainer: Trainer, number: int) -> Update:
-        update = step(trainer, number)
-        if number == 6:
-            signal.raise_signal(signal.SIGINT)
+    def interrupted(trainer: Trainer, index: int) -> Update:
+        update = step(trainer, index)
+        if index == 6:
+            signal.raise_signal(number)
         return update
 
     output = io.StringIO()
@@ -192,7 +205,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
         code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
-    assert code == 128 + signal.SIGINT
+    assert code == 128 + number
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
     assert (folder / "loss.png").exists()
     _train([f"train.resume={folder}"])
@@ -220,10 +233,185 @@ def test_a_full_disk_in_training_keeps_the_last_checkpoint(
         text = r"cannot write .*checkpoint\.pt: No space left on device \(checkpoint of step 8\); .*\(step 4\) is whole"
         with pytest.raises(OSError, match=text):
             _train([*tiny, f"train.output={folder}"])
-    assert read_checkpoint(folder / "checkpoint.pt").step == 4
+    assert read_checkpoint(find_checkpoint(str(folder))).step == 4
     _train([f"train.resume={folder}"])
     assert _curve(folder) == _curve(tmp_path / "whole")
     _assert_same_state(folder, tmp_path / "whole")
+
+
+_LOSES_ITS_OUTPUT = """
+import os, sys, torch
+from fuselayers.cli.main import main
+from fuselayers.cli.train.loop import Trainer
+torch.set_num_threads(1)
+reads, writes = os.openpty() if sys.argv[1] == "terminal" else os.pipe()
+os.dup2(writes, 1)
+os.close(writes)
+step = Trainer.step
+def loses(trainer, number):
+    if number == 6:
+        os.close(reads)
+    return step(trainer, number)
+Trainer.step = loses
+sys.stdout = open(1, "w", closefd=False)
+sys.exit(main(["train", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_run_that_loses_its_output_saves_and_ends(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")  # a line per step, where a bar is drawn ten times a second
+    folder = tmp_path / "run"
+    done = Program(_LOSES_ITS_OUTPUT, kind, *tiny, f"train.output={folder}", "train.evaluate_every=1").wait()
+    stopped = f"stopped after step 6; to continue: fuselayers train train.resume={folder}\n"
+    assert (done.code, done.errors) == (141, f"fuselayers: the output cannot be written any more; {stopped}")
+    assert read_checkpoint(folder / "checkpoint.pt").step == 6
+    assert (folder / "loss.png").exists()
+
+
+def test_two_processes_do_not_write_one_run(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    program = """
+import sys, torch
+from fuselayers.cli.main import main
+torch.set_num_threads(1)
+sys.exit(main(sys.argv[1:]))
+"""
+    overrides = [text for text in tiny if not text.startswith("train.steps")]
+    first = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    second = Program(program, "train", f"train.resume={folder}").wait()
+    for refused in ([*tiny, f"train.output={folder}"], [f"train.resume={folder}", f"train.output={folder}"]):
+        with pytest.raises(OSError, match=rf"^{folder} is in use by process \d+ on .*; let it end, or choose"):
+            _train(refused)
+    first.interrupt()
+    assert first.wait().code == 130
+    assert (second.code, second.errors.count("\n")) == (2, 1)
+    assert second.errors.startswith(f"fuselayers: {folder} is in use by process ")
+    step = read_checkpoint(folder / "checkpoint.pt").step
+    assert [row[0] for row in _curve(folder)] == list(range(1, step + 1))
+
+
+def test_a_start_that_wrote_no_checkpoint_is_replaced(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    step = Trainer.step
+
+    def killed_in_the_third(trainer: Trainer, number: int) -> Update:
+        if number == 3:
+            raise RuntimeError("killed")
+        return step(trainer, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", killed_in_the_third)
+        with pytest.raises(RuntimeError, match="killed"):
+            _train([*tiny, f"train.output={folder}"])
+    assert len(_curve(folder)) == 2
+    output = _train([*tiny, f"train.output={folder}"])
+    assert f"an earlier start in {folder} ended before its first checkpoint: it is replaced\n" in output
+    assert [row[0] for row in _curve(folder)] == list(range(1, 13))
+
+
+def test_a_table_of_the_users_is_not_replaced(tiny: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.csv").write_text("my,own,table\n")
+    with pytest.raises(ValueError, match=r"run/metrics\.csv is not the curve of a run: .*; move the file away"):
+        _train([*tiny, f"train.output={tmp_path / 'run'}"])
+    assert _files(tmp_path / "run") == {"metrics.csv": b"my,own,table\n"}
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_replaced(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    _train([*tiny, f"train.output={folder}"])
+    for path in folder.glob("checkpoint*"):
+        path.unlink()
+    with pytest.raises(FileExistsError, match=r"already holds a run \(loss\.png\)"):
+        _train([*tiny, f"train.output={folder}"])
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tiny: list[str], tmp_path: Path) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    for output in (whole, folder):
+        _train([*tiny, f"train.output={output}"])
+    newest, previous = folder / "checkpoint.pt", folder / "checkpoint.previous.pt"
+    content = newest.read_bytes()
+    damaged = content[:5000] + bytes([content[5000] ^ 4]) + content[5001:]
+    newest.write_bytes(damaged)
+    (folder / "metrics.csv").write_bytes(b"")
+    before = _files(folder)
+    with pytest.raises(ValueError, match=rf"or a damaged one.* \(step 8\): train\.resume={previous}$"):
+        _train([f"train.resume={folder}"])
+    assert _files(folder) == before
+    assert "continuing after step 8" in _train([f"train.resume={previous}"])
+    assert _curve(folder) == _curve(whole)
+    _assert_same_state(folder, whole)
+    # The damaged one is gone; it never was the one that a kill leaves.
+    assert [read_checkpoint(path).step for path in (newest, previous)] == [12, 8]
+
+
+@pytest.mark.parametrize("damage", ["weights", "validation loss"])
+def test_a_last_step_without_a_number_is_divergence(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    folder = tmp_path / "run"
+    step, validation_loss = Trainer.step, Trainer.validation_loss
+
+    def diverges(trainer: Trainer, number: int) -> Update:
+        update = step(trainer, number)
+        if number == 12:
+            next(trainer.model.parameters()).data[0, 0] = math.nan
+        return update
+
+    with monkeypatch.context() as patch:
+        if damage == "weights":
+            patch.setattr(Trainer, "step", diverges)
+            patch.setattr(Trainer, "validation_loss", lambda trainer: 1.0)
+            text = r"training diverged at step 12: \S+ holds a NaN or an infinity; a checkpoint, if"
+        else:
+            patch.setattr(
+                Trainer,
+                "validation_loss",
+                lambda trainer: math.inf if (folder / "checkpoint.previous.pt").exists() else validation_loss(trainer),
+            )
+            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if there is one, is from"
+        with pytest.raises(ValueError, match=text):
+            _train([*tiny, f"train.output={folder}"])
+    assert read_checkpoint(folder / "checkpoint.pt").step == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"config_yaml": "{" * 500},
+            r"the config in the checkpoint .* does not compose: config_yaml: line 1 is nested",
+        ),
+        ({"config_yaml": "train: ["}, r"does not compose: config_yaml: not YAML, line 1: "),
+        ({"config_yaml": "- 1"}, r"the config in the checkpoint .* does not compose: "),
+        ({"config_yaml": "3"}, r"the config in the checkpoint .* does not compose: config_yaml: a config must be"),
+        ({"config_yaml": "a: !!python/name:os.system x"}, r"does not compose: config_yaml: YAML tags are refused"),
+        ({"optimizer": {"state": None}}, r"cannot be continued: its optimizer must hold AdamW's state of"),
+        ({"random_state": {}}, r"cannot be continued: its random_state is not one of this torch's generators"),
+        ({"curve": "text"}, r"the curve in the checkpoint .* is not the curve of a run: its first line must be"),
+    ],
+)
+def test_a_checkpoint_with_wrong_contents_is_refused_before_anything_is_written(
+    tiny: list[str], tmp_path: Path, change: dict[str, Any], text: str
+) -> None:
+    folder = tmp_path / "run"
+    _train([*tiny, f"train.output={folder}", "train.steps=4"])
+    path = folder / "checkpoint.pt"
+    write_checkpoint(path, replace(read_checkpoint(path), **change))
+    before = _files(folder)
+    with pytest.raises(ValueError, match=text) as caught:
+        _train([f"train.resume={folder}"])
+    assert len(str(caught.value)) < 600
+    assert _files(folder) == before
 
 
 def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
@@ -233,7 +421,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
     _train([*overrides, f"train.output={not_compared}"])
     result = json.loads((compared / "comparison.json").read_text())
     assert result["loss_difference"] < 1e-5
-    assert result["fused"]["saved_bytes"] <= result["eager"]["saved_bytes"]
+    assert result["sides"]["fused"]["saved_bytes"] <= result["sides"]["eager layers"]["saved_bytes"]
     assert "tokens/s" in output
     assert "saved for backward" in output
     assert f"torch {torch.__version__}" in output
@@ -257,6 +445,11 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         ),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),
+        (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
+        (
+            ["train.batch_size=1000000000000"],
+            r"a validation of \d+ x 1000000000000 sequences of 16 bytes needs",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_written(
@@ -265,3 +458,16 @@ def test_what_cannot_be_trained_is_said_before_anything_is_written(
     with pytest.raises((ValueError, OSError), match=text):
         _train([*tiny, f"train.output={tmp_path / 'run'}", *overrides])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(to_yaml(compose("gpt_nano", [*tiny, "train.steps=50"])))
+    _train([str(path), "train.steps=2", f"train.output={tmp_path / 'run'}"])
+    saved = compose(tmp_path / "run" / "config.yaml")
+    assert saved.train.steps == 2
+    assert saved.model == compose(path).model == build(path).built_from.model
+    with pytest.raises(ValueError, match=r"the config of its checkpoint; leave \S*tiny\.yaml or train\.resume out$"):
+        _train([str(path), f"train.resume={tmp_path / 'run'}"])
+    with pytest.raises(FileNotFoundError, match=r"cannot read the config file nowhere\.yaml: No such file"):
+        _train(["nowhere.yaml"])

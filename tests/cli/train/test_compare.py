@@ -5,7 +5,17 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from fuselayers.cli.train.compare import Comparison, Side, compare, comparison_notes, comparison_table, plain_model
+from fuselayers.cli.train.compare import (
+    EAGER,
+    FUSED,
+    PLAIN,
+    Comparison,
+    Side,
+    compare,
+    comparison_notes,
+    comparison_table,
+    unfused_models,
+)
 from fuselayers.configs import build, compose
 
 _OVERRIDES = [
@@ -28,16 +38,21 @@ def test_same_weights_same_masks_same_losses_and_nothing_changes(dropout: float)
     config = compose(overrides=[*_OVERRIDES, f"model.dropout={dropout}"])
     fused, batches = build(config).eval(), _batches(3)
     state = torch.get_rng_state()
-    eager = plain_model(config, fused, device=_CPU)
+    models = {**unfused_models(config, fused, device=_CPU), FUSED: fused}
     before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
 
-    result = compare(eager, fused, batches, repeats=2, device=_CPU)
+    result = compare(models, batches, repeats=2, device=_CPU)
 
-    assert type(eager.blocks[0].feedforward).__name__ == "MLP"  # type: ignore[index,union-attr]
+    assert list(result.sides) == [PLAIN, EAGER, FUSED]
+    assert type(models[EAGER].blocks[0].feedforward).__name__ == "MLP"  # type: ignore[index,union-attr]
     assert result.loss_difference < 1e-6
+    assert result.plain_difference is not None
+    assert result.plain_difference < 1e-6
     assert (result.num_batches, result.tokens) == (3, 64)
-    assert len(result.eager.seconds) == len(result.fused.seconds) == 2
-    assert 0 < result.fused.saved_bytes <= result.eager.saved_bytes
+    assert [len(side.seconds) for side in result.sides.values()] == [2, 2, 2]
+    assert 0 < result.sides[FUSED].saved_bytes <= result.sides[EAGER].saved_bytes
+    if dropout:
+        assert result.sides[EAGER].saved_bytes < result.sides[PLAIN].saved_bytes
     assert torch.equal(torch.get_rng_state(), state)
     assert not fused.training
     assert all(parameter.grad is None for parameter in fused.parameters())
@@ -49,32 +64,48 @@ def test_a_difference_is_found() -> None:
     """Weights that differ must show: a comparison that always says zero would be worth nothing."""
     config = compose(overrides=_OVERRIDES)
     fused = build(config)
-    eager = plain_model(config, fused, device=_CPU)
+    models = {**unfused_models(config, fused, device=_CPU), FUSED: fused}
     with torch.no_grad():
-        dict(eager.named_parameters())["token.weight"].mul_(2)
-    assert compare(eager, fused, _batches(2), repeats=1, device=_CPU).loss_difference > 1e-4
+        dict(models[EAGER].named_parameters())["token.weight"].mul_(2)
+    result = compare(models, _batches(2), repeats=1, device=_CPU)
+    assert result.loss_difference > 1e-4
+    assert result.plain_difference is not None
+    assert result.plain_difference > 1e-4
+
+
+def test_a_model_without_a_twin_is_compared_with_its_eager_layers() -> None:
+    config = compose(overrides=[*_OVERRIDES, "attention=linear"])
+    fused = build(config)
+    models = {**unfused_models(config, fused, device=_CPU), FUSED: fused}
+    result = compare(models, _batches(1), repeats=1, device=_CPU)
+    assert list(result.sides) == [EAGER, FUSED]
+    assert result.plain_difference is None
+    assert len(comparison_notes(result)) == 3
 
 
 def test_the_table_shows_medians_and_ratios() -> None:
     comparison = Comparison(
-        eager=Side((0.1, 9.0, 0.2), 4_000_000),
-        fused=Side((0.1, 0.05, 0.1), 1_000_000),
+        sides={PLAIN: Side((0.1, 9.0, 0.2), 4_000_000), FUSED: Side((0.1, 0.05, 0.1), 1_000_000)},
         tokens=1000,
         loss_difference=1.25e-7,
+        plain_difference=2.5e-7,
         num_batches=8,
         conditions="a machine, 2 threads",
     )
     output = io.StringIO()
     Console(file=output, width=100).print(comparison_table(comparison))
     text = output.getvalue()
-    for row in (
-        ["tokens/s", "5,000", "10,000", "2.00 x"],
-        ["saved for backward, MB per step", "4.0", "1.0", "0.25 x"],
-    ):
-        line = next(line for line in text.splitlines() if row[0] in line)
-        assert [cell.strip() for cell in line.strip("│┃|").split("│")] == row
+    cells = [[cell.strip() for cell in line.strip("│┃|").split("│")] for line in text.splitlines() if "│" in line]
+    assert cells == [
+        ["tokens/s", "5,000", "10,000"],
+        ["", "1.00 x", "2.00 x"],
+        ["saved for backward, MB per step", "4.0", "1.0"],
+        ["", "1.00 x", "0.25 x"],
+    ]
     assert comparison_notes(comparison) == [
-        "losses differ by at most 1.2e-07 nats per byte on 8 batches",
+        "losses of eager layers and fused, with the same dropout masks, differ by at most 1.2e-07 nats per byte on 8 "
+        "batches",
+        "plain PyTorch draws other masks; without dropout its losses differ by at most 2.5e-07",
         "forward + backward in training mode, medians of 3 each, in turns",
         "a machine, 2 threads",
     ]

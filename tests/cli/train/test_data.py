@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from fuselayers.cli.train import data
 from fuselayers.cli.train.data import check_length, evaluation_batches, read_text, standard_library, training_batch
 
 
@@ -74,10 +76,10 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypat
     path = tmp_path / "a.py"
     path.write_text("x")
 
-    def denied(path: Path) -> bytes:
+    def denied(path: Path) -> os.stat_result:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr(data, "open_regular", denied)
     with pytest.raises(OSError, match=rf"cannot read the text {path}: Permission denied; set data\.path="):
         read_text(str(path))
 
@@ -125,3 +127,12 @@ def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path)
     text = read_text(str(folder))
     assert text.num_files == 10
     assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)
+
+
+@pytest.mark.parametrize("named", ["the folder", "the pipe"])
+def test_a_pipe_is_not_waited_for(named: str, tmp_path: Path) -> None:
+    _folder(tmp_path, 3)
+    os.mkfifo(tmp_path / "pipe.py")
+    path = tmp_path / "pipe.py" if named == "the pipe" else tmp_path
+    with pytest.raises(ValueError, match=r"^cannot read the text: \S*pipe\.py is a FIFO, not a file; set data"):
+        read_text(str(path))

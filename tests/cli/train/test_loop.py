@@ -1,7 +1,9 @@
 import copy
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +74,54 @@ def test_a_loss_that_is_no_number_leaves_the_weights(tiny: list[str], text_file:
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        ({"optimizer": {}}, "its optimizer must hold AdamW's state of"),
+        ({"optimizer": {"state": None}}, "its optimizer must hold AdamW's state of"),
+        ({"optimizer": {"state": {0: None}}}, "its optimizer must hold AdamW's state of"),
+        ({"optimizer": {"state": {10**6: {}}}}, "its optimizer must hold AdamW's state of"),
+        ({"random_state": {}}, "its random_state is not one of this torch's generators"),
+        ({"random_state": {"cpu": torch.get_rng_state()[:-8]}}, "its random_state is not one of this torch's"),
+        ({"random_state": {"cpu": torch.zeros(3)}}, "its random_state is not one of this torch's generators"),
+    ],
+)
+def test_a_state_that_cannot_be_continued_is_named(
+    tiny: list[str], text_file: Path, damage: dict[str, Any], text: str
+) -> None:
+    trainer = _trainer(tiny, text_file)
+    trainer.step(1)
+    checkpoint = trainer.checkpoint(1, config_yaml="", curve="")
+    with pytest.raises(ValueError, match=f"the checkpoint a.pt cannot be continued: {text}"):
+        trainer.restore(replace(checkpoint, **damage), path=Path("a.pt"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("step", torch.tensor(-1.0)), ("exp_avg", torch.zeros(2)), ("exp_avg_sq", math.nan), ("exp_avg", torch.float64)],
+)
+def test_means_of_the_optimizer_that_do_not_fit_are_refused(
+    tiny: list[str], text_file: Path, key: str, value: Any
+) -> None:
+    trainer = _trainer(tiny, text_file)
+    trainer.step(1)
+    checkpoint = copy.deepcopy(trainer.checkpoint(1, config_yaml="", curve=""))
+    entry = checkpoint.optimizer["state"][0]
+    if isinstance(value, float):
+        entry[key].view(-1)[-1] = value
+    else:
+        entry[key] = entry[key].to(value) if isinstance(value, torch.dtype) else value
+    with pytest.raises(ValueError, match=r"its optimizer must hold AdamW's state of .* parameters, in their shapes"):
+        trainer.restore(checkpoint, path=Path("a.pt"))
+
+
+def test_a_resumed_optimizer_has_the_options_of_its_session(tiny: list[str], text_file: Path) -> None:
+    trainer, resumed = _trainer(tiny, text_file), _trainer(_only(tiny, "train.weight_decay=0.5"), text_file)
+    trainer.step(1)
+    resumed.restore(trainer.checkpoint(1, config_yaml="", curve=""), path=Path("a.pt"))
+    assert [group["weight_decay"] for group in resumed.optimizer.param_groups] == [0.5, 0.0]
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_torchs_settings_are_as_before_afterwards(before: bool) -> None:
     torch.use_deterministic_algorithms(before)
@@ -98,7 +148,7 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
             torch.manual_seed(7)
             losses = [compiled.step(step).loss for step in range(1, 5)]
             validation_loss = compiled.validation_loss() if validates else 0.0
-            checkpoint = copy.deepcopy(compiled.checkpoint(4, config_yaml=""))
+            checkpoint = copy.deepcopy(compiled.checkpoint(4, config_yaml="", curve=""))
             losses += [compiled.step(step).loss for step in range(5, 9)]
             weights = copy.deepcopy(compiled.model.state_dict())
             compiled.restore(checkpoint, path=Path("checkpoint.pt"))

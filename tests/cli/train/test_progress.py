@@ -1,6 +1,7 @@
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from fuselayers.cli.train.metrics import Metrics
@@ -30,7 +31,14 @@ def test_without_a_terminal_it_writes_lines() -> None:
     assert "\x1b" not in "".join(lines)
 
 
-def test_on_a_terminal_it_draws_a_bar_with_the_same_numbers() -> None:
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    lines = _show(terminal=True).splitlines()
+    assert sum("/40  loss " in line for line in lines) == 16
+
+
+def test_on_a_terminal_it_draws_a_bar_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     output = _show(terminal=True)
     assert "40/40" in output
     assert "loss 42.000  validation 3.250  1,000 tokens/s" in output

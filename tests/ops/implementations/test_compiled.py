@@ -234,18 +234,6 @@ def test_a_size_that_changes_is_any_size_from_then_on() -> None:
     assert len(formula.shapes) == 2
 
 
-def test_any_size_at_once() -> None:
-    formula = Traced()
-    of_sine = compiled(formula, any_size=True)
-    for shape in ((3, 17), (5, 40), (8, 8)):
-        x = torch.randn(shape)
-        torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
-    assert len(formula.shapes) == 1
-    x = torch.randn(1, 17)  # a size of 1 is no size like others: torch broadcasts it
-    torch.testing.assert_close(of_sine(x, None, "any"), x.sin())
-    assert len(formula.shapes) == 2
-
-
 def test_a_number_that_changes_at_each_call_is_not_compiled_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuselayers.ops.implementations.compiled._MAX_NUMBERS", 2)
     traced = []
@@ -307,17 +295,17 @@ def test_too_many_sizes_run_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_cache_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuselayers.ops.implementations.compiled._MAX_CALLS", 2)
     formula = Traced()
-    of_sine = _Compiled(formula, any_size=True)
+    of_sine = _Compiled(formula)
     for rows in (2, 3, 4, 5, 2, 3):
         x = torch.randn(rows, 17)
         torch.testing.assert_close(of_sine.call(x, None, "any"), x.sin())
         assert len(of_sine._calls) <= 2
-    assert len(formula.shapes) == 1
+    assert len(formula.shapes) == 2
 
 
 def test_layouts_share_code() -> None:
     formula = Traced()
-    of_sine = compiled(formula, any_size=True)
+    of_sine = compiled(formula)
     x = torch.randn(6, 6)
     minus = torch._neg_view(x)  # contiguous, and its memory has the other sign
     assert minus.is_neg()
@@ -328,13 +316,13 @@ def test_layouts_share_code() -> None:
 
 def test_threads_share_code() -> None:
     formula = Traced()
-    of_sine = compiled(formula, any_size=True)
+    of_sine = compiled(formula)
     inputs = [torch.randn(rows, 17) for rows in range(2, 18)]
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(lambda x: of_sine(x, None, "any"), inputs))
     for x, result in zip(inputs, results, strict=True):
         torch.testing.assert_close(result, x.sin())
-    assert len(formula.shapes) == 1
+    assert len(formula.shapes) == 2
 
 
 def test_in_inference_mode_and_under_dispatch_modes() -> None:

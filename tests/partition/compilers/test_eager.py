@@ -2,12 +2,14 @@ import operator
 import weakref
 from typing import Any
 
+import pytest
 import torch
 import torch.fx as fx
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fuselayers._torch.tracing import boxed
-from fuselayers.partition import fuse, min_cut
+from fuselayers.partition import fuse, min_cut, saved_bytes
 
 
 def test_runs_the_same_ops_in_the_same_order() -> None:
@@ -82,3 +84,118 @@ def test_inputs_and_values_are_freed_after_their_last_use() -> None:
     assert result.tolist() == [7.0, 7.0]
     # Of x, first and second: x is free once first is computed, the other two after the product.
     assert alive == [[True], [False, True], [False, False, False]]
+
+
+class MixerBlock(nn.Module):
+    """An MLP over the tokens and one over the features, with dropout behind each linear."""
+
+    def __init__(self, tokens: int, dim: int) -> None:
+        super().__init__()
+        self.over_tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Dropout(0.1))
+        self.back_to_tokens = nn.Linear(2 * tokens, tokens)
+        self.over_features = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.back_to_tokens(self.over_tokens(F.layer_norm(x, x.shape[-1:]).transpose(1, 2)))
+        x = x + F.dropout(mixed, 0.1).transpose(1, 2)
+        return x + self.over_features(F.layer_norm(x, x.shape[-1:]))
+
+
+class ConvNextBlock(nn.Module):
+    """A convolution, then an MLP over the channels as the last dimension."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.convolution(x).permute(0, 2, 3, 1)
+        hidden = F.dropout(self.down(F.dropout(F.gelu(self.up(hidden)), 0.1)), 0.1)
+        return x + hidden.permute(0, 3, 1, 2)
+
+
+class Projected(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.linear(x.transpose(1, 2)), 0.1).transpose(1, 2)
+
+
+@pytest.mark.parametrize("torch_random", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("block", "shape"),
+    [(Projected(8), (2, 8, 6)), (MixerBlock(6, 8), (2, 6, 8)), (ConvNextBlock(4), (2, 4, 5, 3))],
+    ids=["projected", "mixer", "convnext"],
+)
+def test_views_of_values_whose_strides_are_not_the_traced_ones(
+    block: nn.Module, shape: tuple[int, ...], transposed: bool, torch_random: bool
+) -> None:
+    x = torch.randn(shape[::-1]).permute(*range(len(shape))[::-1]) if transposed else torch.randn(shape)
+    x.requires_grad_()
+    fused = fuse(block, backend="eager", fallback=(), torch_random=torch_random)
+    for incoming in (torch.randn(shape), torch.randn(shape[::-1]).permute(*range(len(shape))[::-1])):
+        results = []
+        for fn in (block, fused):
+            torch.manual_seed(1)
+            out = fn(x)
+            results.append((out, *torch.autograd.grad(out, (x, *block.parameters()), incoming)))
+        if torch_random:
+            torch.testing.assert_close(results[1], results[0])
+
+
+class BloomGelu(torch.autograd.Function):
+    """The tanh form of GELU with a backward written by hand, as BLOOM has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        tanh = torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))
+        return incoming * (0.5 * x * ((1 - tanh * tanh) * (0.79788456 + 0.1070322243 * x * x)) + 0.5 * (1 + tanh))
+
+
+class Block(nn.Module):
+    """A block of T5 (RMS norm, relative positions, a gated MLP) or of BLOOM (layer norm, ALiBi, its own GELU)."""
+
+    def __init__(self, kind: str, dim: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.kind, self.heads = kind, heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.gate, self.up, self.down = nn.Linear(dim, 64), nn.Linear(dim, 64), nn.Linear(64, dim)
+        self.first, self.second = (nn.RMSNorm(dim), nn.RMSNorm(dim)) if kind == "t5" else (nn.LayerNorm(dim),) * 2
+        self.distances = nn.Embedding(8, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, dim = x.shape
+        normed = self.first(x)
+        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(normed).chunk(3, -1))
+        places = torch.arange(tokens)
+        if self.kind == "t5":
+            bias = self.distances((places[:, None] - places).clamp(0, 7)).permute(2, 0, 1)
+        else:
+            bias = -(places[:, None] - places).abs() * torch.tensor([0.5, 0.25]).view(2, 1, 1)
+        causal = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        weights = (q @ k.transpose(-1, -2) + bias).masked_fill(causal, -1e9).softmax(-1)
+        mixed = F.dropout(weights, 0.0) @ v
+        x = x + F.dropout(self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim)), 0.0)
+        normed = self.second(x)
+        hidden = F.silu(self.gate(normed)) * self.up(normed) if self.kind == "t5" else BloomGelu.apply(self.up(normed))
+        return x + F.dropout(self.down(F.dropout(hidden, 0.0)), 0.0)
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+@pytest.mark.parametrize("kind", ["t5", "bloom"])
+def test_keeps_no_more_than_plain_eager(kind: str, partition: str) -> None:
+    block, x = Block(kind), torch.randn(2, 16, 32, requires_grad=True)
+    fused = fuse(block, backend="eager", partition=partition, fallback=())
+    assert saved_bytes(fused, x) <= saved_bytes(block, x)
+    got, expected = (torch.autograd.grad(fn(x).sum(), (x, *fn.qkv.parameters())) for fn in (fused, block))
+    torch.testing.assert_close(got, expected)

@@ -12,7 +12,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from fuselayers.ops import draw_seed, dropout, keep_mask
 from fuselayers.partition import fuse, saved_bytes
-from fuselayers.partition.passes import replayed_dropout_pass, seeded_dropout_calls_pass, seeded_dropout_pass
+from fuselayers.partition.passes import (
+    replayed_dropout_pass,
+    seeded_dropout,
+    seeded_dropout_calls_pass,
+    seeded_dropout_pass,
+)
 from tests.partition.tracing import ops_of
 
 P = 0.3
@@ -243,6 +248,65 @@ class TestTorchRandom:
             assert torch.equal(results[0][1] != 0, results[1][1] != 0)
             torch.testing.assert_close(results[1], results[0])
 
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("dynamic", [False, True])
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda x: x.permute(0, 2, 1),
+            lambda x: x.permute(2, 0, 1),
+            lambda x: x.permute(2, 1, 0)[1:, ::2],
+            lambda x: x[:, :1].expand(-1, 5, -1),
+            lambda x: (x.permute(0, 2, 1) * 2).sin(),
+        ],
+        ids=["permuted", "rotated", "strided", "expanded", "computed"],
+    )
+    def test_is_the_mask_of_plain_torch_whatever_the_strides(self, backend: str, dynamic: bool, view: Any) -> None:
+        def layer(x: Tensor) -> Tensor:
+            return F.dropout(view(x), 0.5)
+
+        fused = fuse(layer, backend=backend, torch_random=True, fallback=(), dynamic=dynamic)
+        x = torch.randn(4, 6, 10, requires_grad=True)
+        results = []
+        for fn in (layer, fused):
+            torch.manual_seed(3)
+            out = fn(x)
+            results.append((out, torch.autograd.grad(out.sum(), x)[0], torch.rand(3)))
+        torch.testing.assert_close(results[1], results[0])
+
+    @pytest.mark.parametrize("in_memory_order", [False, True])
+    def test_the_mask_is_drawn_in_the_order_of_the_machine(
+        self, in_memory_order: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where torch draws with Intel's MKL, a transposed mask is filled in the order of its indices."""
+        monkeypatch.setattr(seeded_dropout, "_draws_in_memory_order", lambda: in_memory_order)
+        x = torch.randn(6, 10).t()
+        module = replayed_dropout_pass(graph_of(native, x))
+        torch.manual_seed(3)
+        _, mask = module(x)
+        torch.manual_seed(3)
+        drawn = torch.empty(6, 10).bernoulli_(1 - P).t() if in_memory_order else torch.empty(10, 6).bernoulli_(1 - P)
+        assert torch.equal(mask, drawn.bool())
+
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    def test_what_is_drawn_and_not_read_is_drawn(self, backend: str) -> None:
+        def layer(x: Tensor) -> Tensor:
+            torch.rand([])
+            F.dropout(x, 0.5)
+            torch.empty(3).normal_()
+            return F.dropout(x, 0.5) * torch.rand(3)[0]
+
+        fused = fuse(layer, backend=backend, torch_random=True, fallback=())
+        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+        results = []
+        for fn in (layer, fused):
+            torch.manual_seed(3)
+            out = fn(x)
+            gradient = torch.autograd.grad(out.sum(), x)[0]
+            with torch.no_grad():
+                results.append((out, gradient, fn(x), torch.rand(3)))
+        torch.testing.assert_close(results[1], results[0])
+
     @pytest.mark.parametrize("backend", ["eager", "inductor"])
     def test_the_mask_is_not_saved(self, backend: str) -> None:
         fused = fuse(drops, backend=backend, torch_random=True, fallback=())
@@ -287,3 +351,22 @@ def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input(backend: str) ->
     )
     plain = fuse(lambda x: torch.nn.functional.dropout(x.sin(), 0.5).cos(), backend=backend, fallback=())
     assert saved_bytes(in_place, x) == saved_bytes(plain, x)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_dropout_that_drops_nothing_keeps_nothing(backend: str, inplace: bool) -> None:
+    def attention(x: Tensor) -> Tensor:
+        return F.dropout((x @ x.t()).softmax(-1), 0.0, inplace=inplace) @ x
+
+    x = torch.randn(64, 16, requires_grad=True)
+    fused = fuse(attention, backend=backend, fallback=())
+    assert saved_bytes(fused, x) <= saved_bytes(attention, x) == (64 * 64 + 64 * 16) * 4
+    torch.testing.assert_close(fused(x), attention(x))
+
+
+def test_dropout_that_drops_nothing_is_its_input() -> None:
+    x = torch.randn(3)
+    for p, training in ((0.0, True), (0.5, False)):
+        for inplace in (False, True):
+            assert fuse(F.dropout, backend="eager", fallback=())(x, p, training, inplace) is x

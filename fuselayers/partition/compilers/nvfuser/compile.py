@@ -9,7 +9,7 @@ import torch.fx as fx
 
 from ...._torch.tracing import boxed
 from ...partitioners import Partitioner
-from ...passes import dropout_in_place_pass, merge_equal_nodes_pass, seeded_dropout_calls_pass
+from ...passes import merge_equal_nodes_pass, plain_dropout_calls_pass, seeded_dropout_calls_pass
 from ..ahead_of_time import compile_ahead_of_time
 from .availability import fused_device_types
 from .decompositions import nvfuser_decompositions
@@ -29,7 +29,7 @@ def compile_nvfuser(
 
     By default regions of each graph run in nvFuser.
     """
-    graph_module = dropout_in_place_pass(graph_module)
+    graph_module = plain_dropout_calls_pass(graph_module)
     if not torch_random:
         # Our formula replaces torch's dropout, so that the kernel that uses the mask makes it.
         graph_module = seeded_dropout_calls_pass(graph_module, device_types=fused_device_types() | {"cpu"})

@@ -1,0 +1,28 @@
+"""Refuses a run that surely needs more memory than there is, before anything is built."""
+
+import torch
+
+from ...configs import Config
+from ...configs.memory import check_bytes, check_memory
+
+# Weights, their gradients, and AdamW's two moments.
+_COPIES = 4
+# A token and its target in int64; every batch of a validation is made before the first one runs.
+_TOKEN_BYTES = 16
+
+
+def check_training_memory(config: Config, *, length: int, device: torch.device) -> None:
+    """Raise ValueError if weights, gradients, optimizer and batches do not fit; what forward saves is not counted.
+
+    Args:
+        config: of the run.
+        length: of a sequence.
+        device: of the model. The batches are made in the machine's memory.
+    """
+    check_memory(config, device=device, copies=_COPIES, what="training the model")
+    batches, sequences = config.train.evaluate_batches, config.train.batch_size
+    check_bytes(
+        batches * sequences * length * _TOKEN_BYTES,
+        torch.device("cpu"),
+        what=f"a validation of {batches} x {sequences} sequences of {length} bytes",
+    )

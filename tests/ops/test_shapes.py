@@ -1,0 +1,121 @@
+"""Every op refuses at its door, with one text for all, what its formula cannot compute."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers import ops
+
+X, ROW, WEIGHT = torch.randn(4, 16), torch.ones(16), torch.randn(8, 16)
+TARGET = torch.arange(4)
+HEADS, TABLE = torch.randn(1, 2, 4, 16), torch.ones(4, 8)
+
+# The op, its tensors by name, its other arguments.
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Tensor], dict[str, Any]]] = {
+    "dropout": (ops.dropout, {"x": X}, {"p": 0.1}),
+    "bias_activation_dropout": (ops.bias_activation_dropout, {"x": X, "bias": ROW}, {"activation": "gelu", "p": 0.1}),
+    "bias_dropout_residual": (ops.bias_dropout_residual, {"x": X, "residual": X, "bias": ROW}, {"p": 0.1}),
+    "bias_dropout_residual_layer_norm": (
+        ops.bias_dropout_residual_layer_norm,
+        {"x": X, "residual": X, "weight": ROW, "norm_bias": ROW, "bias": ROW},
+        {"p": 0.1},
+    ),
+    "bias_dropout_residual_rms_norm": (
+        ops.bias_dropout_residual_rms_norm,
+        {"x": X, "residual": X, "weight": ROW, "bias": ROW},
+        {"p": 0.1},
+    ),
+    "residual_layer_norm": (ops.residual_layer_norm, {"x": X, "residual": X, "weight": ROW, "bias": ROW}, {}),
+    "residual_rms_norm": (ops.residual_rms_norm, {"x": X, "residual": X, "weight": ROW}, {}),
+    "layer_norm": (ops.layer_norm, {"x": X, "weight": ROW, "bias": ROW}, {}),
+    "rms_norm": (ops.rms_norm, {"x": X, "weight": ROW}, {}),
+    "gated_activation": (ops.gated_activation, {"gate": X, "up": X}, {}),
+    "activate": (ops.activate, {"z": X}, {"activation": "gelu"}),
+    "linear_activation": (ops.linear_activation, {"x": X, "weight": WEIGHT, "bias": torch.ones(8)}, {}),
+    "softmax": (ops.softmax, {"scores": X, "mask": X > 0}, {}),
+    "rotary": (ops.rotary, {"q": HEADS, "k": HEADS, "cos": TABLE, "sin": TABLE}, {}),
+    "cross_entropy": (ops.cross_entropy, {"logits": X, "target": TARGET}, {}),
+    "linear_cross_entropy": (
+        ops.linear_cross_entropy,
+        {"x": X, "weight": WEIGHT, "target": TARGET, "bias": torch.ones(8)},
+        {},
+    ),
+}
+TENSORS = [pytest.param(op, name, id=f"{op}-{name}") for op, (_, tensors, _) in CALLS.items() for name in tensors]
+SEEDED = {op: {"seed": torch.tensor(1)} for op, (_, _, options) in CALLS.items() if "p" in options}
+NORMS = [name for name in CALLS if "norm" in name]
+
+
+def call(op: str, **changed: Any) -> Any:
+    function, tensors, options = CALLS[op]
+    return function(**{**tensors, **options, **changed})
+
+
+def test_every_op_is_here() -> None:
+    taken = {name for name, one in vars(ops).items() if "backend" in getattr(one, "__annotations__", {})}
+    assert taken <= CALLS.keys()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_sparse_tensors_are_refused(op: str, name: str) -> None:
+    tensor = CALLS[op][1][name]
+    for sparse in (tensor.to_sparse(), tensor.to_sparse_csr() if tensor.dim() == 2 else tensor.to_sparse()):
+        text = rf"^{name} must be a dense tensor, got layout {sparse.layout}; call \.to_dense\(\)$"
+        with pytest.raises(TypeError, match=text):
+            call(op, **{name: sparse})
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(("op", "name"), TENSORS)
+def test_floats_of_8_bits_are_refused(op: str, name: str, dtype: torch.dtype) -> None:
+    text = rf"^{name} must (be a floating-point tensor of 16 bits at least|be a bool tensor|hold class).*, got {dtype}"
+    with pytest.raises(TypeError, match=text):
+        call(op, **{name: CALLS[op][1][name].to(dtype)})
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("op", CALLS)
+def test_quantized_tensors_are_refused(op: str) -> None:
+    name = next(iter(CALLS[op][1]))
+    quantized = torch.quantize_per_tensor(CALLS[op][1][name], 0.1, 0, torch.qint8)
+    text = rf"^{name} must be a floating-point tensor, got torch\.qint8; call \.dequantize\(\)$"
+    with pytest.raises(TypeError, match=text):
+        call(op, **{name: quantized})
+
+
+@pytest.mark.parametrize("eps", [float("nan"), -1e-5, float("inf"), -float("inf")])
+@pytest.mark.parametrize("op", NORMS)
+def test_eps_is_finite_and_not_negative(op: str, eps: float) -> None:
+    """A NaN made every number NaN, and infinity made them zero."""
+    with pytest.raises(ValueError, match=rf"^eps must be finite and not negative, got {eps}$"):
+        call(op, eps=eps)
+
+
+@pytest.mark.parametrize("op", NORMS)
+def test_eps_is_a_number(op: str) -> None:
+    with pytest.raises(TypeError, match=r"^eps must be a number, got a Tensor; pass eps\.item\(\)$"):
+        call(op, eps=torch.tensor(1e-5))
+    for wrong in (None, "small"):
+        with pytest.raises(TypeError, match=rf"^eps must be a number, got a {type(wrong).__name__}; pass a float$"):
+            call(op, eps=wrong)
+    call(op, eps=0)
+
+
+@pytest.mark.parametrize("p", [float("nan"), -0.1, 1.0, float("inf")])
+@pytest.mark.parametrize("op", [name for name, (_, _, options) in CALLS.items() if "p" in options])
+def test_p_is_a_probability(op: str, p: float) -> None:
+    with pytest.raises(ValueError, match=rf"^dropout probability p must satisfy 0 <= p < 1, got {p}$"):
+        call(op, p=p)
+    with pytest.raises(TypeError, match=r"^dropout probability p must be a number, got a tensor; pass p\.item"):
+        call(op, p=torch.tensor(0.1))
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_the_checks_are_traced(op: str) -> None:
+    torch.compiler.reset()
+    seeded = SEEDED.get(op, {})
+    torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(op, **seeded), call(op, **seeded))
