@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _console() -> Console:
     """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
+    if sys.stdout is None:  # closed before the start
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         # A letter that its encoding lacks must not end a finished run.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -200,7 +200,7 @@ def keep_bytes(
 
 def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
     """Return the eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
-    counter = (group_G[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
+    counter = ((group_G & _WORD)[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return [half for word in words for half in (word & 0xFFFF, word >> 16)]
 

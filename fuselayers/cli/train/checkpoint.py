@@ -43,19 +43,21 @@ class Checkpoint:
     random_state: dict[str, Tensor]
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(path: Path, checkpoint: Checkpoint, *, keeps_previous: bool = True) -> None:
     """Write a checkpoint, and keep the one before it as `checkpoint.previous.pt` in the same folder.
 
-    A kill or a full disk leaves the one before it whole, under one of the two names that `find_checkpoint` finds.
+    Without `keeps_previous` it replaces the newest one, and leaves the previous one as it is. A kill or a full disk
+    leaves the one before it whole, under one of the two names that `find_checkpoint` finds.
 
     Raises:
         OSError: it could not be written; the text says which checkpoint is whole.
     """
     content = {"format": _FORMAT, "version": _VERSION, **vars(checkpoint)}
+    previous = path.with_name(PREVIOUS_NAME)
     try:
-        write_whole(path, lambda file: torch.save(content, file), keep=path.with_name(PREVIOUS_NAME))
+        write_whole(path, lambda file: torch.save(content, file), keep=previous if keeps_previous else None)
     except OSError as error:
-        found = _whole_one((path, path.with_name(PREVIOUS_NAME)))
+        found = _whole_one((path, previous))
         advice = "there was none before; make room and train again"
         if found is not None:
             before, step = found
