@@ -42,6 +42,11 @@ def tangents_are_active() -> bool:
     return forward_ad._current_level >= 0
 
 
+def jit_is_tracing() -> bool:
+    """True inside `torch.jit.trace`."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
 def dispatch_mode_is_active() -> bool:
     """True under a TorchDispatchMode."""
     return _get_current_dispatch_mode() is not None
