@@ -6,9 +6,9 @@
 
 The values of `backend`:
 
-    "auto"      the formula inside a compiled function, under a transform of `torch.func`, for tensor subclasses and in
-                float64; else on a GPU the kernels, and on a CPU the compiled implementation from a number of elements
-                on that each op states (`compiled_from`)
+    "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
+                tensor subclasses and in float64; else on a GPU the kernels, and on a CPU the compiled implementation
+                from a number of elements on that each op states (`compiled_from`)
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
     "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
 from ...names import no_such
 from ...partition import BackendUnavailableError
 from .compiled import can_compile, compiled, why_not_compiled
@@ -164,6 +164,8 @@ def _unsupported_reason(
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
+    if not compiling and jit_is_tracing():
+        return "torch.jit.trace cannot record its gradients"
     return "inside a transform of torch.func" if not compiling and transforms_are_active() else None
 
 
