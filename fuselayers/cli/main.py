@@ -25,8 +25,8 @@ _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
 # The commands that build a config, which may name a class of the user.
 _IMPORTING = ("train", "list", "bench", "explain", "tune")
-# Errors that the user can fix. Any other error is a bug, and keeps its traceback.
 _LONG = re.compile(r"(\S{300})\S+")
+# Errors that the user can fix. Any other error is a bug, and keeps its traceback.
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
 
