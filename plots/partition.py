@@ -1,7 +1,7 @@
 """Draws what `fuselayers bench partition --json FILE` measured: pictures beside FILE, from nothing but that file.
 
-fuselayers bench partition --json plots/cpu/partition.json
-python plots/partition.py plots/cpu/partition.json
+fuselayers bench partition --json plots/cpu/intel_xeon_avx512/partition.json
+python plots/partition.py plots/cpu/intel_xeon_avx512/partition.json
 """
 
 import json

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._library.fake_impl import allocate_size
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
@@ -20,6 +21,19 @@ from .guards import compile_lock
 
 pytree = _pytree
 disable_current_modes = _disable_current_modes
+
+
+def sizes_from_data(tensor: torch.Tensor) -> list[Any]:
+    """Return what `tensor.tolist()` of a fake tensor of sizes stands for: symbols of at least 0.
+
+    Without `fullgraph=True` or `capture_scalar_outputs` Dynamo would break the graph at `tolist`. Used by ops whose
+    results are sizes.
+    """
+    assert isinstance(tensor, FakeTensor)
+    shapes = tensor.fake_mode.shape_env
+    if shapes is None:
+        return list(tensor.tolist())  # raises
+    return [allocate_size(shapes) for _ in range(len(tensor))]  # type: ignore[no-untyped-call]
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:
@@ -40,6 +54,11 @@ def transforms_are_active() -> bool:
 def tangents_are_active() -> bool:
     """True in forward mode: `torch.autograd.forward_ad` and `torch.func.jvp`."""
     return forward_ad._current_level >= 0
+
+
+def jit_is_tracing() -> bool:
+    """True inside `torch.jit.trace`."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def dispatch_mode_is_active() -> bool:

@@ -34,11 +34,12 @@ def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
 
 
 def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: Any) -> Callable[..., Any]:
-    """`torch.compile` of a function with a code object of its own, which is freed with all that was compiled for it.
+    """`torch.compile`; all that is compiled for a function with a code object of its own is freed with the function.
 
     Its recompile limit is its own too, also before 2.13, where the limit is a global setting.
     """
-    weakref.finalize(fn, _forget, fn.__code__).atexit = False
+    if isinstance(fn, types.FunctionType):
+        weakref.finalize(fn, _forget, fn.__code__).atexit = False
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         options["recompile_limit"] = recompile_limit
         return torch.compile(fn, **options)

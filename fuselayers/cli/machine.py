@@ -43,12 +43,13 @@ def choose_device(name: str, *, setting: str) -> torch.device:
 
 
 def describe_machine(device: torch.device) -> str:
-    """One line: the processor, the threads, the versions.
+    """One line: the processor, the vector instructions that torch uses, the threads, the versions.
 
     >>> describe_machine(torch.device("cpu")).endswith(f"torch {torch.__version__}, Python {platform.python_version()}")
     True
     """
-    where = processor_name() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    on_a_cpu = f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
+    where = on_a_cpu if device.type == "cpu" else torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     count = f"{threads} thread{'' if threads == 1 else 's'}"
     return f"{where}, {count}, torch {torch.__version__}, Python {platform.python_version()}"

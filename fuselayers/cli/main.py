@@ -25,8 +25,8 @@ _Command = Callable[[argparse.Namespace, Console], int]
 _BAD_INPUT = 2
 # The commands that build a config, which may name a class of the user.
 _IMPORTING = ("train", "list", "bench", "explain", "tune")
-# Errors that the user can fix. Any other error is a bug, and keeps its traceback.
 _LONG = re.compile(r"(\S{300})\S+")
+# Errors that the user can fix. Any other error is a bug, and keeps its traceback.
 _USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
 
 
@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _console() -> Console:
     """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
+    if sys.stdout is None:  # closed before the start
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         # A letter that its encoding lacks must not end a finished run.
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -53,7 +53,6 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     model, fusion = create_model(config), config.fusion
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config
-    vars(model)["compiles_ops"] = fusion.scope != "none"
     if fusion.scope == "block":
         _fuse_blocks(model, fusion)
     if fusion.scope == "model":

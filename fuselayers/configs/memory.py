@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from .._torch.dispatch import FakeTensor
 from ..components import Choice
 from .create import create_model
 from .group_files import COMPONENT_SECTIONS
@@ -27,7 +28,7 @@ _EXPERTS: Final = 64
 def check_memory(
     config: Config, *, device: torch.device | None = None, copies: int = 1, what: str = "the model"
 ) -> None:
-    """Raise ValueError if a model surely needs more memory than there is, before it is built.
+    """Raise ValueError if a model needs more memory than the machine has, swap left out, before it is built.
 
     Used by `build`, and by training, which keeps gradients and the optimizer's state too. A model with few layers is
     built on the meta device, which takes no memory, and counted; one whose sizes are small is not even counted.
@@ -40,10 +41,10 @@ def check_memory(
     """
     device = device or torch.get_default_device()
     there = _memory_of(device)
-    if device.type == "meta":
+    if device.type == "meta" or isinstance(torch.empty(0), FakeTensor):
         copies = 0  # only the Python objects take memory
     largest = max(_sizes(config), default=1)
-    if _depth(config) * _MATRICES * (4 * copies * largest**2 + _MODULE_BYTES) > there:
+    if _depth(config) * _MATRICES * (4 * copies * float(largest) * largest + _MODULE_BYTES) > there:
         weights, modules = _counted(config)
         check_bytes(copies * weights + (0 if device.type == "cuda" else modules * _MODULE_BYTES), device, what=what)
 

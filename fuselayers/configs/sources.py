@@ -59,7 +59,7 @@ class Request:
         if value is False and not rest:
             value = "off"  # fusion: off, which YAML 1.1 reads as false
         if not rest and not isinstance(value, (str, dict)):
-            raise ValueError(f"{group} must be the name of a choice or a mapping of options, got {shown(value)}")
+            raise ValueError(f"{group} must be the name of a choice or a mapping of options, got {in_a_word(value)}")
         if not rest and isinstance(value, str):
             self.choices[group] = value
         else:
@@ -256,13 +256,15 @@ def _check_left_at_default(request: Request) -> None:
 
 def _paths(paths: Any) -> list[str]:
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        raise ValueError(f"{_LEFT_AT_DEFAULT} must be a list of options such as feedforward.bias, got {shown(paths)}")
+        raise ValueError(
+            f"{_LEFT_AT_DEFAULT} must be a list of options such as feedforward.bias, got {in_a_word(paths)}"
+        )
     return paths
 
 
 def _defaults(entries: Any) -> list[dict[str, Any]]:
     if not isinstance(entries, list):
-        raise ValueError(f"defaults must be a list of group: choice, got {shown(entries)}")
+        raise ValueError(f"defaults must be a list of group: choice, got {in_a_word(entries)}")
     chosen = [entry for entry in entries if entry != "_self_"]
     for entry in chosen:
         if not isinstance(entry, dict) or not all(isinstance(choice, (str, bool)) for choice in entry.values()):

@@ -54,7 +54,8 @@ def parse_yaml(content: bytes, source: str) -> Any:
     Raises:
         ValueError: it is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
     """
-    # No text quotes what the file holds, which may be none of ours and secret; so nor may an error that it came from.
+    # The file may be none of ours, and secret. No text here quotes it, but for a duplicate key; so no error may chain
+    # the one that it came from. Later checks quote keys, and the value of a known key: 80 characters at most.
     try:
         if len(content) > _MOST_BYTES:
             raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
@@ -65,6 +66,8 @@ def parse_yaml(content: bytes, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = _QUOTED.sub("...", getattr(error, "problem", None) or "a character that is not allowed")
+        start, duplicate, key = problem.partition("found duplicate key ")
+        problem = f"{start}{duplicate}{shown(key)}" if duplicate else problem
         raise ValueError(f"{source}: not YAML{line}: {problem}") from None
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.dispatch import is_compiling, is_of_a_transform, transforms_are_active
+from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .implementations import COMPILED_FROM, define, needs_grad, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
@@ -103,7 +103,7 @@ def _eager(
 ) -> Tensor:
     y: Tensor = (
         _EagerDropout.apply(drop, x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
-        if needs_grad(x)
+        if needs_grad(x) and not jit_is_tracing()  # a trace cannot record a function written in Python
         else drop(x, seed, row_R, first_column, p)
     )
     return y

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .._torch.cpp import load_cpp
-from .._torch.dispatch import is_intercepted
+from .._torch.dispatch import is_intercepted, jit_is_tracing
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
 from ..partition import FallbackWarning
@@ -182,7 +182,9 @@ def keep_bytes(
     num_rows = 1
     for size in shape[:-1]:
         num_rows = num_rows * size
-    if seed.device.type == "cpu":
+    # torch.jit.trace makes constants of the sizes that a registered op takes, and the trace needs this library to load.
+    is_traced = jit_is_tracing()
+    if seed.device.type == "cpu" and not is_traced:
         keep = torch.ops.fuselayers.philox_keep(
             seed, row_R, num_rows, first_group, groups, threshold, offset, again=again
         )
@@ -193,14 +195,14 @@ def keep_bytes(
         keep = _unpacked(_packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)))
         # A slice of the whole range would be one more kernel for nvFuser. A condition on an unknown size would be a
         # guard.
-        is_whole = statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
+        is_whole = not is_traced and statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
     kept: Tensor = (keep if is_whole else keep[:, skipped : skipped + columns]).view(shape)
     return kept
 
 
 def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
     """Return the eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
-    counter = (group_G[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
+    counter = ((group_G & _WORD)[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return [half for word in words for half in (word & 0xFFFF, word >> 16)]
 

@@ -46,18 +46,31 @@ def sources_hash() -> str:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock beside a file, which other threads and processes respect here. Nobody waits for it.
+def locked(path: Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Hold a lock beside a file, which other threads and processes respect here.
+
+    Args:
+        path: of the file; the lock has the suffix .lock.
+        wait: seconds. A call of a fused function does not wait; the end of `fuselayers tune` can.
 
     Raises:
-        BlockingIOError: another thread or process holds it.
+        BlockingIOError: another thread or process holds it, and did so during the whole wait.
         OSError: the folder cannot be written, or the lock is a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Nothing is ever written to it, and a link is not followed: somebody else may own this folder.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    with open(path.with_suffix(".lock"), "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = path.with_suffix(".lock")
+    with open(lock, "ab", opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+        end = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise BlockingIOError(f"{lock} is locked by another process; run it again later") from error
+            time.sleep(0.02)
         yield
 
 

@@ -1,10 +1,13 @@
-"""FallbackWarning -- the requested backend does not work here, and another one replaces it."""
+"""FallbackWarning -- something runs otherwise than was asked: on another backend, or unfused."""
 
 import warnings
 
 
 class FallbackWarning(UserWarning):
-    """The requested backend does not work here, and another one replaces it. It is shown once per reason."""
+    """The requested backend does not work here and another one replaces it, or a call runs unfused.
+
+    It is shown once per reason.
+    """
 
 
 _said: set[str] = set()

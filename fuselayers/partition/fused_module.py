@@ -1,6 +1,7 @@
 """FusedModule -- a module's fused twin: its own forward, the same weights."""
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from .._torch.dispatch import is_compiling
+from .fallback_warning import say_once
 from .report import FusionReport
 
 _SHARED: Final = (
@@ -44,7 +46,8 @@ class FusedModule(nn.Module):
     It shares the module's parameters, buffers, submodules and train/eval mode, so `parameters()`, `state_dict()`,
     `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
     the module's own names. Other attributes and methods are the module's too, to read and to set, and so are the
-    special methods of containers (`len(fused)`, `fused[0]`); only calling it is different.
+    special methods of containers (`len(fused)`, `fused[0]`); only calling it is different. A method that calls `self`
+    calls the module, unfused; `generate` of transformers warns of it.
 
     Attributes:
         module: the module as it was given, which still runs eagerly.
@@ -133,7 +136,11 @@ class FusedModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["module"], name)
+            value = getattr(self.__dict__["module"], name)
+        # Models of transformers have `can_generate`; this library's own run unfused on purpose, see `disable_fusion`.
+        if name == "generate" and hasattr(self.__dict__["module"], "can_generate"):
+            return _unfused_generate(value)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The view owns what nn.Module's constructor gave it, as hooks. The rest belongs to the module, which is what
@@ -162,6 +169,19 @@ class FusedModule(nn.Module):
         not_own = {*_SHARED, "module", "fused", "_forward_of_view", "_compiled_call_impl"}
         own = {name: value for name, value in self.__dict__.items() if name not in not_own}
         return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
+
+
+def _unfused_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
+    # A method of the module calls the module itself, not its view.
+    @functools.wraps(generate)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        say_once(
+            "generate runs unfused: it calls the module that was given to fuse; to fuse its steps, set "
+            "model.forward = fuse(model.forward) and call model.generate"
+        )
+        return generate(*args, **kwargs)
+
+    return call
 
 
 def _delegated(name: str) -> Callable[..., Any]:

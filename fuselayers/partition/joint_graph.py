@@ -151,7 +151,10 @@ class JointGraph:
             sources = node.all_input_nodes
             cheap = why_runs_once(node) is None and _is_cheap(node) and not prefers_save(node)
             if cheap and all(source in scalars for source in sources):
-                scalars[node] = frozenset().union(*(scalars[source] for source in sources))
+                behind = frozenset().union(*(scalars[source] for source in sources))
+                # One that is no larger than those behind it stands for them; else a long chain has ever larger sets.
+                smaller = len(behind) > 1 and num_bytes(node) <= sum(map(num_bytes, behind))
+                scalars[node] = frozenset({node}) if smaller and self._is_saveable_scalar(node) else behind
             elif self._is_saveable_scalar(node):
                 scalars[node] = frozenset({node})
         return frozenset(node for node, behind in scalars.items() if sum(map(num_bytes, behind)) < num_bytes(node))

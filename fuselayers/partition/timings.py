@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,6 +28,8 @@ from .machine import processor_name
 _Times = Mapping[str, float | None]
 
 _log = logging.getLogger("fuselayers")
+# Of the lock of `auto_file`; another writer needs milliseconds, and `tune` measured for minutes.
+_LOCK_SECONDS: Final = 1.0
 _warm_up = 1.0
 _anew: dict[str, _Times] | None = None
 
@@ -125,7 +127,7 @@ def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str,
         keep: whether the new times are stored at the end, in place of older ones.
 
     Raises:
-        OSError: (at the end) the file could not be written.
+        OSError: (at the end) the file could not be written, or another process held its lock for a second.
         RuntimeError: (at the end) the user has no home folder for it.
     """
     global _anew
@@ -136,12 +138,12 @@ def measured_anew(device_type: str = "cpu", *, keep: bool) -> Iterator[dict[str,
     finally:
         _anew = before
     if keep and measured:
-        _store(measured, device_type)
+        _store(measured, device_type, wait=_LOCK_SECONDS)
 
 
-def _store(times: Mapping[str, _Times], device_type: str) -> None:
+def _store(times: Mapping[str, _Times], device_type: str, *, wait: float = 0.0) -> None:
     path = auto_file()
-    with locked(path):
+    with locked(path, wait=wait):
         known = _all_times()
         known.setdefault(_machine(device_type), {}).update({key: dict(seconds) for key, seconds in times.items()})
         write_json(path, known)

@@ -137,7 +137,8 @@ FILES = [
     ("defaults: [{'override hydra/job_logging': x}]", "no config group 'hydra/job_logging'"),
     ("defaults: [{model: ../../../etc/passwd}]", "no model '../../../etc/passwd'"),
     ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
-    ("model: gpt_nano\nmodel: bert_base", "not YAML, line 2: found duplicate key model"),
+    (f"{'x' * 100}: 1\n{'x' * 100}: 2", f"not YAML, line 2: found duplicate key '{'x' * 79}..."),
+    ("model: gpt_nano\nmodel: bert_base", "not YAML, line 2: found duplicate key 'model'"),
     ("# nothing\n", "a config must be a mapping of groups, got nothing"),
     ("5", "a config must be a mapping of groups, got a single value"),
     ("[model]", "a config must be a mapping of groups, got a list"),
@@ -246,12 +247,16 @@ def test_overrides_of_another_type(overrides: Any) -> None:
         "- my secret\n x",
         "a: 2024-01-01\n? [my secret]",
         "my secret\0",
+        "model: [my secret]",
+        "train: [{user: my secret}]",
+        "defaults: my secret",
+        "left_at_default: my secret",
     ],
 )
 def test_a_file_that_is_no_config_is_not_quoted(content: str, tmp_path: Path) -> None:
     path = tmp_path / "theirs.txt"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"theirs\.txt: |no config group |a config must be") as caught:
+    with pytest.raises(ValueError, match=r"theirs\.txt: |no config group |must be a |must be the name of a ") as caught:
         compose(str(path))
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 

@@ -264,7 +264,7 @@ def test_search_paths_that_are_refused(value: str, error: type[Exception], text:
 REFUSED = [
     ({"model/x.yaml": "hidden_dim: !!python/name:os.system ''"}, "model=x", "YAML tags are refused"),
     ({"model/x.yaml": "a: &a 1\nb: *a"}, "model=x", "YAML anchors are refused"),
-    ({"model/x.yaml": "hidden_dim: 1\nhidden_dim: 2"}, "model=x", "not YAML, line 2: found duplicate key hidden_dim"),
+    ({"model/x.yaml": "hidden_dim: 1\nhidden_dim: 2"}, "model=x", "not YAML, line 2: found duplicate key 'hidden_dim'"),
     ({"model/x.yaml": "#" * 100_001}, "model=x", "a config file may have 100,000 bytes at most"),
     ({"model/x.yaml": "[1]"}, "model=x", "a group file must be a mapping of options, got a list"),
     ({"model/x.yaml": "_target_: os.system"}, "model=x", "'_target_' is refused: a config names registered components"),

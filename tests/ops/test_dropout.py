@@ -1,3 +1,4 @@
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -230,6 +231,32 @@ def test_a_tensor_that_outlives_its_transform_has_its_gradient() -> None:
     seed = torch.tensor(7)
     (got,) = torch.autograd.grad(dropout(kept[0], 0.5, seed=seed).sum(), leaf)
     assert torch.equal(got, dropout(torch.ones(8), 0.5, seed=seed))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("shape", [(2, 5, 20), (300, 256)], ids=["op by op", "compiled"])
+def test_torch_jit_trace(shape: tuple[int, ...]) -> None:
+    """A trace draws at every call, takes other sizes and has gradients; a file of it needs no op of this library."""
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return bias_activation_dropout(x, p=0.5)
+
+    traced = torch.jit.trace(layer, torch.randn(shape, requires_grad=True))
+    assert "fuselayers::" not in str(traced.graph)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+
+    x = torch.randn([size + 1 for size in shape], requires_grad=True)
+    for call in (traced, loaded):
+        torch.manual_seed(3)
+        got = call(x)
+        assert not torch.equal(got, call(x))
+        torch.manual_seed(3)
+        expected = layer(x)
+        assert torch.equal(got, expected)
+        assert torch.equal(torch.autograd.grad(got.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
 
 
 @pytest.mark.parametrize("nothing", [{"p": 0.0}, {"p": 0.5, "training": False}])

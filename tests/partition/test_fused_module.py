@@ -2,6 +2,7 @@ import copy
 import inspect
 import pickle
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fuselayers.partition import FusedModule, disable_fusion, fuse
+from fuselayers.partition import FallbackWarning, FusedModule, disable_fusion, fuse
 
 
 class Doubling(nn.Linear):
@@ -295,3 +296,26 @@ def test_a_view_is_exported_for_any_size(by_name: bool) -> None:
     exported = torch.export.export(fused, (torch.randn(4, 3),), dynamic_shapes=shapes)
     x_BD = torch.randn(7, 3)
     torch.testing.assert_close(exported.module()(x_BD), fused.module(x_BD))
+
+
+def test_generate_of_transformers_says_that_it_runs_unfused_and_how_it_does_not() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, num_hidden_layers=2, num_attention_heads=2, hidden_size=32, intermediate_size=48
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    tokens_BT = torch.randint(1, 50, (1, 5))
+    options = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(tokens_BT, **options)
+    fused = fuse(model, backend="eager", fallback=())
+    text = r"^generate runs unfused: .* set model\.forward = fuse\(model\.forward\) and call model\.generate$"
+    with pytest.warns(FallbackWarning, match=text) as caught:
+        assert torch.equal(fused.generate(tokens_BT, **options), expected)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        fused.generate(tokens_BT, **options)  # said once
+
+    model.forward = fuse(model.forward, backend="eager", fallback=())
+    assert torch.equal(model.generate(tokens_BT, **options), expected)
+    assert len(model.forward.report().graphs) == 3  # the prompt, the first step, all others

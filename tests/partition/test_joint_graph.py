@@ -1,4 +1,5 @@
 import warnings
+from importlib import import_module
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch._functorch.partitioners import classify_nodes
 from fuselayers import ops
 from fuselayers.partition import budget, default, fuse, min_cut, saved_bytes
 from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.node_kinds import num_bytes
 from fuselayers.partition.partitioners import SavePolicy
 from tests.partition import tracing
 from tests.partition.tracing import joint_graph_of, ops_of, split_of
@@ -93,6 +95,27 @@ class TestScalarsHaveAPrice:
 
         _, backward = split_of(chain, torch.randn(4, requires_grad=True), partition="min_cut", fused=False)
         assert len(ops_of(backward)) == 100  # a cosine and a product for each sine
+
+    def test_a_long_chain_takes_as_long_per_op_as_a_short_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each op was priced by all that came before it: 4,000 ops took a second."""
+        asked = []
+        monkeypatch.setattr(
+            import_module("fuselayers.partition.joint_graph"),
+            "num_bytes",
+            lambda node: asked.append(node) or num_bytes(node),
+        )
+
+        def sum_of(*terms: Tensor) -> Tensor:
+            total = terms[0]
+            for term in terms[1:]:
+                total = total + term
+            return total.sin()
+
+        for length in (50, 200):
+            joint = joint_graph_of(sum_of, *(torch.randn(4, requires_grad=True) for _ in range(length)))
+            asked.clear()
+            assert not joint.made_from_scalars
+            assert len(asked) < 10 * length
 
 
 def test_a_tuple_of_scalars_is_no_scalar() -> None:

@@ -1,7 +1,9 @@
 import json
 import math
 import re
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import torch
@@ -188,11 +190,23 @@ def test_processes_that_write_at_once_lose_nothing_that_was_stored(tmp_path: Pat
     assert len(known) == 80
 
 
-def test_a_lock_that_is_held_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_tune_keeps_its_measurements_while_another_process_holds_the_lock_for_a_moment() -> None:
+    with ExitStack() as held:
+        held.enter_context(locked(auto_file()))
+        release = Timer(0.2, held.close)
+        release.start()
+        with measured_anew(keep=True):
+            remember("one", {"eager": 1.0})
+        release.join()
+    assert remembered("one") == {"eager": 1.0}
+
+
+def test_a_lock_that_stays_held_is_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fuselayers")
     with locked(auto_file()):
         remember("one", {"eager": 1.0})
-        with pytest.raises(BlockingIOError), measured_anew(keep=True):
+        text = r"auto\.lock is locked by another process; run it again later"
+        with pytest.raises(BlockingIOError, match=text), measured_anew(keep=True):
             remember("one", {"eager": 1.0})
     assert "the times are not stored for later processes" in caplog.text
     assert remembered("one") is None

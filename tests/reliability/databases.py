@@ -22,7 +22,8 @@ def detached(tree: Any) -> Any:
 def results(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, parameters: Sequence[Tensor] = ()
 ) -> Any:
-    """The outputs of `fn`, its inputs after the call, and the gradients of inputs and `parameters`.
+    """The outputs of `fn`, its inputs and the generator's state after the call, and the gradients of inputs and
+    `parameters`.
 
     The inputs are copied first, since some ops write into them. The random numbers are the same every time.
     """
@@ -30,11 +31,12 @@ def results(
     leaves = [one for one in _tensors((args, kwargs)) if one.requires_grad] + [*parameters]
     torch.manual_seed(0)
     out = fn(*args, **kwargs)
+    random_state = torch.get_rng_state()
     reached = [one for one in _tensors(out) if one.requires_grad]
     generator = torch.Generator().manual_seed(1)
     incoming = [torch.randn(one.shape, dtype=one.dtype, generator=generator) for one in reached]
     gradients = torch.autograd.grad(reached, leaves, incoming, allow_unused=True) if reached and leaves else ()
-    return pytree.tree_map_only(Tensor, Tensor.detach, (out, _tensors((args, kwargs)))), gradients
+    return pytree.tree_map_only(Tensor, Tensor.detach, (out, _tensors((args, kwargs)))), random_state, gradients
 
 
 def _tensors(tree: Any) -> list[Tensor]:

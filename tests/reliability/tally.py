@@ -47,8 +47,9 @@ class Tally:
         )
         self._run(lambda seed: check(random.Random(seed)), chosen)
 
-    def cases(self, check: Callable[[str], None], names: Sequence[str], *, few: int) -> None:
-        """Run `check` for each name: `few` of them at random in the quick part, the others in the slow part.
+    def cases(self, check: Callable[[str], None], names: Sequence[str], *, few: int | Sequence[str]) -> None:
+        """Run `check` for each name: `few` of them (at random, if it is a number) in the quick part, the others in the
+        slow part.
 
         Raises:
             ValueError: RELIABILITY_CASES names a case that is not there.
@@ -61,7 +62,8 @@ class Tally:
             self._run(check, CHOSEN.split(","))
             return
         shuffled = random.Random(0).sample(names, len(names))
-        self._run(check, shuffled[:few] if self.few else shuffled[few:])
+        quick = shuffled[:few] if isinstance(few, int) else few
+        self._run(check, quick if self.few else [name for name in shuffled if name not in quick])
 
     def _run(self, check: Callable[..., None], cases: Sequence[object]) -> None:
         failures: dict[object, Exception] = {}

@@ -119,6 +119,13 @@ def _file(random: random.Random) -> str:
         tag = random.choice(_TAGS) + random.choice((random.choice(_CODE) + " ", "")) if random.random() < 0.3 else ""
         indent = random.choice(("", "", "", "  ", "\t"))
         lines.append(f"{indent}{random.choice((*_SECTIONS, *_KEYS, 'defaults', 'hydra'))}: {tag}{_value(random)}")
+    # A secret in place of a section's options, or beside no known key: the file may be none of ours.
+    if random.random() < 0.3:
+        section = random.choice(_SECTIONS)
+        secrets = (f"{section}: [{_SECRET}]", f"our_key: {_SECRET}", f"our_key: {{user: [{_SECRET}]}}", f"- {_SECRET}")
+        lines.insert(
+            random.randint(0, len(lines)), random.choice((*secrets, _SECRET, f"# {_SECRET}", f"a: '{_SECRET}"))
+        )
     return "\n".join(lines) + random.choice(("", "\n", "\n---\n{}", "\n...", "\x00"))
 
 

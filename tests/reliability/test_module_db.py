@@ -52,6 +52,9 @@ def test_every_module_agrees(mode: str, tally: Tally, modules: Mapping[str, Any]
                 results(module, inputs.args, inputs.kwargs, parameters=[*module.parameters()])
                 for module in (fused, plain)
             )
+            if name.startswith("nn.Lazy"):
+                # Dynamo initialises it while it traces, and puts the generator back: leave out its state.
+                found, wanted = found[::2], wanted[::2]
             torch.testing.assert_close(found, wanted, equal_nan=True)
             torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
             assert not whole or fused.fused.served_by == ("eager",), "it ran as plain Python"

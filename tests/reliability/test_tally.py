@@ -41,6 +41,14 @@ def test_the_two_parts_are_all_cases() -> None:
     assert sorted(seen) == names
 
 
+def test_the_quick_part_can_be_named() -> None:
+    parts: list[list[str]] = [[], []]
+    for few, seen in zip((True, False), parts, strict=True):
+        Tally("", few=few).cases(seen.append, ["a", "b", "c"], few=["b"])
+    assert parts[0] == ["b"]
+    assert sorted(parts[1]) == ["a", "c"]
+
+
 @pytest.mark.parametrize(("chosen", "wanted"), [("7", [7]), ("7:9", [7, 8])])
 def test_seeds_are_chosen(chosen: str, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally_file, "CHOSEN", chosen)

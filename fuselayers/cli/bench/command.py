@@ -15,8 +15,9 @@ from rich.console import Console
 
 from ..._version import __version__
 from ...names import no_such, shown
-from ...ops import draw_seed, keep_mask
+from ...ops import draw_seed
 from ...ops.implementations.launch import why_no_kernels
+from ...ops.philox import keep_bytes
 from ...partition import backends
 from ...partition.timer import Step, median_seconds, time_in_turns
 from ..files import write_text
@@ -137,6 +138,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return _run_partition(arguments, console, device=device)
     if arguments.name is None:
         raise ValueError(f"bench {subject} needs a NAME; see fuselayers bench --help")
+    if arguments.overhead and arguments.parts:
+        raise ValueError("--overhead and --parts are two measurements; ask for one")
+    if arguments.parts and arguments.backends is not None:
+        raise ValueError("--parts times the op as it is called; leave --backends out")
     if subject == "op" and arguments.overhead:
         return _run_overhead(arguments, console, device=device)
     if subject == "op" and arguments.parts:
@@ -155,7 +160,7 @@ def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch
     seed = draw_seed(device=device)
     steps = {
         "the op": op_candidate(OURS, dropping, dropping.op).call,
-        "its mask": partial(keep_mask, seed, x.shape, p=settings.dropout),
+        "its mask": partial(keep_bytes, seed, x.shape, None, 0, p=settings.dropout),
         "without dropout": op_candidate(OURS, still, still.op).call,
         "a copy of x": x.clone,
     }

@@ -3,6 +3,7 @@
 A run keeps its last two. Every record of a checkpoint (it is a zip file) has a checksum, which is compared on reading.
 """
 
+import math
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -43,19 +44,21 @@ class Checkpoint:
     random_state: dict[str, Tensor]
 
 
-def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(path: Path, checkpoint: Checkpoint, *, keeps_previous: bool = True) -> None:
     """Write a checkpoint, and keep the one before it as `checkpoint.previous.pt` in the same folder.
 
-    A kill or a full disk leaves the one before it whole, under one of the two names that `find_checkpoint` finds.
+    Without `keeps_previous` it replaces the newest one, and leaves the previous one as it is. A kill or a full disk
+    leaves the one before it whole, under one of the two names that `find_checkpoint` finds.
 
     Raises:
         OSError: it could not be written; the text says which checkpoint is whole.
     """
     content = {"format": _FORMAT, "version": _VERSION, **vars(checkpoint)}
+    previous = path.with_name(PREVIOUS_NAME)
     try:
-        write_whole(path, lambda file: torch.save(content, file), keep=path.with_name(PREVIOUS_NAME))
+        write_whole(path, lambda file: torch.save(content, file), keep=previous if keeps_previous else None)
     except OSError as error:
-        found = _whole_one((path, path.with_name(PREVIOUS_NAME)))
+        found = _whole_one((path, previous))
         advice = "there was none before; make room and train again"
         if found is not None:
             before, step = found
@@ -135,18 +138,23 @@ def load_optimizer(optimizer: torch.optim.AdamW, checkpoint: Checkpoint, *, path
     """Load the means of AdamW; its options stay those of this session's config.
 
     Raises:
-        ValueError: they do not fit the optimizer's parameters.
+        ValueError: they do not fit the optimizer's parameters, or lack some of them after the first step.
     """
     own = optimizer.state_dict()["param_groups"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = checkpoint.optimizer.get("state")
-    if not isinstance(state, dict) or not all(
-        type(index) is int and 0 <= index < len(parameters) and _fits(entry, parameters[index])
-        for index, entry in state.items()
+    # A parameter without a state would start AdamW anew. A step gives each one a state: the shipped models use all.
+    if (
+        not isinstance(state, dict)
+        or not all(
+            type(index) is int and 0 <= index < len(parameters) and _fits(entry, parameters[index])
+            for index, entry in state.items()
+        )
+        or (checkpoint.step > 0 and len(state) < len(parameters))
     ):
         raise ValueError(
             f"the checkpoint {path} cannot be continued: its optimizer must hold AdamW's state of {len(parameters)} "
-            "parameters, in their shapes and without NaN"
+            "parameters, in their shapes and finite, the mean squares from 0 on"
         )
     optimizer.load_state_dict({"state": state, "param_groups": own})
 
@@ -185,7 +193,7 @@ def _read(path: Path) -> Checkpoint:
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ValueError(f"{path} is not a checkpoint of fuselayers: it was written by something else")
     version = content.pop("version", "none")
-    if version != _VERSION:
+    if type(version) is not int or version != _VERSION:
         raise ValueError(
             f"{path} has version {version!r:.40} of the checkpoint format, this fuselayers reads version {_VERSION}; "
             "use the fuselayers that wrote it"
@@ -236,17 +244,20 @@ def _fits(entry: Any, parameter: Tensor) -> bool:
         return False
     if not all(isinstance(value, Tensor) for value in entry.values()):
         return False
-    means = (entry["exp_avg"], entry["exp_avg_sq"])
+    step, mean, mean_square = entry["step"], entry["exp_avg"], entry["exp_avg_sq"]
     return (
-        entry["step"].shape == ()
-        and entry["step"].item() >= 0
-        and all(mean.shape == parameter.shape and _kind(mean) == _kind(parameter) for mean in means)
-        and not any(mean.isnan().any() for mean in means)
+        step.shape == ()
+        and _kind(step) in ("torch.float32", "torch.float64")
+        and 0 <= step.item() < math.inf
+        and all(one.shape == parameter.shape and _kind(one) == _kind(parameter) for one in (mean, mean_square))
+        and bool(mean.isfinite().all() and mean_square.isfinite().all() and (mean_square >= 0).all())
     )
 
 
 def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype) + ("" if tensor.layout is torch.strided else f" {tensor.layout}")
+    """The dtype; the layout if it is sparse; whether it is a tensor without numbers."""
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype}{layout}{' on meta' if tensor.is_meta else ''}"
 
 
 def _whole_one(paths: Iterable[Path]) -> tuple[Path, int] | None:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,6 +28,7 @@ from .architecture import check_same_architecture, sequence_length
 from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from .compare import EAGER, FUSED, compare, comparison_notes, comparison_table, unfused_models
 from .data import check_length, read_text
+from .interrupt import Interrupt, stops_without_output
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
 from .memory import check_training_memory
@@ -130,9 +130,8 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         if _holds_a_dead_start(folder):
             say(console, f"an earlier start in {folder} ended before its first checkpoint: it is replaced")
     metrics = MetricsFile(folder / metrics_file.FILE_NAME, rows=rows)
-    if path is not None and continued and path.name == PREVIOUS_NAME:
-        # The one that the run continues from is its newest from now on; the other one may be damaged.
-        os.replace(path, folder / FILE_NAME)
+    # The newest one may be damaged: it is replaced, and the one that the run continues from is kept.
+    keeps_previous = path is None or not continued or path.name != PREVIOUS_NAME
     config_yaml = _write_config(config, folder)
 
     say(
@@ -150,8 +149,10 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 
     def save(step: int) -> None:
+        nonlocal keeps_previous
         state = trainer.checkpoint(step, config_yaml=config_yaml, curve=metrics.text())
-        write_checkpoint(folder / FILE_NAME, state)
+        write_checkpoint(folder / FILE_NAME, state, keeps_previous=keeps_previous)
+        keeps_previous = True
 
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
@@ -164,7 +165,12 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
             if outcome.signal_number == signal.SIGPIPE:
                 complain(f"the output cannot be written any more; {stopped}")
             return 128 + outcome.signal_number
-        _finish(trainer, config, folder=folder, console=console)
+        without_output = Interrupt()  # not entered: Ctrl-C ends the comparison as ever
+        with stops_without_output(console, without_output):
+            _finish(trainer, config, folder=folder, console=console)
+        if without_output.signal_number is not None:
+            complain(f"the output cannot be written any more; the run has ended, its files are in {folder}")
+            return 128 + without_output.signal_number
     return 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TextIO
 
+from ...regular_files import open_regular
 from ..files import write_text
 
 FILE_NAME = "metrics.csv"
@@ -115,7 +116,7 @@ def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
 def _check_first_line(path: Path) -> None:
     """Refuse to replace a table of the user's."""
     wanted = _HEADER.encode()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         first = file.read(len(wanted))
     if first and first != wanted:
         raise ValueError(

@@ -32,7 +32,6 @@ from torch.func import functional_call
 
 from ..._torch.dispatch import FakeTensor
 from ...ops import dropout
-from ...ops.implementations import are_compiled_ops_disabled, disable_compiled_ops
 from ..hooks import has_hooks, is_sharded
 from ..registry import register, title
 from ..residual import PreResidual
@@ -194,13 +193,12 @@ class _Step(nn.Module):
 
 @dataclass
 class _Run:
-    """A row of sublayers. The last two fields are settings of forward, which backward uses too."""
+    """A row of sublayers. `autocast` is the setting of forward, which backward uses too."""
 
     dtype: torch.dtype
     device: torch.device
     steps: list[_Step]
     autocast: Mapping[str, Any] | None = None
-    compiled_ops_disabled: bool = False
 
     @property
     def learning(self) -> list[Tensor]:
@@ -208,8 +206,7 @@ class _Run:
         of_steps = ((*step.parameters_learning.values(), *step.inputs_learning.values()) for step in self.steps)
         return list({id(tensor): tensor for tensors in of_steps for tensor in tensors}.values())
 
-    def remember_settings(self) -> None:
-        self.compiled_ops_disabled = are_compiled_ops_disabled()
+    def remember_autocast(self) -> None:
         kind = self.device.type
         if torch.amp.is_autocast_available(kind):
             enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -236,12 +233,7 @@ class _Run:
         # run.
         b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *wanted))
         held = step.held | dict(zip(own, leaves[: len(own)], strict=True))
-        with (
-            torch.enable_grad(),
-            _replayed(step.generators, self.device),
-            self._autocast(),
-            disable_compiled_ops(self.compiled_ops_disabled),
-        ):
+        with torch.enable_grad(), _replayed(step.generators, self.device), self._autocast():
             # Note: [no leaf into a module] Hooks that follow modules through backward, as those of FlopCounterMode,
             # cannot be put on a leaf of `autograd.grad`.
             of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(own) :])
@@ -259,7 +251,7 @@ class _Run:
 class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, a_BTD: Tensor, b_BTD: Tensor, *learning: Tensor) -> tuple[Tensor, Tensor]:
-        run.remember_settings()
+        run.remember_autocast()
         for step in run.steps:
             a_BTD, b_BTD = b_BTD, a_BTD + run.forward(step, b_BTD)
         ctx.run = run

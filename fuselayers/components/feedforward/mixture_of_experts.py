@@ -25,8 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import transforms_are_active
-from ..._torch.guards import disable_dynamo
+from ..._torch.dispatch import is_compiling, sizes_from_data, transforms_are_active
 from ...names import no_such
 from ..autocast import without_autocast
 from ..checks import check_input, check_last_dim
@@ -44,9 +43,9 @@ class MixtureOfExperts(nn.Module):
 
     Note: [how tokens reach their experts]
     Without a capacity nothing is dropped: tokens are sorted by expert, and each expert runs once, on its own tokens.
-    Their number depends on the data, so a compiler breaks the graph there, and raises with `fullgraph=True`. With a
-    capacity every expert has C slots; an empty slot computes some other token, and its result is not used. All sizes
-    are fixed then, and the layer is one graph.
+    Their number depends on the data; to a compiler it is a symbol. With a capacity every expert has C slots; an empty
+    slot computes some other token, and its result is not used. All sizes are fixed then. The layer is one graph both
+    ways.
 
     Padding takes no slot, does not count in the losses, and its result is zero except for the shared experts. It does
     not change real tokens. A block passes the key_padding_mask on.
@@ -297,14 +296,19 @@ def _inverse(order_A: Tensor) -> Tensor:
     return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
 
 
-@disable_dynamo(
-    "how many tokens an expert has depends on the data; give mixture_of_experts a capacity_factor for "
-    "fixed sizes, with which it is one graph"
-)
 def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor:
     # An expert without tokens runs too: its weights get gradients of zero, not None.
+    sizes = torch.ops.fuselayers.sizes_of_runs(sizes_E) if is_compiling() else _sizes_of_runs(sizes_E)
+    padding = len(x_AD) - sum(sizes)
+    torch._check(padding >= 0)  # type: ignore[no-untyped-call]  # a compiler does not know it
+    *runs, padding_SD = torch.split(x_AD, [*sizes, padding])
+    results = [expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)]
+    return torch.cat([*results, results[0].new_zeros(padding_SD.shape)])
+
+
+def _sizes_of_runs(sizes_E: Tensor) -> list[int]:
     try:
-        sizes = sizes_E.tolist()
+        sizes: list[int] = sizes_E.tolist()
     except RuntimeError as error:
         if not transforms_are_active():
             raise
@@ -312,9 +316,14 @@ def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor
             "under vmap a mixture of experts must have a capacity_factor, got None: how many tokens an expert has "
             "depends on the data; give it one, num_experts / top_k for a place for every token"
         ) from error
-    *runs, padding_SD = torch.split(x_AD, [*sizes, len(x_AD) - sum(sizes)])
-    results = [expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)]
-    return torch.cat([*results, results[0].new_zeros(padding_SD.shape)])
+    return sizes
+
+
+# `tolist` would break the graph of a compiler.
+_library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("sizes_of_runs(Tensor sizes) -> SymInt[]", tags=(torch.Tag.data_dependent_output,))  # type: ignore[no-untyped-call]
+_library.impl("sizes_of_runs", _sizes_of_runs, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("fuselayers::sizes_of_runs", sizes_from_data, lib=_library)
 
 
 def _run_slots(experts: nn.ModuleList, x_ECD: Tensor) -> Tensor:

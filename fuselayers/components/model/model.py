@@ -1,12 +1,9 @@
 """The base of the models."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-
-from ..._torch.dispatch import is_compiling
-from ...ops.implementations import disable_compiled_ops
 
 
 class Model(nn.Module):
@@ -49,15 +46,6 @@ class Model(nn.Module):
     built_in: ClassVar[frozenset[str]] = frozenset(
         {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
     )
-
-    # Whether its ops may run compiled implementations on a CPU; not in a model that is built with `fusion=off`.
-    compiles_ops = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.compiles_ops or is_compiling():
-            return super().__call__(*args, **kwargs)
-        with disable_compiled_ops():
-            return super().__call__(*args, **kwargs)
 
     def num_parameters(self) -> int:
         """Return the number of parameters, also of frozen ones; a tied parameter counts once."""

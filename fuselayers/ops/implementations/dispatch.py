@@ -6,9 +6,9 @@
 
 The values of `backend`:
 
-    "auto"      the formula inside a compiled function, under a transform of `torch.func`, for tensor subclasses and in
-                float64; else on a GPU the kernels, and on a CPU the compiled implementation from a number of elements
-                on that each op states (`compiled_from`), except in models that are built with `fusion=off`
+    "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
+                tensor subclasses and in float64; else on a GPU the kernels, and on a CPU the compiled implementation
+                from a number of elements on that each op states (`compiled_from`)
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
     "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
@@ -17,15 +17,13 @@ All implementations agree to rounding and draw the same mask. The choice depends
 settings, never on a measurement, so numerics do not depend on the clock.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
 from ...names import no_such
 from ...partition import BackendUnavailableError
 from .compiled import can_compile, compiled, why_not_compiled
@@ -38,27 +36,7 @@ COMPILED_FROM: Final = 1 << 16
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
-_COMPILED_OPS_DISABLED: ContextVar[bool] = ContextVar("_COMPILED_OPS_DISABLED", default=False)
-
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def disable_compiled_ops(disabled: bool = True) -> Iterator[None]:
-    """Let "auto" take no compiled implementation for a while, in this thread. Used by models without fusion.
-
-    A backward does as its forward did, except where it runs a forward again.
-    """
-    before = _COMPILED_OPS_DISABLED.set(disabled)
-    try:
-        yield
-    finally:
-        _COMPILED_OPS_DISABLED.reset(before)
-
-
-def are_compiled_ops_disabled() -> bool:
-    """Return whether this thread is within `disable_compiled_ops`."""
-    return _COMPILED_OPS_DISABLED.get()
 
 
 def run(
@@ -96,7 +74,6 @@ def run(
             compiled_from is not None
             and not INTERPRETED
             and not is_compiling()
-            and not are_compiled_ops_disabled()
             and first.numel() >= compiled_from
             and _unsupported_reason(tensors) is None
             and not torch.are_deterministic_algorithms_enabled()
@@ -187,6 +164,8 @@ def _unsupported_reason(
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
+    if not compiling and jit_is_tracing():
+        return "torch.jit.trace cannot record its gradients"
     return "inside a transform of torch.func" if not compiling and transforms_are_active() else None
 
 

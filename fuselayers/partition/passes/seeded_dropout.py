@@ -70,19 +70,29 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x, and take out
-    what drops nothing.
+    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x, take out what
+    drops nothing, and multiply by zero what drops everything.
 
     Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask. Traced with p = 0,
-    it becomes a copy of x, kept for backward beside x; eager returns x itself.
+    it becomes a copy of x, kept for backward beside x; eager returns x itself. Traced with p = 1, it draws a mask;
+    eager draws none.
     """
     graph = graph_module.graph
     changed = False
-    for node in list(graph.find_nodes(op="call_function", target=torch.nn.functional.dropout)):
+    for node in [node for node in graph.nodes if node.target in (torch.nn.functional.dropout, torch.dropout)]:
         given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
-        if given.get("training") is False or given.get("p") == 0:
+        training = given.get("training", given.get("train", True))
+        if training is False or given.get("p") == 0:
             node.replace_all_uses_with(given["input"])
             graph.erase_node(node)
+            changed = True
+            continue
+        if given.get("p") == 1:
+            x = given["input"]
+            with graph.inserting_before(node):
+                zero = graph.call_method("new_zeros", (x, ()))  # as in eager: the product has x's dtype and its NaN
+            node.op, node.target = "call_method", "mul_" if given.get("inplace") else "mul"
+            node.args, node.kwargs = (x, zero), {}
             changed = True
             continue
         if not given.get("inplace"):

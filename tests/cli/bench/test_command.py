@@ -124,6 +124,8 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["model", "gpt_nano", "--activation", "relu"], "bench model takes no --activation; it takes"),
         (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
         (["op"], "bench op needs a NAME"),
+        (["op", "dropout", "--parts", "--overhead"], "--overhead and --parts are two measurements; ask for one"),
+        (["op", "dropout", "--parts", "--backends", "eager"], "--parts times the op as it is called; leave --backends"),
         (["op", "dropout", "--parts"], "--parts needs an op that drops; pass --dropout 0.1, got 0"),
         (["op", "softmax", "--parts", "--dropout", "0.1"], "--parts needs an op with dropout; softmax has none"),
     ],

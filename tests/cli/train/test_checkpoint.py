@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fuselayers.cli.train.checkpoint import (
     Checkpoint,
     find_checkpoint,
+    load_optimizer,
     load_weights,
     random_state,
     read_checkpoint,
@@ -151,6 +152,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
     ("change", "text"),
     [
         ({"version": None}, "has version None of the checkpoint format, this fuselayers reads version 2; use the"),
+        ({"version": torch.ones(2)}, "has version tensor([1., 1.]) of the checkpoint format, this fuselayers reads"),
         ({"step": -3}, "cannot be continued: its step must be an int of at least 0, got -3"),
         ({"step": 2.5}, "cannot be continued: its step must be an int of at least 0, got 2.5"),
         ({"optimizer": None}, "cannot be continued: its optimizer must be a mapping"),
@@ -234,6 +236,9 @@ def test_weights_of_another_dtype_or_without_a_number_are_refused() -> None:
     model = nn.Linear(3, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"weight is torch\.float32 there and torch\.float64 in the model; bias is"):
         load_weights(model, checkpoint, path=Path("a.pt"))
+    empty = replace(checkpoint, model={**checkpoint.model, "weight": checkpoint.model["weight"].to("meta")})
+    with pytest.raises(ValueError, match=r"weight is torch\.float32 on meta there and torch\.float32 in the model"):
+        load_weights(nn.Linear(3, 2), empty, path=Path("a.pt"))
     sparse = replace(checkpoint, model={**checkpoint.model, "weight": checkpoint.model["weight"].to_sparse()})
     with pytest.raises(ValueError, match=r"weight is torch\.float32 torch\.sparse_coo there and torch\.float32 in the"):
         load_weights(nn.Linear(3, 2), sparse, path=Path("a.pt"))
@@ -241,3 +246,37 @@ def test_weights_of_another_dtype_or_without_a_number_are_refused() -> None:
         checkpoint.model["bias"][1] = value
         with pytest.raises(ValueError, match=r"a\.pt cannot be continued: its bias holds a NaN or an infinity"):
             load_weights(nn.Linear(3, 2), checkpoint, path=Path("a.pt"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exp_avg": torch.full((2, 3), math.inf)},
+        {"exp_avg": torch.zeros(2, 3, device="meta")},
+        {"exp_avg_sq": -torch.ones(2, 3)},
+        {"exp_avg_sq": torch.full((2, 3), math.nan)},
+        {"step": torch.tensor(math.inf)},
+        {"step": torch.tensor(1j)},
+        {"step": torch.zeros((), device="meta")},
+        None,
+        {},
+    ],
+)
+def test_an_optimizer_state_that_is_wrong_or_missing_is_refused(change: dict[str, Tensor] | None) -> None:
+    checkpoint = _checkpoint(5)
+    optimizer = torch.optim.AdamW(nn.Linear(3, 2).parameters())
+    load_optimizer(optimizer, checkpoint, path=Path("a.pt"))
+    state = dict(checkpoint.optimizer["state"])
+    wrong = {0: state[0] | change, 1: state[1]} if change else {} if change is None else {0: state[0]}
+    changed = replace(checkpoint, optimizer=checkpoint.optimizer | {"state": wrong})
+    text = (
+        r"a\.pt cannot be continued: its optimizer must hold AdamW's state of 2 parameters, in their shapes and finite"
+    )
+    with pytest.raises(ValueError, match=text):
+        load_optimizer(optimizer, changed, path=Path("a.pt"))
+
+
+def test_at_step_0_the_optimizer_has_no_state() -> None:
+    optimizer = torch.optim.AdamW(nn.Linear(3, 2).parameters())
+    load_optimizer(optimizer, replace(_checkpoint(0), optimizer={"state": {}}), path=Path("a.pt"))
+    assert optimizer.state_dict()["state"] == {}

@@ -21,6 +21,7 @@ from fuselayers.cli.train.checkpoint import find_checkpoint, read_checkpoint, wr
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.metrics import read_metrics
 from fuselayers.configs import build, compose, to_yaml
+from fuselayers.ops.implementations.compiled import can_compile
 from tests.processes import Program
 
 
@@ -189,7 +190,7 @@ def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangup: None, number: signal.Signals
 ) -> None:
     _train([*tiny, f"train.output={tmp_path / 'whole'}"])
     step = Trainer.step
@@ -269,6 +270,53 @@ def test_a_run_that_loses_its_output_saves_and_ends(
     assert (done.code, done.errors) == (141, f"fuselayers: the output cannot be written any more; {stopped}")
     assert read_checkpoint(folder / "checkpoint.pt").step == 6
     assert (folder / "loss.png").exists()
+
+
+_LOSES_ITS_OUTPUT_AT_THE_END = """
+import os, sys
+from fuselayers.cli.main import main
+from fuselayers.cli.train import command
+finish = command._finish
+def loses(*arguments, **named):
+    reads, writes = os.pipe()
+    os.dup2(writes, 1)
+    os.close(reads)
+    os.close(writes)
+    finish(*arguments, **named)
+command._finish = loses
+sys.stdout = open(1, "w", closefd=False)
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_output_that_is_lost_at_the_end_loses_no_file(tiny: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    compared = ("train.compare=true", "train.sample_bytes=3", "feedforward=fused_mlp")
+    done = Program(_LOSES_ITS_OUTPUT_AT_THE_END, *tiny, f"train.output={folder}", *compared).wait()
+    text = f"fuselayers: the output cannot be written any more; the run has ended, its files are in {folder}\n"
+    assert (done.code, done.errors) == (141, text)
+    assert (folder / "sample.txt").exists()
+
+
+_COUNTS_COMPILATIONS = """
+import sys
+from torch._dynamo.utils import counters
+from fuselayers import ops
+from fuselayers.cli.main import main
+import torch
+assert main(["train", *sys.argv[1:]]) == 0
+print("compiled", len(counters["inductor"]))
+ops.dropout(torch.ones(1 << 17), 0.5)
+print("later", len(counters["inductor"]) > 0)
+"""
+
+
+def test_without_fusion_nothing_is_compiled(tiny: list[str], tmp_path: Path) -> None:
+    sizes = ("model.hidden_dim=64", "model.context_length=128", "train.batch_size=16", "model.dropout=0.1")
+    others = ("feedforward=fused_mlp", "train.steps=2", "train.warmup_steps=1", f"train.output={tmp_path / 'run'}")
+    done = Program(_COUNTS_COMPILATIONS, *tiny, *sizes, *others).wait()
+    assert done.code == 0, done.errors
+    assert done.printed.splitlines()[-2:] == ["compiled 0", f"later {can_compile()}"]
 
 
 def test_two_processes_do_not_write_one_run(tiny: list[str], tmp_path: Path) -> None:
@@ -351,6 +399,25 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tiny: list[str],
     assert _curve(folder) == _curve(whole)
     _assert_same_state(folder, whole)
     # The damaged one is gone; it never was the one that a kill leaves.
+    assert [read_checkpoint(path).step for path in (newest, previous)] == [12, 8]
+
+
+def test_a_run_that_goes_back_to_the_checkpoint_before_keeps_both_until_it_writes(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    _train([*tiny, f"train.output={folder}"])
+    newest, previous = folder / "checkpoint.pt", folder / "checkpoint.previous.pt"
+    before = newest.read_bytes()
+
+    def fails(trainer: Trainer, number: int) -> Update:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", fails)
+        with pytest.raises(RuntimeError, match=r"^killed$"):
+            _train([f"train.resume={previous}"])
+    assert newest.read_bytes() == before
     assert [read_checkpoint(path).step for path in (newest, previous)] == [12, 8]
 
 

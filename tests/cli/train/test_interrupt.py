@@ -33,7 +33,7 @@ def test_outside_of_the_main_thread_nothing_is_changed() -> None:
     assert seen == [None]
 
 
-def test_a_terminal_that_closes_may_say_so_twice_and_others_after_it() -> None:
+def test_a_terminal_that_closes_may_say_so_twice_and_others_after_it(hangup: None) -> None:
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
         file.write("six,1.2\n")
     with pytest.raises(ValueError, match=r"cannot read the row six,1\.2"):
         read_metrics(tmp_path / "other.csv")
+
+
+def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"metrics\.csv is a FIFO, not a file$"):
+        MetricsFile(path)
+    assert path.is_fifo()
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

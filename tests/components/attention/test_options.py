@@ -323,3 +323,16 @@ def test_dropout_is_off_in_eval_mode() -> None:
 def test_sequences_without_tokens() -> None:
     for kernel in ("sdpa", "plain"):
         contract.assert_no_tokens(MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_torch_jit_trace_of_dropped_probabilities() -> None:
+    """As xFormers' tests traced its attentions, which compare a second trace, made without gradients."""
+    attention = MultiHeadAttention(32, num_heads=4, dropout=0.3).train()
+    traced = torch.jit.trace(attention, torch.randn(2, 5, 32))
+    x = torch.randn(2, 5, 32)
+    torch.manual_seed(3)
+    got = traced(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, attention(x))
+    assert not torch.equal(got, traced(x))

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
 from fuselayers.partition import fuse
@@ -284,12 +285,36 @@ def test_with_a_capacity_it_is_one_graph(options: dict[str, object], sizes: list
         torch.testing.assert_close(layer.auxiliary_loss, loss)
 
 
-def test_without_a_capacity_a_compiler_leaves_the_experts_to_eager_mode() -> None:
+class Padded(nn.Module):
+    def __init__(self, layer: MixtureOfExperts, *, padded: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.mask = torch.tensor([[True, True, False], [True, True, True]]) if padded else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x, key_padding_mask=self.mask)
+        assert self.layer.auxiliary_loss is not None
+        return y, self.layer.auxiliary_loss
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
+    """Also without `fullgraph=True`, where Dynamo breaks a graph at sizes that depend on data."""
+    plain = Padded(mixture(num_experts=4, top_k=2), padded=padded)
+    compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend(backend)
+    compiled.compile(backend=counter)
+    for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(2, 3, 6, dtype=torch.float64)):
+        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)  # of equal tokens two experts have none
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("partition", ["min_cut", "default", "budget:0.5"])
+def test_without_a_capacity_it_is_fused_as_one_graph(partition: str) -> None:
     layer = mixture(num_experts=3)
-    x = torch.randn(7, 6, dtype=torch.float64)
-    assert_same_step(layer, fuse(layer, backend="eager"), x, **DENSE_TOLERANCE)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="give mixture_of_experts a capacity_factor"):
-        torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    fused = fuse(layer, backend="eager", partition=partition, fallback=())
+    assert_same_step(layer, fused, torch.randn(7, 6, dtype=torch.float64), **DENSE_TOLERANCE)
+    assert len(fused.report().graphs) == 1
 
 
 def test_under_vmap_it_needs_a_capacity() -> None:

@@ -1,4 +1,5 @@
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -306,6 +307,28 @@ class TestTorchRandom:
             with torch.no_grad():
                 results.append((out, gradient, fn(x), torch.rand(3)))
         torch.testing.assert_close(results[1], results[0])
+
+    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize(
+        "drop_all",
+        [lambda y: F.dropout(y, 1.0), lambda y: F.dropout(y, 1, inplace=True), lambda y: torch.dropout(y, 1.0, True)],
+        ids=["functional", "in place", "torch"],
+    )
+    def test_what_drops_everything_draws_nothing(self, backend: str, drop_all: Callable[[Tensor], Tensor]) -> None:
+        def layer(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 1.0
+            return drop_all(y) + F.dropout(x, P), y
+
+        fused = fuse(layer, backend=backend, torch_random=True, fallback=(), fullgraph=True)
+        x = torch.randn(ROWS, COLUMNS)
+        x[0, :3] = torch.tensor([math.inf, -math.inf, math.nan])  # times 0 they are NaN
+        x.requires_grad_()
+        results = []
+        for fn in (layer, fused):
+            torch.manual_seed(3)
+            out, y = fn(x)
+            results.append((out, y, torch.autograd.grad(out.sum() + y.sum(), x)[0], torch.get_rng_state()))
+        torch.testing.assert_close(results[1], results[0], equal_nan=True)
 
     @pytest.mark.parametrize("backend", ["eager", "inductor"])
     def test_the_mask_is_not_saved(self, backend: str) -> None:
