@@ -138,19 +138,19 @@ def load_optimizer(optimizer: torch.optim.AdamW, checkpoint: Checkpoint, *, path
     """Load the means of AdamW; its options stay those of this session's config.
 
     Raises:
-        ValueError: they do not fit the optimizer's parameters, or lack some of them after the first step.
+        ValueError: they do not fit the optimizer's parameters, or there are none after the first step.
     """
     own = optimizer.state_dict()["param_groups"]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = checkpoint.optimizer.get("state")
-    # A parameter without a state would start AdamW anew. A step gives each one a state: the shipped models use all.
+    # Without any state AdamW would start anew. A parameter that the model never uses has none.
     if (
         not isinstance(state, dict)
         or not all(
             type(index) is int and 0 <= index < len(parameters) and _fits(entry, parameters[index])
             for index, entry in state.items()
         )
-        or (checkpoint.step > 0 and len(state) < len(parameters))
+        or (checkpoint.step > 0 and not state)
     ):
         raise ValueError(
             f"the checkpoint {path} cannot be continued: its optimizer must hold AdamW's state of {len(parameters)} "

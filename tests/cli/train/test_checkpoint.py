@@ -258,22 +258,30 @@ def test_weights_of_another_dtype_or_without_a_number_are_refused() -> None:
         {"step": torch.tensor(math.inf)},
         {"step": torch.tensor(1j)},
         {"step": torch.zeros((), device="meta")},
-        None,
         {},
     ],
 )
-def test_an_optimizer_state_that_is_wrong_or_missing_is_refused(change: dict[str, Tensor] | None) -> None:
+def test_an_optimizer_state_that_is_wrong_or_missing_is_refused(change: dict[str, Tensor]) -> None:
     checkpoint = _checkpoint(5)
     optimizer = torch.optim.AdamW(nn.Linear(3, 2).parameters())
     load_optimizer(optimizer, checkpoint, path=Path("a.pt"))
     state = dict(checkpoint.optimizer["state"])
-    wrong = {0: state[0] | change, 1: state[1]} if change else {} if change is None else {0: state[0]}
+    wrong = {0: state[0] | change, 1: state[1]} if change else {}
     changed = replace(checkpoint, optimizer=checkpoint.optimizer | {"state": wrong})
     text = (
         r"a\.pt cannot be continued: its optimizer must hold AdamW's state of 2 parameters, in their shapes and finite"
     )
     with pytest.raises(ValueError, match=text):
         load_optimizer(optimizer, changed, path=Path("a.pt"))
+
+
+def test_a_parameter_that_is_never_used_has_no_optimizer_state() -> None:
+    checkpoint = _checkpoint(5)
+    used = {0: checkpoint.optimizer["state"][0]}
+    optimizer = torch.optim.AdamW(nn.Linear(3, 2).parameters())
+    checkpoint = replace(checkpoint, optimizer=checkpoint.optimizer | {"state": used})
+    load_optimizer(optimizer, checkpoint, path=Path("a.pt"))
+    assert set(optimizer.state_dict()["state"]) == {0}
 
 
 def test_at_step_0_the_optimizer_has_no_state() -> None:
