@@ -37,7 +37,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, keep: Path |
             file.flush()
             os.fsync(file.fileno())
         if keep is not None and path.exists():
-            os.replace(path, keep)
+            _keep_as(path, keep)
         os.replace(beside, path)
         _flush_folder(path.parent)
     except BaseException as error:
@@ -58,6 +58,17 @@ def clear_left_overs(folder: Path) -> None:
     for path in folder.glob("*.part"):
         if _LEFT_OVER.fullmatch(path.name):
             _remove(path)
+
+
+def _keep_as(path: Path, keep: Path) -> None:
+    """Give the file the second name `keep`, by a link, so that `path` is there at every moment for other processes."""
+    link = keep.with_name(f"{keep.name}.{uuid.uuid4().hex}.part")
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links
+        os.replace(path, keep)
+    else:
+        os.replace(link, keep)
 
 
 def _disk_error(error: BaseException) -> OSError | None:

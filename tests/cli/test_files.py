@@ -53,3 +53,21 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
     write_whole(path, write)
     assert path.read_bytes() == b"first to the end"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_the_newest_file_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that looks for it between two renames must find it, or it takes the folder for an empty one."""
+    path, keep = tmp_path / "newest", tmp_path / "previous"
+    path.write_text("first")
+    keep.write_text("older")
+    replace, seen = os.replace, []
+
+    def watched(source: Path, target: Path) -> None:
+        replace(source, target)
+        seen.append(path.read_text())
+
+    monkeypatch.setattr(os, "replace", watched)
+    write_whole(path, lambda file: file.write(b"second"), keep=keep)
+    assert seen == ["first", "second"]
+    assert keep.read_text() == "first"
+    assert sorted(tmp_path.iterdir()) == [path, keep]

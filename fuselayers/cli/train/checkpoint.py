@@ -93,7 +93,7 @@ def find_checkpoint(resume: str) -> Path:
     if not path.is_dir():
         return path
     newest, previous = path / FILE_NAME, path / PREVIOUS_NAME
-    # A kill between the two renames of a write leaves the previous one alone.
+    # Without links, a kill between the two renames of a write leaves the previous one alone.
     return previous if previous.exists() and not newest.exists() else newest
 
 
