@@ -1,6 +1,7 @@
 """Names and values in error texts. Every package uses it, so it imports nothing of ours."""
 
 import difflib
+import numbers
 from collections.abc import Iterable
 from typing import Final
 
@@ -8,13 +9,14 @@ _LONGEST: Final = 80
 
 
 def shown(value: object) -> str:
-    """Return a caller's value as an error text quotes it: its repr, cut after 80 characters.
+    """Return a caller's value as an error text quotes it, cut after 80 characters.
 
-    >>> shown("mpl"), len(shown(10_000 * "x"))
-    ("'mpl'", 83)
+    >>> shown("mpl"), shown(3), len(shown(10_000 * "x"))
+    ("'mpl'", '3', 83)
     """
     try:
-        text = repr(value)
+        # The repr of numpy's whole numbers names their type.
+        text = str(value) if isinstance(value, numbers.Integral) else repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
         return f"a very long {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
