@@ -29,7 +29,7 @@ from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, t
 from .implementations import COMPILED_FROM, define, needs_grad, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .philox import keep_bytes, keep_scale, keep_threshold, keep_tile, seed_or_draw
+from .philox import keep_factors, keep_scale, keep_threshold, keep_tile, seed_or_draw
 from .rows import as_rows, elementwise_plan
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
@@ -119,7 +119,7 @@ def _masked(
 ) -> Tensor:
     # In bfloat16 the scale would be off by up to 0.4 %, and so would the mean of the result.
     wide = torch.promote_types(x.dtype, torch.float32)
-    factor = keep_bytes(seed, x.shape, row_R, first_column, p=p, again=again).to(wide) * keep_scale(p)
+    factor = keep_factors(seed, x.shape, row_R, first_column, p=p, again=again).to(wide) * keep_scale(p)
     y = x.to(wide) * factor
     # Note: [no cast that does nothing] If an autograd function ends in one, Dynamo of torch 2.11 silently loses the
     # incoming gradient, and every gradient before it is zero.

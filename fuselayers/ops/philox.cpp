@@ -1,20 +1,21 @@
 // Dropout's mask on a CPU; philox.py defines its bits.
 //
 // A vector holds one group of eight columns in each 64-bit lane. A word of Philox is the low half of a lane: one multiply
-// of low halves gives both halves of the product, and the high half of a lane is never read. The last step packs the four
-// words of a group into the eight bytes of its lane, so a vector of groups is a run of bytes of the mask.
+// of low halves gives both halves of the product, and the high half of a lane is never read. The last step compares the
+// eight 16-bit numbers of each group, which become eight bfloat16 ones and zeros.
 //
-// An element takes 0.18 ns on one core with AVX-512 and 0.37 ns with AVX2 (AMD EPYC of 2024, 2048x1024).
+// An element takes 0.2 to 0.3 ns on one core with AVX-512 and 0.4 to 0.5 ns with AVX2 (AMD EPYC of 2024, 2048x1024).
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
 #include <immintrin.h>
 #endif
 
 namespace {
+
+constexpr uint16_t ONE = 0x3F80;  // in bfloat16
 
 #if defined(CPU_CAPABILITY_AVX512)
 
@@ -30,13 +31,15 @@ inline Vector high_half(Vector a) { return _mm512_srli_epi64(a, 32); }
 inline Vector exclusive_or(Vector a, Vector b, Vector c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
 inline Vector all_halves(uint16_t value) { return _mm512_set1_epi16(static_cast<short>(value)); }
 
-// The low halves of a and b as 16-bit numbers: 1 where they are above `below`, else 0.
+// The low halves of a and b as 16-bit numbers: ONE where they are above `below`, else 0.
 inline Vector are_above(Vector a, Vector b, Vector below) {
   const Vector both = _mm512_mask_blend_epi32(0xAAAA, a, _mm512_slli_epi64(b, 32));
-  return _mm512_min_epu16(_mm512_subs_epu16(both, below), _mm512_set1_epi16(1));
+  return _mm512_maskz_mov_epi16(_mm512_cmpgt_epu16_mask(both, below), all_halves(ONE));
 }
-inline void store(uint8_t* bytes, Vector first, Vector second) {
-  _mm512_storeu_si512(bytes, _mm512_shuffle_epi32(_mm512_packus_epi16(first, second), _MM_PERM_DBCA));
+inline void store(uint16_t* keep, Vector first, Vector second) {
+  const Vector even = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), odd = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  _mm512_storeu_si512(keep, _mm512_permutex2var_epi64(first, even, second));
+  _mm512_storeu_si512(keep + 32, _mm512_permutex2var_epi64(first, odd, second));
 }
 
 #elif defined(CPU_CAPABILITY_AVX2)
@@ -53,11 +56,13 @@ inline Vector all_halves(uint16_t value) { return _mm256_set1_epi16(static_cast<
 
 inline Vector are_above(Vector a, Vector b, Vector below) {
   const Vector both = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xAA);
-  return _mm256_min_epu16(_mm256_subs_epu16(both, below), _mm256_set1_epi16(1));
+  const Vector dropped = _mm256_cmpeq_epi16(_mm256_subs_epu16(both, below), _mm256_setzero_si256());
+  return _mm256_andnot_si256(dropped, all_halves(ONE));
 }
-inline void store(uint8_t* bytes, Vector first, Vector second) {
-  const Vector packed = _mm256_shuffle_epi32(_mm256_packus_epi16(first, second), _MM_SHUFFLE(3, 1, 2, 0));
-  _mm256_storeu_si256(reinterpret_cast<Vector*>(bytes), packed);
+inline void store(uint16_t* keep, Vector first, Vector second) {
+  const Vector even = _mm256_unpacklo_epi64(first, second), odd = _mm256_unpackhi_epi64(first, second);
+  _mm256_storeu_si256(reinterpret_cast<Vector*>(keep), _mm256_permute2x128_si256(even, odd, 0x20));
+  _mm256_storeu_si256(reinterpret_cast<Vector*>(keep + 16), _mm256_permute2x128_si256(even, odd, 0x31));
 }
 
 #else
@@ -73,20 +78,20 @@ inline Vector exclusive_or(Vector a, Vector b, Vector c) { return a ^ b ^ c; }
 inline Vector all_halves(uint16_t value) { return value; }
 
 inline Vector are_above(Vector a, Vector b, Vector below) {
-  const auto is_above = [below](uint64_t word, int half) -> uint64_t { return (word >> 16 * half & 0xFFFF) > below; };
-  return is_above(a, 0) | is_above(a, 1) << 8 | is_above(b, 0) << 16 | is_above(b, 1) << 24;
+  const auto one = [below](uint64_t word, int half) { return (word >> 16 * half & 0xFFFF) > below ? uint64_t{ONE} : 0; };
+  return one(a, 0) | one(a, 1) << 16 | one(b, 0) << 32 | one(b, 1) << 48;
 }
-inline void store(uint8_t* bytes, Vector first, Vector second) {
+inline void store(uint16_t* keep, Vector first, Vector second) {
   for (int index = 0; index < 4; ++index) {
-    bytes[index] = static_cast<uint8_t>(first >> 8 * index);
-    bytes[4 + index] = static_cast<uint8_t>(second >> 8 * index);
+    keep[index] = static_cast<uint16_t>(first >> 16 * index);
+    keep[4 + index] = static_cast<uint16_t>(second >> 16 * index);
   }
 }
 
 #endif
 
-// The mask of WIDTH groups of one row, as WIDTH * 8 bytes of 0 and 1.
-inline void keep_groups(uint8_t* bytes, const uint32_t (*keys)[2], uint32_t row, uint32_t offset, uint32_t group,
+// The mask of WIDTH groups of one row, as WIDTH * 8 numbers.
+inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row, uint32_t offset, uint32_t group,
                         Vector below) {
   Vector c0 = count_up(group), c1 = all(row), c2 = all(offset), c3 = all(0);
   for (int round = 0; round < 10; ++round) {
@@ -96,16 +101,16 @@ inline void keep_groups(uint8_t* bytes, const uint32_t (*keys)[2], uint32_t row,
     c1 = product1;
     c3 = product0;
   }
-  store(bytes, are_above(c0, c1, below), are_above(c2, c3, below));
+  store(keep, are_above(c0, c1, below), are_above(c2, c3, below));
 }
 
 }  // namespace
 
-// keep: [num_rows, 8 * groups] bytes. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65535.
-extern "C" void philox_keep(uint8_t* keep, const int64_t* seed, const int64_t* row_indices, int64_t num_rows,
+// keep: [num_rows, 8 * groups] bfloat16. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65535.
+extern "C" void philox_keep(uint16_t* keep, const int64_t* seed, const int64_t* row_indices, int64_t num_rows,
                             int64_t first_group, int64_t groups, int64_t threshold, int64_t offset, int threads) {
   if (threshold == 0) {
-    std::memset(keep, 1, static_cast<size_t>(8 * num_rows * groups));
+    std::fill_n(keep, 8 * num_rows * groups, ONE);
     return;
   }
   uint32_t keys[10][2];
@@ -121,14 +126,14 @@ extern "C" void philox_keep(uint8_t* keep, const int64_t* seed, const int64_t* r
   for (int64_t index = 0; index < num_rows * pieces; ++index) {
     const int64_t number = index / pieces, start = index % pieces * PIECE, end = std::min(start + PIECE, groups);
     const auto row = static_cast<uint32_t>(row_indices ? row_indices[number] : number);
-    uint8_t* bytes = keep + 8 * (number * groups + start);
+    uint16_t* next = keep + 8 * (number * groups + start);
     int64_t group = start;
-    for (; group + WIDTH <= end; group += WIDTH, bytes += 8 * WIDTH)
-      keep_groups(bytes, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
+    for (; group + WIDTH <= end; group += WIDTH, next += 8 * WIDTH)
+      keep_groups(next, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
     if (group < end) {
-      uint8_t last[8 * WIDTH];
+      uint16_t last[8 * WIDTH];
       keep_groups(last, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
-      std::memcpy(bytes, last, static_cast<size_t>(8 * (end - group)));
+      std::copy_n(last, 8 * (end - group), next);
     }
   }
 }

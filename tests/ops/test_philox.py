@@ -78,12 +78,12 @@ def formula_of_keep(
     threshold: int,
     offset: int,
 ) -> torch.Tensor:
-    """What the op `philox_keep` must give, from `philox_4x32`: uint8 [R, 8 G]."""
+    """What the op `philox_keep` must give, from `philox_4x32`: bfloat16 [R, 8 G]."""
     row_R = torch.arange(num_rows) if row_R is None else row_R
     lanes = torch.stack(_lanes(seed, row_R, torch.arange(first_group, first_group + groups), torch.tensor(offset)), -1)
     assert lanes.min() >= 0
     assert lanes.max() < 65536
-    return (lanes.flatten(1) >= threshold).to(torch.uint8)
+    return (lanes.flatten(1) >= threshold).to(torch.bfloat16)
 
 
 ROWS = torch.tensor([0, 5, 2**32 - 1, 2**32 + 3, 2**40 + 1])

@@ -17,7 +17,7 @@ from ..._version import __version__
 from ...names import no_such, shown
 from ...ops import draw_seed
 from ...ops.implementations.launch import why_no_kernels
-from ...ops.philox import keep_bytes
+from ...ops.philox import keep_factors
 from ...partition import backends
 from ...partition.timer import Step, median_seconds, time_in_turns
 from ..files import write_text
@@ -39,7 +39,7 @@ All run in one process, in turns, after a warm-up; the table shows medians. Cand
   fuselayers bench op bias_activation_dropout --dropout 0.1
   fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
   TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
-  fuselayers bench op dropout --dropout 0.1 --parts
+  fuselayers bench op dropout --parts
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench partition --only saved,budget --layers 4
   fuselayers bench partition --quick --json partition.json
@@ -91,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=int, help=f"timings of each candidate (default {_REPEATS}, suite {_SUITE_REPEATS})"
     )
-    parser.add_argument("--dropout", type=float, help="probability of dropping (default: 0, or a model's config)")
+    parser.add_argument(
+        "--dropout", type=float, help="probability of dropping (default: 0, with --parts 0.1, or a model's config)"
+    )
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     parser.add_argument("--overhead", action="store_true", help="of an op: what a call costs the CPU, launches stubbed")
     parser.add_argument("--parts", action="store_true", help="of an op with dropout: its mask and the rest, forward")
@@ -151,6 +153,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
     settings = _settings(arguments, shape=_OP_SHAPE, device=device)
+    if arguments.dropout is None:
+        settings = replace(settings, dropout=0.1)
     if not settings.dropout:
         raise ValueError(f"--parts needs an op that drops; pass --dropout 0.1, got {settings.dropout:g}")
     dropping, still = (op_case(arguments.name, one) for one in (settings, replace(settings, dropout=0.0)))
@@ -160,7 +164,7 @@ def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch
     seed = draw_seed(device=device)
     steps = {
         "the op": op_candidate(OURS, dropping, dropping.op).call,
-        "its mask": partial(keep_bytes, seed, x.shape, None, 0, p=settings.dropout),
+        "its mask": partial(keep_factors, seed, x.shape, None, 0, p=settings.dropout),
         "without dropout": op_candidate(OURS, still, still.op).call,
         "a copy of x": x.clone,
     }
