@@ -34,7 +34,7 @@ provide_seeded_mask(
         draw=torch.ops.fuselayers.draw_seed.default,
         mask=torch.ops.fuselayers.keep_mask.default,
         scale=keep_scale,
-        pure=frozenset({torch.ops.fuselayers.keep_mask.default, torch.ops.fuselayers.philox_keep.default}),
+        pure=frozenset({torch.ops.fuselayers.keep_mask.default, torch.ops.fuselayers.keep_factors.default}),
         dropout=_dropout,
     )
 )

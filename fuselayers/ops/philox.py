@@ -185,7 +185,7 @@ def keep_factors(
     # torch.jit.trace makes constants of the sizes that a registered op takes, and the trace needs this library to load.
     is_traced = jit_is_tracing()
     if seed.device.type == "cpu" and not is_traced:
-        keep = torch.ops.fuselayers.philox_keep(
+        keep = torch.ops.fuselayers.keep_factors(
             seed, row_R, num_rows, first_group, groups, threshold, offset, again=again
         )
         is_whole = False
@@ -298,9 +298,10 @@ def _draw_for_every_sample(
 
 # Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
 # mask for backward, since it does not know that our op is cheap to recompute. `again` changes only the call, so that
-# backward makes its own, which needs the seed alone.
+# backward makes its own, which needs the seed alone. Inductor's cache on disk knows an op by its name and arguments, not
+# by the dtype that it returns: with another dtype it needs another name.
 _library.define(  # type: ignore[no-untyped-call]
-    "philox_keep(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, int threshold, "
+    "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, int threshold, "
     "int offset, *, bool again=False) -> Tensor"
 )
 
@@ -340,7 +341,7 @@ def _keep_on_cpu(
 def _fill_keep() -> Callable[..., None] | None:
     """Return the function of philox.cpp, or None if C++ cannot be compiled here, with one FallbackWarning."""
     try:
-        fill = load_cpp(Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")).philox_keep
+        fill = load_cpp(Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")).keep_factors
     # Compilers, linkers and caches fail in many ways; without the kernel the formula gives the same bits.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
@@ -364,7 +365,7 @@ def _keep_for_every_sample(
     *numbers: int,
     again: bool = False,
 ) -> tuple[Tensor, int]:
-    keep = torch.ops.fuselayers.philox_keep
+    keep = torch.ops.fuselayers.keep_factors
     return torch.stack([keep(one, row_R, *numbers, again=again) for one in seed.unbind(in_dims[0] or 0)]), 0
 
 
@@ -374,9 +375,9 @@ def _empty_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=torch.bfloat16)
 
 
-_library.impl("philox_keep", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuselayers::philox_keep", _empty_keep, lib=_library)
-torch.library.register_vmap("fuselayers::philox_keep", _keep_for_every_sample, lib=_library)
+_library.impl("keep_factors", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
+torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake(
     "fuselayers::draw_seed", lambda fresh, *, device: torch.empty((), dtype=torch.int64, device=device), lib=_library

@@ -78,7 +78,7 @@ def formula_of_keep(
     threshold: int,
     offset: int,
 ) -> torch.Tensor:
-    """What the op `philox_keep` must give, from `philox_4x32`: bfloat16 [R, 8 G]."""
+    """What the op `keep_factors` must give, from `philox_4x32`: bfloat16 [R, 8 G]."""
     row_R = torch.arange(num_rows) if row_R is None else row_R
     lanes = torch.stack(_lanes(seed, row_R, torch.arange(first_group, first_group + groups), torch.tensor(offset)), -1)
     assert lanes.min() >= 0
@@ -93,7 +93,7 @@ from fuselayers.ops import philox
 from tests.ops.test_philox import ROWS, formula_of_keep
 
 assert philox._fill_keep() is not None
-keep = torch.ops.fuselayers.philox_keep
+keep = torch.ops.fuselayers.keep_factors
 for index, number in enumerate((0, 7, -1, -2**63, 2**63 - 1, 2**32, 123456789123)):
     seed = torch.tensor(number)
     for groups in range(1, 18):
@@ -138,7 +138,7 @@ def test_a_mask_of_several_threads_and_pieces_is_the_formula() -> None:
 
 
 def test_the_op_on_the_cpu_is_the_formula() -> None:
-    keep = torch.ops.fuselayers.philox_keep
+    keep = torch.ops.fuselayers.keep_factors
     row_R = torch.tensor([4, 0, 2**32 - 1])
     for threshold in (0, 1, 30000, 65535):
         expected = formula_of_keep(seed_of(), row_R, 3, 5, 3, threshold, 2)
@@ -152,7 +152,7 @@ def test_the_op_on_the_cpu_is_the_formula() -> None:
 def test_the_formula_of_a_gpu_has_the_same_mask(threshold: int) -> None:
     row_R, group_G = torch.tensor([4, 0, 2**32 - 1]), torch.arange(5, 8)
     made = _unpacked(_packed(seed_of(), row_R, group_G, torch.tensor(threshold), torch.tensor(2)))
-    expected = torch.ops.fuselayers.philox_keep(seed_of(), row_R, 3, 5, 3, threshold, 2)
+    expected = torch.ops.fuselayers.keep_factors(seed_of(), row_R, 3, 5, 3, threshold, 2)
     assert made.dtype == torch.bool
     assert torch.equal(made, expected.bool())
 
@@ -311,7 +311,7 @@ def test_torch_accepts_the_drawing_op() -> None:
 
 
 def test_torch_accepts_the_masking_op() -> None:
-    keep = torch.ops.fuselayers.philox_keep.default
+    keep = torch.ops.fuselayers.keep_factors.default
     torch.library.opcheck(keep, (seed_of(), None, 5, 0, 3, 30000, 0))
     torch.library.opcheck(keep, (seed_of(), torch.tensor([3, 1]), 2, 4, 3, 30000, 0), {"again": True})
 

@@ -32,7 +32,7 @@ def targets(nodes: "frozenset[torch.fx.Node]") -> set[str]:
 def test_a_mask_is_made_from_scalars() -> None:
     joint = traced()
     made = targets(joint.made_from_scalars)
-    assert "fuselayers.philox_keep.default" in made
+    assert "fuselayers.keep_factors.default" in made
     assert not made & {"fuselayers.draw_seed.default", "aten.mm.default", "aten.gelu.default", "primals_1"}
 
 

@@ -18,7 +18,7 @@ from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import EAGER, Candidate, disagreement, results
 
 COMPILE: Final = "torch.compile"
-_PLAIN: Final = "plain"
+PLAIN: Final = "plain"
 _LAYERS: Final = "plain layers"
 _SEQUENCES: Final = 4
 
@@ -90,7 +90,7 @@ def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Sub
         ValueError: no such op, or settings that do not fit it.
     """
     case = op_case(name, settings)
-    candidates, wrong = [op_candidate(_PLAIN, case, case.plain)], {}
+    candidates, wrong = [op_candidate(PLAIN, case, case.plain)], {}
     for backend in backends:
         implementation = _op_implementation(backend)
         reason = op_fault(backend, implementation, settings, name, same_masks=backend != COMPILE)
@@ -181,12 +181,12 @@ def model_subject(
     except ValueError as error:
         title, baseline, label = f"{title}; {error}", unfused, _LAYERS
     else:
-        label = _PLAIN
+        label = PLAIN
     theirs = [candidate(label, baseline, baseline)]
-    for backend in backends if label == _PLAIN else ():
+    for backend in backends if label == PLAIN else ():
         if backend not in (EAGER, COMPILE):
             fused = fuse(baseline, backend=backend, fallback=())
-            theirs.append(candidate(f"{_PLAIN}, {backend}", fused, baseline))
+            theirs.append(candidate(f"{PLAIN}, {backend}", fused, baseline))
     if dropout == 0:  # else the masks differ
         wrong |= wrong_numbers(theirs, eager=theirs[0], truth=candidate("float64", exact, exact))
     if COMPILE in backends:

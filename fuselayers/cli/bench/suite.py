@@ -1,4 +1,4 @@
-"""Measures all ops on one machine, in many shapes, dtypes and options."""
+"""Measures all ops on one machine, in many shapes, dtypes and options. suite_models.py measures whole models."""
 
 import statistics
 import time
@@ -92,7 +92,8 @@ class Suite:
     Args:
         bandwidth: of a copy, in bytes per second, read and written.
         calls: the CPU time of a call of each op; empty without kernels.
-        rows: the times.
+        rows: the times of ops.
+        models: the times of whole models.
         failed: wrong numbers or errors, by candidate.
         left_out: variants for which there was no time.
     """
@@ -100,6 +101,7 @@ class Suite:
     bandwidth: float
     calls: list[CallCost] = field(default_factory=list)
     rows: list[Measured] = field(default_factory=list)
+    models: list[Measured] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
@@ -139,16 +141,15 @@ def measure_suite(
     rounds: Sequence[Round],
     device: torch.device,
     repeats: int,
-    minutes: float,
+    deadline: float,
     say: Callable[[str], None],
     keep: Callable[[Suite], None] = lambda suite: None,
 ) -> Suite:
     """Check every op in every width and dtype, then time.
 
-    No measurement begins after `minutes`; `left_out` names the rest. `say` gets the name of each measurement, `keep`
-    all measurements so far, after each variant.
+    No measurement begins after `deadline`, in seconds of `time.monotonic`; `left_out` names the rest. `say` gets the
+    name of each measurement, `keep` all measurements so far, after each variant.
     """
-    deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
     if why_no_kernels(device) is None:
         say("what calls cost")

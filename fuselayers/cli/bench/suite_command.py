@@ -1,8 +1,10 @@
-"""`fuselayers bench suite`: measures the chosen ops, and writes a folder."""
+"""`fuselayers bench suite`: measures ops and whole models, and writes a folder."""
 
 import argparse
+import time
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -15,10 +17,11 @@ from ..machine import measured_machine
 from ..text import chosen_names, say
 from .measure import OURS
 from .suite import SHAPES, Round, Suite, measure_suite, variants
+from .suite_models import FUSED, MODELS, measure_models
 from .suite_report import write_data, write_report
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_MINUTES: Final = 7.0
+_MINUTES: Final = 12.0
 _QUICK: Final = ((8, 256, 512),)
 # Eager dropout on a CPU takes 6 ns an element: the larger shapes of SHAPES would take minutes each.
 _ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
@@ -40,6 +43,8 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     ops = chosen_names("op of bench suite", arguments.ops, dict.fromkeys(variant.op for variant in variants()))
     chosen = [variant for variant in variants() if variant.op in ops]
+    # Whoever names ops wants those alone.
+    models = list(MODELS) if arguments.ops is None and not arguments.quick else []
     default = None if device.type == "cuda" else "float32"
     dtypes = chosen_names("dtype of bench suite", arguments.dtypes or default, _DTYPES)
     shapes = SHAPES if device.type == "cuda" else _ON_A_CPU
@@ -56,13 +61,25 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         write_data(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
 
     say(console, machine)
+    deadline = time.monotonic() + 60 * minutes
+    progress = partial(say, console)
     suite = measure_suite(
         chosen,
         rounds=rounds,
         device=device,
         repeats=arguments.repeats,
-        minutes=minutes,
-        say=lambda text: say(console, text),
+        deadline=deadline,
+        say=progress,
+        keep=keep,
+    )
+    measure_models(
+        models,
+        suite,
+        dtype=rounds[0].dtype,
+        device=device,
+        repeats=arguments.repeats,
+        deadline=deadline,
+        say=progress,
         keep=keep,
     )
     files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
@@ -70,7 +87,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     if suite.left_out:
         lines.append(f"left out after {minutes:g} minutes: {len(suite.left_out)}; see results.md")
     say(console, *lines, *map(str, files))
-    return int(any(name.startswith(OURS) for name in suite.failed))
+    return int(any(name.startswith((OURS, FUSED)) for name in suite.failed))
 
 
 def _rounds(dtypes: Sequence[torch.dtype], shapes: tuple[tuple[int, ...], ...]) -> list[Round]:

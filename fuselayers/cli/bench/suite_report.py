@@ -14,6 +14,7 @@ from ..files import write_text, write_whole
 from .calls import BARE, CallCost
 from .measure import EAGER, OURS
 from .suite import Measured, Suite
+from .suite_models import models_table
 
 _SPANS: Final = {"forward": "forward", "forward_backward": "forward + backward"}
 _COLUMNS: Final = 4
@@ -73,6 +74,8 @@ def table(suite: Suite, *, said: str) -> str:
             f"| {' | '.join(_cells(rows, candidates, bandwidth=suite.bandwidth))} |"
             for rows in _by_place(suite.rows, dtype)
         ]
+    if suite.models:
+        lines += ["", *models_table(suite.models)]
     if suite.calls:
         lines += ["", *_calls(suite.calls)]
     for heading, items in (
