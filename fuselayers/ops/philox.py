@@ -298,8 +298,8 @@ def _draw_for_every_sample(
 
 # Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
 # mask for backward, since it does not know that our op is cheap to recompute. `again` changes only the call, so that
-# backward makes its own, which needs the seed alone. Inductor's cache on disk knows an op by its name and arguments, not
-# by the dtype that it returns: with another dtype it needs another name.
+# backward makes its own, which needs the seed alone. Inductor's cache on disk knows an op by its name and arguments,
+# not by the dtype that it returns: with another dtype it needs another name.
 _library.define(  # type: ignore[no-untyped-call]
     "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, int threshold, "
     "int offset, *, bool again=False) -> Tensor"
