@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -94,6 +95,26 @@ def is_compiling() -> bool:
     return torch.compiler.is_dynamo_compiling() or (
         torch.compiler._is_compiling_flag and _compiling_thread in (None, threading.get_ident())
     )
+
+
+_ops_stay_whole: ContextVar[bool] = ContextVar("_ops_stay_whole", default=False)
+
+
+@contextlib.contextmanager
+def ops_stay_whole() -> Iterator[None]:
+    """Within it `traces_formulas` is False: for graphs that run op by op."""
+    token = _ops_stay_whole.set(True)
+    try:
+        yield
+    finally:
+        _ops_stay_whole.reset(token)
+
+
+def traces_formulas() -> bool:
+    """True while AOTAutograd or make_fx traces a graph that a compiler gets."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None and not _ops_stay_whole.get()
 
 
 def is_intercepted() -> bool:

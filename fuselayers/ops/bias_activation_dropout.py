@@ -17,6 +17,7 @@ Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy 
 reads the bias and writes one float32 row for its gradient.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .implementations import COMPILED_FROM, define, differentiable_gradients, ru
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
-from .rows import as_rows, elementwise_plan, persistent_programs
+from .rows import as_rows, column_tile, elementwise_plan, persistent_programs
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
 from .sums import sum_of_rows
@@ -233,15 +234,16 @@ def _launch_backward(
     dy_RN = as_rows(dy)
     x_RN = dy_RN if x is None else as_rows(x)
     plan = elementwise_plan(dy.element_size(), *dy_RN.shape, dy_RN.stride(0), x_RN.stride(0))
-    num_tiles, num_column_tiles = plan.grid
+    num_tiles, *column_grid = plan.grid
     partial_PN = None
     if bias_dtype is not None:
         # Each program sums its rows and writes one row: without atomics the sums are deterministic.
-        num_tiles = persistent_programs(num_tiles, processors=num_processors(dy.device), side_by_side=num_column_tiles)
+        side_by_side = math.prod(column_grid)
+        num_tiles = persistent_programs(num_tiles, processors=num_processors(dy.device), side_by_side=side_by_side)
         partial_PN = torch.empty(num_tiles, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
     launch(
         _backward_kernel,
-        (num_tiles, num_column_tiles),
+        (num_tiles, *column_grid),
         (
             *(dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8),
             *(dx, partial_PN, *plan.sizes, keep_threshold(p), keep_scale(p)),
@@ -277,7 +279,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    first_column = column_tile() * BLOCK_COLUMNS
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     in_row = columns < num_columns * VECTOR
     live = (rows < num_rows)[:, None] & in_row[None, :]
@@ -316,7 +318,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
-    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    first_column = column_tile() * BLOCK_COLUMNS
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     in_row = columns < num_columns * VECTOR
     dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)

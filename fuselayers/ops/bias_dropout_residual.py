@@ -27,7 +27,7 @@ from .implementations import COMPILED_FROM, define, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
-from .rows import as_rows, elementwise_plan
+from .rows import as_rows, column_tile, elementwise_plan
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -202,7 +202,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    first_column = column_tile() * BLOCK_COLUMNS
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     in_row = columns < num_columns * VECTOR
     live = (rows < num_rows)[:, None] & in_row[None, :]

@@ -39,7 +39,7 @@ from .implementations import define, differentiable_gradients, needs_grad, run
 from .implementations.launch import INTERPRETED, kernel, launch
 from .implementations.triton_language import libdevice, tl
 from .losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
-from .rows import as_rows, cdiv, elementwise_plan, next_power_of_2, vector_of
+from .rows import as_rows, cdiv, column_tile, elementwise_plan, next_power_of_2, vector_of
 from .shapes import check_rows
 
 __all__ = ["cross_entropy", "cross_entropy_reference", "fused_loss", "fused_loss_gradients"]
@@ -426,7 +426,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    columns = column_tile() * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     in_column = rows < num_rows
     row = rows.to(tl.int64)
     width = num_columns * VECTOR

@@ -11,7 +11,8 @@ The product is computed in float32 at least and rounded once, to x's dtype. p is
 Saved for backward: the seed, 8 bytes for any size of x; for a shard also its row indices, 8 bytes each. torch's own
 dropout saves a mask of one byte per element. Under plain `torch.compile`, torch's partitioner may still save a mask:
 where a later op needs y, it weighs saving y against recomputing it. `fuselayers.partition.fuse` never saves one. In
-eager mode forward and backward allocate a mask; on a GPU a compiler fuses it into the kernel that uses it.
+eager mode the formula allocates a mask in forward and backward; on a GPU a compiler fuses it into the kernel that
+uses it.
 
 Bytes moved by the kernel, in elements of x: 2, forward and backward.
 
@@ -30,7 +31,7 @@ from .implementations import COMPILED_FROM, define, needs_grad, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .philox import keep_factors, keep_scale, keep_threshold, keep_tile, seed_or_draw
-from .rows import as_rows, elementwise_plan
+from .rows import as_rows, column_tile, elementwise_plan
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
 
@@ -230,7 +231,7 @@ def _dropout_kernel(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    first_column = column_tile() * BLOCK_COLUMNS
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row = rows.to(tl.int64)[:, None]

@@ -25,7 +25,7 @@ from .activations import ACTIVATIONS, activate, activate_tile, check_activation,
 from .implementations import COMPILED_FROM, define, differentiable_gradients, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .rows import as_rows, elementwise_plan
+from .rows import as_rows, column_tile, elementwise_plan
 from .shapes import check_like, check_rows
 
 __all__ = ["gated_activation", "gated_activation_reference"]
@@ -174,7 +174,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    columns = column_tile() * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row, column = rows.to(tl.int64)[:, None], columns[None, :]
     gate = tl.load(gate_ptr + row * gate_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)
@@ -203,7 +203,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    columns = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    columns = column_tile() * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
     row, column = rows.to(tl.int64)[:, None], columns[None, :]
     dy = tl.load(dy_ptr + row * dy_stride * VECTOR + column, mask=live, other=0.0).to(tl.float32)

@@ -28,12 +28,14 @@ import torch
 from torch import Tensor
 
 from .._torch.cpp import load_cpp
-from .._torch.dispatch import is_intercepted, jit_is_tracing
+from .._torch.dispatch import is_compiling, is_intercepted, jit_is_tracing, traces_formulas
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
 from ..partition import FallbackWarning
+from .implementations.launch import kernel, launch, why_no_kernels
 from .implementations.triton_language import tile_function, tl
-from .shards import Shard, check_shard, first_column, row_indices
+from .rows import column_tile, elementwise_plan
+from .shards import Shard, check_shard, first_column, positions, row_indices
 
 __all__ = [
     "check_probability",
@@ -184,20 +186,37 @@ def keep_factors(
         num_rows = num_rows * size
     # torch.jit.trace makes constants of the sizes that a registered op takes, and the trace needs this library to load.
     is_traced = jit_is_tracing()
-    if seed.device.type == "cpu" and not is_traced:
-        keep = torch.ops.fuselayers.keep_factors(
-            seed, row_R, num_rows, first_group, groups, threshold, offset, again=again
-        )
-        is_whole = False
+    arguments = seed, row_R, num_rows, first_group, groups, threshold, offset
+    is_whole = False
+    if is_traced:
+        keep = _keep_by_formula(*arguments)
+    elif seed.device.type == "cpu" or not is_compiling():
+        keep = torch.ops.fuselayers.keep_factors(*arguments, again=again)
     else:
-        row_R = torch.arange(num_rows, device=seed.device) if row_R is None else row_R
-        group_G = torch.arange(first_group, first_group + groups, device=seed.device)
-        keep = _unpacked(_packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset)))
+        keep = torch.ops.fuselayers.keep_factors_or_formula(*arguments, again=again)
         # A slice of the whole range would be one more kernel for nvFuser. A condition on an unknown size would be a
         # guard.
-        is_whole = not is_traced and statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
+        is_whole = statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
     kept: Tensor = (keep if is_whole else keep[:, skipped : skipped + columns]).view(shape)
     return kept
+
+
+def _keep_by_formula(
+    seed: Tensor,
+    row_R: Tensor | None,
+    num_rows: int,
+    first_group: int,
+    groups: int,
+    threshold: int,
+    offset: int,
+    *,
+    again: bool = False,
+) -> Tensor:
+    row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
+    group_G = positions(first_group, groups, device=seed.device)
+    packed = _packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset))
+    # On a CPU without a copy, which torch would make of bools too.
+    return packed.view(torch.uint8) if seed.device.type == "cpu" and not jit_is_tracing() else _unpacked(packed)
 
 
 def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
@@ -300,18 +319,18 @@ def _draw_for_every_sample(
 # mask for backward, since it does not know that our op is cheap to recompute. `again` changes only the call, so that
 # backward makes its own, which needs the seed alone. Inductor's cache on disk knows an op by its name and arguments,
 # not by the dtype that it returns: with another dtype it needs another name.
-_library.define(  # type: ignore[no-untyped-call]
-    "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, int threshold, "
-    "int offset, *, bool again=False) -> Tensor"
-)
+for _name in ("keep_factors", "keep_factors_or_formula"):
+    _library.define(  # type: ignore[no-untyped-call]
+        f"{_name}(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
+        "int threshold, int offset, *, bool again=False) -> Tensor"
+    )
 
 
 # Note: [one kernel for all masks on the CPU] Ten rounds are about 400 operations. Inlined, they would be C++ in every
 # kernel with dropout, and Inductor's int64 does not vectorise without a 64-bit multiply. As an op they are philox.cpp,
 # and the use of the mask still fuses with its neighbours. The mask is bfloat16, which Inductor's C++ reads at memory
 # speed with AVX-512 and AVX2. With AVX2 a uint8 or a bool takes four times as long (2048x512 float32, two cores of an
-# AMD EPYC, times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32). On a GPU the compiler inlines the
-# formula, which avoids a trip to memory.
+# AMD EPYC, times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32).
 @disable_dynamo("an op of torch calls it, perhaps after a graph break")
 def _keep_on_cpu(
     seed: Tensor,
@@ -326,10 +345,7 @@ def _keep_on_cpu(
 ) -> Tensor:
     fill = _fill_keep()
     if fill is None:
-        row_R = torch.arange(num_rows) if row_R is None else row_R
-        group_G = torch.arange(first_group, first_group + groups)
-        packed = _packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset))
-        return packed.view(torch.uint8).to(torch.bfloat16)
+        return _keep_by_formula(seed, row_R, num_rows, first_group, groups, threshold, offset).to(torch.bfloat16)
     keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
     row_R = None if row_R is None else row_R.contiguous()
     pointers = keep.data_ptr(), seed.data_ptr(), None if row_R is None else row_R.data_ptr()
@@ -357,6 +373,37 @@ def _fill_keep() -> Callable[..., None] | None:
     return fill
 
 
+# On a GPU a compiler traces the formula instead and inlines it, which avoids a trip to memory. Op by op the formula
+# would be 223 kernels that move 11.2 GB for [8192, 4096].
+def _keep_on_gpu(
+    seed: Tensor,
+    row_R: Tensor | None,
+    num_rows: int,
+    first_group: int,
+    groups: int,
+    threshold: int,
+    offset: int,
+    *,
+    again: bool = False,
+) -> Tensor:
+    if why_no_kernels(seed.device) is not None:
+        return _keep_by_formula(seed, row_R, num_rows, first_group, groups, threshold, offset)
+    keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
+    if keep.numel():
+        plan = elementwise_plan(keep.element_size(), *keep.shape, keep.stride(0))
+        row_R = None if row_R is None else row_R.contiguous()
+        arguments = (keep, seed, row_R, first_group, num_rows, groups, threshold, offset)
+        launch(_keep_kernel, plan.grid, arguments, plan.constants[1:])
+    return keep
+
+
+# Of Dynamo's graphs for a GPU: only when AOTAutograd traces them is it known whether they are compiled.
+def _keep_or_formula(seed: Tensor, *arguments: Any, again: bool = False) -> Tensor:
+    make = _keep_by_formula if traces_formulas() else torch.ops.fuselayers.keep_factors
+    keep: Tensor = make(seed, *arguments, again=again)
+    return keep
+
+
 def _keep_for_every_sample(
     info: Any,
     in_dims: tuple[int | None, ...],
@@ -372,10 +419,14 @@ def _keep_for_every_sample(
 def _empty_keep(
     seed: Tensor, row_R: Tensor | None, num_rows: int, first_group: int, groups: int, *_: int, again: bool = False
 ) -> Tensor:
-    return seed.new_empty((num_rows, groups * LANES), dtype=torch.bfloat16)
+    dtype = torch.bfloat16 if seed.device.type == "cpu" else torch.bool
+    return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
 
 
 _library.impl("keep_factors", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("keep_factors", _keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
+_library.impl("keep_factors", _keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("keep_factors_or_formula", _keep_or_formula, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -413,6 +464,7 @@ def keep_tile(  # type: ignore[no-untyped-def]
     threshold,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    offset=0,
 ):
     """Return `keep_mask` for rows [BLOCK_ROWS] and BLOCK_COLUMNS columns from `first_column`, both multiples of 8.
 
@@ -424,7 +476,8 @@ def keep_tile(  # type: ignore[no-untyped-def]
     zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS // 8), tl.uint32)
     seed = tl.load(seed_ptr).to(tl.uint64)
     row_word = zero + rows.to(tl.uint32)[:, None]
-    w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, zero, zero)
+    offset_word = (zero + offset).to(tl.uint32)
+    w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, offset_word, zero)
     # A lane is compared in the upper half of its word; the lower half cannot change the result.
     lowest = threshold.to(tl.uint32) << 16
     even = tl.join(
@@ -432,3 +485,35 @@ def keep_tile(  # type: ignore[no-untyped-def]
     )
     odd = tl.join(tl.join(w0 >= lowest, w2 >= lowest), tl.join(w1 >= lowest, w3 >= lowest))
     return tl.reshape(tl.join(even, odd), (BLOCK_ROWS, BLOCK_COLUMNS))
+
+
+@kernel
+def _keep_kernel(  # type: ignore[no-untyped-def]
+    keep_ptr,
+    seed_ptr,
+    row_indices_ptr,
+    first_group,
+    num_rows,
+    num_groups,
+    threshold,
+    offset,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_column = column_tile() * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    live = (rows < num_rows)[:, None] & (columns < num_groups * 8)[None, :]
+    keep = keep_tile(
+        seed_ptr,
+        row_indices_ptr,
+        first_group,
+        rows,
+        num_rows,
+        first_column,
+        threshold,
+        BLOCK_ROWS,
+        BLOCK_COLUMNS,
+        offset,
+    )
+    tl.store(keep_ptr + rows.to(tl.int64)[:, None] * (num_groups * 8) + columns[None, :], keep, mask=live)

@@ -11,11 +11,13 @@ from typing import Final, NamedTuple
 from torch import Tensor
 
 from .implementations.launch import INTERPRETED
+from .implementations.triton_language import tile_function, tl
 
 __all__ = [
     "ElementwisePlan",
     "as_rows",
     "cdiv",
+    "column_tile",
     "elementwise_plan",
     "next_power_of_2",
     "persistent_programs",
@@ -26,6 +28,7 @@ __all__ = [
 # The tile of a program with four warps: 32 elements per thread, in 16 bits four loads of 128 bits.
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
+_MOST_PROGRAMS: Final = 65535  # of a grid in y and in z; in x they are 2**31 - 1
 # The longest row that a kernel holds in registers.
 _LONGEST_ROW: Final = 8192
 _PIECE: Final = 4096
@@ -37,12 +40,12 @@ class ElementwisePlan(NamedTuple):
     """The tiling of an elementwise kernel.
 
     Attributes:
-        grid: tiles of rows, tiles of columns.
+        grid: tiles of rows; tiles of columns in y and z, see `column_tile`.
         sizes: rows, columns over VECTOR, and the strides over VECTOR.
         constants: VECTOR, BLOCK_ROWS, BLOCK_COLUMNS.
     """
 
-    grid: tuple[int, int]
+    grid: tuple[int, int, int]
     sizes: tuple[int, ...]
     constants: tuple[int, int, int]
 
@@ -55,16 +58,24 @@ def elementwise_plan(itemsize: int, num_rows: int, num_columns: int, *strides: i
         itemsize: bytes per element of the first tensor.
 
     >>> elementwise_plan(4, 512, 4096, 4096)
-    ElementwisePlan(grid=(512, 2), sizes=(512, 512, 512), constants=(8, 1, 2048))
+    ElementwisePlan(grid=(512, 2, 1), sizes=(512, 512, 512), constants=(8, 1, 2048))
     """
     vector = vector_of(num_columns, *strides)
     block_columns = min(next_power_of_2(max(num_columns, 8)), _WIDEST)
     block_rows = min(max(_TILE_BYTES // max(itemsize, 2) // block_columns, 1), next_power_of_2(num_rows))
+    column_tiles = cdiv(num_columns, block_columns)
+    layers = cdiv(column_tiles, _MOST_PROGRAMS)
     return ElementwisePlan(
-        (cdiv(num_rows, block_rows), cdiv(num_columns, block_columns)),
+        (cdiv(num_rows, block_rows), cdiv(column_tiles, layers), layers),
         (num_rows, num_columns // vector, *(stride // vector for stride in strides)),
         (vector, block_rows, block_columns),
     )
+
+
+@tile_function
+def column_tile():  # type: ignore[no-untyped-def]
+    """Return the tile of columns of a program in an `ElementwisePlan`; the last ones may lie beyond the row."""
+    return tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Shard", "check_shard", "first_column", "locate", "row_indices"]
+__all__ = ["Shard", "check_shard", "first_column", "locate", "positions", "row_indices"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ def check_shard(shard: Shard | None, shape: Sequence[int], *, whole_rows: bool =
         raise ValueError(f"a norm needs whole rows of {shard.shape[-1]}, got a shard with {shape[-1]} columns")
 
 
+def positions(start: int, size: int, *, device: torch.device) -> Tensor:
+    """Return start .. start + size - 1, int64 [size]. Used for the rows and columns of masks."""
+    # Note: [64 bits on a GPU] Inductor turns `arange * constant` into an index expression, which it computes in 32 bits
+    # on a GPU: the product overflows silently, and a large constant does not compile
+    # (https://github.com/pytorch/pytorch/issues/175966). It does not look through `&`.
+    return (torch.arange(size, device=device) & ((1 << 63) - 1)) + start
+
+
 def first_column(shard: Shard | None) -> int:
     """Return the first column of the shard in the whole tensor."""
     return 0 if shard is None else shard.start[-1]
@@ -88,7 +96,7 @@ def row_indices(shard: Shard | None, shape: Sequence[int], *, device: torch.devi
         return None
     index = torch.zeros((), dtype=torch.int64, device=device)
     for start, size, whole in zip(shard.start[:-1], shape[:-1], shard.shape[:-1], strict=True):
-        index = index[..., None] * whole + torch.arange(start, start + size, device=device)
+        index = index.unsqueeze(-1) * whole + positions(start, size, device=device)
     return index.reshape(-1)
 
 

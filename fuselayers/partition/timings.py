@@ -84,7 +84,7 @@ def may_measure() -> bool:
         or saved_tensors_hooks_are_active()
         or dispatch_mode_is_active()
         or transforms_are_active()
-        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
     )
 
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fuselayers.ops import Shard, draw_seed, dropout, keep_mask, keep_scale
-from fuselayers.ops.implementations.launch import kernel, launch
-from fuselayers.ops.implementations.triton_language import tl
+from fuselayers.ops.implementations.launch import kernel, launch, recorded_launches
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.philox import (
+    _keep_on_gpu,
     _lanes,
     _packed,
     _unpacked,
@@ -256,6 +257,53 @@ def test_kernels_have_the_same_mask_whatever_their_blocks(block: tuple[int, int]
         grid = (cdiv(shape[0], block[0]), cdiv(shape[1], block[1]))
         launch(_mask_kernel, grid, (seed, mask, *shape, keep_threshold(0.3)), block)
         assert torch.equal(mask.bool(), keep_mask(seed, shape, p=0.3))
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("groups", [1, 3, 16, 33, 300])
+@pytest.mark.parametrize("row_R", [None, ROWS, ROWS[::2]], ids=["whole", "rows of a shard", "strided rows"])
+def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups: int) -> None:
+    num_rows = 5 if row_R is None else len(row_R)
+    for number, first_group, offset in ((7, 0, 0), (-1, 2**33 + 5, 2**32 - 1), (2**32, 3, 2**31)):
+        seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554, offset)
+        made = _keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
+        assert torch.equal(made.to("cpu", torch.uint8), formula_of_keep(seed, row_R, *call))
+    assert _keep_on_gpu(seed_of(), None, 0, 0, 3, 9, 2).shape == (0, 24)
+
+
+@pytest.mark.kernels
+def test_the_kernel_of_a_mask_runs_many_tiles() -> None:
+    for rows, groups in ((300, 33), (1, 1300), (7, 600)):
+        made = _keep_on_gpu(seed_of(), None, rows, 0, groups, 32768, 0)
+        assert torch.equal(made.to(torch.uint8), formula_of_keep(seed_of(), None, rows, 0, groups, 32768, 0))
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_in_eager_mode_a_gpu_makes_a_mask_in_one_kernel() -> None:
+    """The formula would be some two hundred of them."""
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    x = torch.empty(6, 48, dtype=torch.float64, device="meta")
+    with recorded_launches() as launches:
+        keep_mask(seed, (6, 48), p=0.3)
+        dropout(x, 0.3, seed=seed)
+        dropout(x.float(), 0.3, seed=seed, shard=Shard(start=(3, 5), shape=(100, 60)))
+        torch.vmap(lambda x: dropout(x, 0.3, seed=seed), randomness="same")(x)
+    assert [one.function.__name__ for one in launches] == ["_keep_kernel"] * 4
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_only_graphs_that_run_op_by_op_call_the_kernel_of_a_mask(backend: str) -> None:
+    def masked(x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        return dropout(x, 0.3, seed=seed)
+
+    x, seed = torch.empty(6, 48, device="meta", requires_grad=True), torch.empty((), dtype=torch.int64, device="meta")
+    call = fuse(masked, backend="eager") if backend == "eager" else torch.compile(masked, backend=backend)
+    call(x, seed)
+    with torch.profiler.profile() as profile:
+        call(x, seed).backward(torch.empty_like(x))
+    calls = {one.key: one.count for one in profile.key_averages()}
+    masks, formulas = calls.get("fuselayers::keep_factors", 0), calls.get("aten::bitwise_xor", 0)
+    assert (masks == 2 and not formulas) if backend == "eager" else (not masks and formulas)
 
 
 @pytest.mark.kernels

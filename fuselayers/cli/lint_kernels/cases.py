@@ -100,6 +100,11 @@ def _rotary(*, interleaved: bool = False) -> Callable[[Case], object]:
     return call
 
 
+def _mask(case: Case) -> object:
+    seed = torch.empty((), dtype=torch.int64, device=_META)
+    return ops.dropout(case.tensor(ROWS, case.width), 0.1, seed=seed, backend="eager")
+
+
 _16: Final = (torch.bfloat16,)
 _16_AND_32: Final = (torch.bfloat16, torch.float32)
 _ALL: Final = (torch.float32, torch.bfloat16, torch.float16)
@@ -130,6 +135,7 @@ def _style(name: str) -> Callable[[Case], object]:
 _GELU: Final = _activation("gelu")
 CASES: Final[tuple[Case, ...]] = (
     *_each("dropout", "", _call(), 4096, dtypes=_16_AND_32, daily=(4096,)),
+    *_each("dropout", "mask", _mask, 4096, daily=(4096,)),
     *_each("bias_activation_dropout", "gelu", _GELU, 4096, dtypes=_ALL, daily=(4096,)),
     *(
         case

@@ -67,7 +67,7 @@ def launch(
 
     Args:
         function: a function decorated with `kernel`.
-        grid: programs in x, and in y.
+        grid: programs in x, and in y and z.
         arguments: its run-time arguments in order: tensors, None for an absent tensor, numbers. The first determines
             the device.
         constants: its compile-time constants in order, after the arguments.

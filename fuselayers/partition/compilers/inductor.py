@@ -1,13 +1,14 @@
 """The Inductor compiler: C++ on the CPU, Triton on a GPU, with forward and backward cut by our partitioner."""
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
 import torch.fx as fx
 from torch.utils._triton import has_triton
 
-from ..._torch.tracing import compile_with_inductor, cpp_compiler, donates_buffers
+from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
 from ..cache import sources_hash
 from ..machine import machine_of
 from ..partitioners import Partitioner, SavePolicy, partitioner
@@ -32,20 +33,29 @@ def compile_inductor(
     graph_module = plain_dropout_calls_pass(graph_module)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
-    cut = _InductorPartitioner(partitioner(partition), torch_random=torch_random)
+    values = (node.meta.get("example_value") for node in all_nodes(graph_module))
+    device_types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    cut = _InductorPartitioner(partitioner(partition), device_types, torch_random=torch_random)
     return compile_with_inductor(graph_module, example_inputs, cut, fallback_random=torch_random)
 
 
 class _InductorPartitioner:
-    """A partitioner with the interface that Inductor's configuration needs."""
+    """A partitioner with the interface that Inductor's configuration needs.
 
-    def __init__(self, cut: Partitioner, *, torch_random: bool) -> None:
+    Args:
+        cut: the partitioner.
+        device_types: those of the graph's tensors. The name of a GPU is only asked for if the graph is on one: asking
+            initialises CUDA, and processes that are forked later could not use it.
+        torch_random: as in `compile_ahead_of_time`.
+    """
+
+    def __init__(self, cut: Partitioner, device_types: Collection[str], *, torch_random: bool) -> None:
         self._cut = cut
         self._torch_random = torch_random
         # Part of the key of Inductor's cache on disk, so that code for another partitioner, other prices or another
         # machine is never reused. No text identifies the behaviour of a user's own function, so its code is not reused
         # across processes.
-        machines = [machine_of(device_type) for device_type in ("cpu", "cuda")]
+        machines = [machine_of(device_type) for device_type in sorted(device_types)]
         settings = f"{torch_random}-{donates_buffers()}-{machines}"
         self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavePolicy) else str(uuid.uuid4())
 

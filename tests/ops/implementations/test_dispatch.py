@@ -58,6 +58,13 @@ class TestErrors:
             ops.gated_activation(torch.ones(2, 8, dtype=torch.float64, device=DEVICE), backend="triton")
 
     @on_kernels
+    def test_too_many_columns(self) -> None:
+        widest = 2**31 - 2**16
+        assert uses_kernels("triton", torch.ones(1, device=DEVICE).expand(widest))
+        with pytest.raises(RuntimeError, match=rf"its kernels are for at most {widest} columns, got {widest + 1}; use"):
+            uses_kernels("triton", torch.ones(1, device=DEVICE).expand(widest + 1))
+
+    @on_kernels
     def test_a_transform(self) -> None:
         x = torch.ones(3, 2, 8, device=DEVICE)
         form = partial(ops.gated_activation, backend="triton")

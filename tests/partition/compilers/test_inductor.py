@@ -21,14 +21,15 @@ from fuselayers.partition import (
     min_cut,
     saved_bytes,
 )
-from fuselayers.partition.compilers import why_inductor_is_unavailable
+from fuselayers.partition.compilers import inductor, why_inductor_is_unavailable
 from fuselayers.partition.compilers.inductor import _InductorPartitioner
 from fuselayers.partition.machine import write_tuned
 from fuselayers.partition.partitioners import Partitioner, SavePolicy
+from tests.processes import run
 
 
 def key(cut: Partitioner, *, torch_random: bool = False) -> str:
-    return _InductorPartitioner(cut, torch_random=torch_random).uuid()
+    return _InductorPartitioner(cut, {"cpu"}, torch_random=torch_random).uuid()
 
 
 class TestCacheKey:
@@ -62,6 +63,15 @@ class TestCacheKey:
         write_tuned("cpu", Machine("measured", 1e10, 2e10, 3e10, 4e10, 5e-6))
         assert key(min_cut) != before
 
+    def test_of_no_machine_that_the_graph_is_not_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Asking for a GPU's name initialises CUDA, and workers that are forked later cannot use it."""
+        asked: list[str] = []
+        monkeypatch.setattr(inductor, "machine_of", lambda device_type: asked.append(device_type))
+        fuse(lambda x: x.sin(), backend="inductor", fallback=())(torch.ones(3))
+        assert asked == ["cpu"]
+        _InductorPartitioner(min_cut, {"cuda", "cpu"}, torch_random=False)
+        assert asked == ["cpu", "cpu", "cuda"]
+
     def test_of_whether_saved_memory_is_given_away(self) -> None:
         keys = set()
         for donated in (False, True):
@@ -76,9 +86,26 @@ class TestCacheKey:
         assert key(mine) != key(mine)
 
     def test_inductor_may_copy_and_pickle_its_configuration(self) -> None:
-        held = _InductorPartitioner(min_cut, torch_random=False)
+        held = _InductorPartitioner(min_cut, {"cpu"}, torch_random=False)
         assert copy.deepcopy(held) is held
         assert pickle.loads(pickle.dumps(held)) == held.uuid()
+
+
+COMPILE_ON_A_CPU = """
+import torch
+from fuselayers.partition import fuse
+
+x = torch.ones(8, requires_grad=True)
+for backend in ("inductor", "auto"):
+    fuse(lambda x: x.sin().exp(), backend=backend)(x).sum().backward()
+assert not torch.cuda.is_initialized()
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_function_on_a_cpu_leaves_the_gpu_alone() -> None:
+    ended = run(COMPILE_ON_A_CPU)
+    assert ended.code == 0, ended.errors
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def as_on_a_gpu(stand_in: StandIn, patch: pytest.MonkeyPatch) -> None:
 
     This shows how nvFuser gets the formula and that its definitions compute it.
     """
-    made = philox.keep_bytes
+    made = philox.keep_factors
     # The same function, but it never finds a seed on the CPU, where an op of its own makes the mask.
     assert "cpu" in made.__code__.co_consts
     constants = tuple("no device" if one == "cpu" else one for one in made.__code__.co_consts)
@@ -69,7 +69,7 @@ def as_on_a_gpu(stand_in: StandIn, patch: pytest.MonkeyPatch) -> None:
     by_formula.__kwdefaults__ = made.__kwdefaults__
     # Not by attributes: `ops.dropout` is the function.
     for module in (philox, importlib.import_module("fuselayers.ops.dropout")):
-        patch.setattr(module, "keep_bytes", by_formula)
+        patch.setattr(module, "keep_factors", by_formula)
 
     def layout_on_a_gpu(inputs: Sequence[Any]) -> Layout:
         return tuple(one and dataclasses.replace(one, on_cpu=False) for one in layout_of(inputs))

@@ -1,0 +1,98 @@
+"""Compiled for a GPU, every op with dropout has the masks of `keep_mask`, forward and backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fuselayers.ops import Shard, dropout, keep_mask
+from fuselayers.ops.implementations.launch import INTERPRETED
+from fuselayers.partition import fuse
+from tests.generated_kernels import fake_gpu
+from tests.ops.cases import CASES, Case
+from tests.ops.contract import DEVICE, seed_of, tensors
+
+pytestmark = pytest.mark.kernels
+
+Compile = Callable[..., Callable[..., Any]]
+
+
+def fused(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    return fuse(fn, backend="inductor", fallback=(), fullgraph=True, dynamic=dynamic)
+
+
+def compiled(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
+    # Its backward reads a mask that forward saved; ours makes the mask again.
+    return torch.compile(fn, fullgraph=True, dynamic=dynamic)
+
+
+slow = pytest.mark.slow
+# In a 32-bit product the first three groups of eight columns are right, and whole rows as well.
+EVERYWHERE = [
+    pytest.param(compile, dynamic, shapes, marks=[slow] if dynamic or compile is compiled else [])
+    for compile in (fused, compiled)
+    for dynamic, shapes in ((False, [(2, 64)]), (True, [(3, 64), (2, 45)]))
+]
+
+
+def results_of(call: Callable[..., Any], seed: Tensor, *given: Tensor) -> list[Tensor]:
+    """The outputs of a call and the gradients of the tensors."""
+    given = tuple(one.detach().requires_grad_() for one in given)
+    found = call(seed, *given)
+    outputs = [found] if isinstance(found, Tensor) else list(found)
+    incoming = [torch.linspace(0.5, 1.5, one.numel(), device=one.device).view_as(one) for one in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, given, incoming)]
+
+
+def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, every_call: list[list[Tensor]]) -> None:
+    call = compile(fn, dynamic=dynamic)
+    if not INTERPRETED:
+        for one in every_call:
+            torch.testing.assert_close(results_of(call, seed_of(), *one), results_of(fn, seed_of(), *one))
+        return
+    with fake_gpu() as gpu:
+        for one in every_call:
+            found = results_of(lambda *now: gpu.run(call, *now), seed_of(), *one)
+            torch.testing.assert_close(found, results_of(fn, seed_of(), *one))
+        assert any("-766435501" in source for source in gpu.kernels)
+
+
+@pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "bias_dropout_residual" else [slow])
+        for name, case in CASES.items()
+        if "seed" in case.options and name.partition(", ")[2] in ("", "gelu", "post", "pre", "prenorm")
+    ],
+)
+def test_every_op_has_the_same_masks(name: str, compile: Compile, dynamic: bool, shapes: list[tuple[int, ...]]) -> None:
+    case: Case = CASES[name]
+
+    def fn(seed: Tensor, *given: Tensor) -> Any:
+        return case.op(*given, **{**case.options, "seed": seed})
+
+    assert_same_masks(fn, compile, dynamic, [tensors(*case.shapes(shape)) for shape in shapes])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
+@pytest.mark.parametrize("first", [(2**32 - 2, 0), (5, 4), (2**20, 2**40)], ids=str)
+def test_shards_have_the_same_masks(
+    first: tuple[int, int], compile: Compile, dynamic: bool, shapes: list[tuple[int, ...]]
+) -> None:
+    def fn(seed: Tensor, x: Tensor) -> Tensor:
+        return dropout(x, 0.3, seed=seed, shard=Shard((*first, 0), (2**33, 2**41, 2**20)))
+
+    assert_same_masks(fn, compile, dynamic, [tensors((2, *shape)) for shape in shapes])
+
+
+@pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
+def test_masks_have_their_offset_and_column(compile: Compile, dynamic: bool, shapes: list[tuple[int, ...]]) -> None:
+    def fn(seed: Tensor, x: Tensor) -> Tensor:
+        shard = Shard((3, 2**36 + 5), (2**20, 2**40))
+        return x * keep_mask(seed, x.shape, p=0.3, offset=2**32 - 1, shard=shard)
+
+    assert_same_masks(fn, compile, dynamic, [[torch.ones(shape, device=DEVICE)] for shape in shapes])
