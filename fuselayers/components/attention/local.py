@@ -60,7 +60,7 @@ class LocalAttention(PackedHeads):
         bias: bool = True,
         window: Size = 128,
         dropout: Probability = 0.0,
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.window = window

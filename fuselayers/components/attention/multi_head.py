@@ -89,7 +89,7 @@ class MultiHeadAttention(PackedHeads):
         sinks: bool = False,
         scale: Positive | None = None,
         kernel: Kernel = "auto",
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
         super().__init__(

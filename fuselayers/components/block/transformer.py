@@ -76,7 +76,7 @@ class TransformerBlock(nn.Module):
         residual: Choice | str = "pre",
         cross_attention: Choice | str | None = None,
         dropout: Probability = 0.0,
-        causal: bool = True,
+        causal: bool = False,
         layer: Count = 0,
         num_layers: Size = 1,
         context_length: Size | None = None,

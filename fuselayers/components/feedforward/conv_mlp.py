@@ -43,7 +43,7 @@ class ConvMLP(nn.Module):
             dropout outside [0, 1), or (in forward) x of another shape.
 
     >>> import torch
-    >>> layer = ConvMLP(8, kernel_size=2)
+    >>> layer = ConvMLP(8, kernel_size=2, causal=True)
     >>> x = torch.randn(1, 5, 8)
     >>> torch.allclose(layer(x)[:, :3], layer(x[:, :3]), atol=1e-6)
     True
@@ -64,7 +64,7 @@ class ConvMLP(nn.Module):
         activation: str | None = "gelu",
         bias: bool = True,
         dropout: Probability = 0.0,
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         if not causal:

@@ -135,7 +135,7 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
         ({"residual": "prenorm"}, "no residual 'prenorm'; "),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
         (
-            {"attention": "looking"},
+            {"attention": "looking", "causal": True},
             "attention 'looking' cannot hide the tokens that follow, which a causal model needs; those that can: ",
         ),
     ],
