@@ -20,7 +20,16 @@ from ..registry import Choice, register
 from .layers import LayerChange
 from .sampling import continued, generating
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
+from .tokens import (
+    Loss,
+    build_token_embedding,
+    check_like_tokens,
+    check_loss,
+    check_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
 
 
 @register("model", "decoder")
@@ -58,6 +67,7 @@ class Decoder(Stack):
         tie_embeddings: bool = True,
         logit_scale: Positive = 1.0,
         logit_soft_cap: Positive | None = None,
+        loss: Loss = "auto",
         init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
@@ -65,6 +75,7 @@ class Decoder(Stack):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
+        check_loss(loss, soft_cap=logit_soft_cap)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -82,6 +93,7 @@ class Decoder(Stack):
             partition=partition,
         )
         self.logit_soft_cap = logit_soft_cap
+        self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
@@ -108,10 +120,13 @@ class Decoder(Stack):
         if not torch.compiler.is_compiling():
             check_tokens(tokens_BT)
             check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
-        logits_BTV = self._logits(self.features(tokens_BT))
+        x_BTD = self.features(tokens_BT)
         if targets_BT is None:
-            return logits_BTV
-        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+            return self._logits(x_BTD)
+        loss = token_loss(
+            *(x_BTD, targets_BT, self._head, self.loss), scale=self.logit_scale, soft_cap=self.logit_soft_cap
+        )
+        return self.with_auxiliary_loss(loss)
 
     def features(self, tokens_BT: Tensor, *, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Return the input of the output layer: [B, T] -> [B, T, D].
@@ -171,13 +186,13 @@ class Decoder(Stack):
                 generator=generator,
             )
 
+    @property
+    def _head(self) -> nn.Module | Tensor:
+        return self.token.weight if self.head is None else self.head
+
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        head = self.token.weight if self.head is None else self.head
-        logits = to_logits(x, head, scale=self.logit_scale)
-        if self.logit_soft_cap is not None:
-            logits = (logits / self.logit_soft_cap).tanh() * self.logit_soft_cap
-        return logits
+        return to_logits(x, self._head, scale=self.logit_scale, soft_cap=self.logit_soft_cap)
 
     def extra_repr(self) -> str:
         return (

@@ -20,7 +20,16 @@ from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
+from .tokens import (
+    Loss,
+    build_token_embedding,
+    check_like_tokens,
+    check_loss,
+    check_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
 
 
 @register("model", "encoder")
@@ -58,6 +67,7 @@ class Encoder(Stack):
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        loss: Loss = "auto",
         init: Scheme = "bert",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
@@ -65,6 +75,7 @@ class Encoder(Stack):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
+        check_loss(loss)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -89,6 +100,7 @@ class Encoder(Stack):
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.loss: Loss = loss
         self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
@@ -125,10 +137,10 @@ class Encoder(Stack):
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         head = self.token.weight if self.head is None else self.head
-        logits_BTV = to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale)
         if targets_BT is None:
-            return logits_BTV
-        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+            return to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale)
+        loss = token_loss(x_BTD, targets_BT, head, self.loss, bias_V=self.bias, scale=self.logit_scale)
+        return self.with_auxiliary_loss(loss)
 
     def features(
         self, tokens_BT: Tensor, *, segments_BT: Tensor | None = None, key_padding_mask: Tensor | None = None

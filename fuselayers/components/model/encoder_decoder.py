@@ -26,8 +26,10 @@ from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
     IGNORED,
+    Loss,
     build_token_embedding,
     check_like_tokens,
+    check_loss,
     check_tokens,
     example_tokens,
     look_up,
@@ -89,6 +91,7 @@ class EncoderDecoder(Model):
         decoder_layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        loss: Loss = "auto",
         logit_scale: Positive = 1.0,
         start_token: Count = 0,
         init: Scheme = "gpt2",
@@ -98,6 +101,7 @@ class EncoderDecoder(Model):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
+        check_loss(loss)
         if start_token >= vocab_size:
             raise ValueError(f"start_token must be in 0..{vocab_size - 1}, got {start_token}")
         super().__init__()
@@ -136,6 +140,7 @@ class EncoderDecoder(Model):
         self.context_length = context_length
         self.dropout = dropout
         self.start_token = start_token
+        self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
@@ -191,10 +196,10 @@ class EncoderDecoder(Model):
             if len(source_BS) != len(inputs_BT):
                 raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(inputs_BT)}")
         memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
-        logits_BTV = self._logits(self.decode(inputs_BT, memory_BSD, source_padding_mask=source_padding_mask))
+        x_BTD = self.decode(inputs_BT, memory_BSD, source_padding_mask=source_padding_mask)
         if targets_BT is None:
-            return logits_BTV
-        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+            return self._logits(x_BTD)
+        return self.with_auxiliary_loss(token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale))
 
     def encode(self, source_BS: Tensor, *, source_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memory of a source: [B, S] -> [B, S, D]."""
@@ -291,10 +296,13 @@ class EncoderDecoder(Model):
         inputs_BT = torch.cat((start_B1, targets_BT[:, :-1]), dim=1)
         return inputs_BT.masked_fill(inputs_BT == IGNORED, self.start_token)
 
+    @property
+    def _head(self) -> nn.Module | Tensor:
+        return self.token.weight if self.head is None else self.head
+
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        head = self.token.weight if self.head is None else self.head
-        return to_logits(x, head, scale=self.logit_scale)
+        return to_logits(x, self._head, scale=self.logit_scale)
 
     def extra_repr(self) -> str:
         return (

@@ -24,6 +24,9 @@ class Model(nn.Module):
         layers: other components for some of the blocks, see `LayerChange`.
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
+        loss: "fused" computes the loss in chunks of tokens, without all logits in memory; it is differentiable once.
+            "plain" computes the logits. "auto" is fused for 4,096 tokens of vocabulary or more, where it is no slower,
+            if the logits have no cap and the output layer is a plain one, without hooks or adapters.
         logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
         init: how the initial weights are drawn, see `initialise`.
         init_std: their deviation, as far as the scheme leaves it open.
