@@ -126,7 +126,9 @@ class DataConfig:
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
         "the text held out for validation (share of the files, or of one file's bytes)"
     )
-    suffixes: tuple[str, ...] = setting("the endings of the names of a folder's files; [] for all that are text (of Python's library .py)")
+    suffixes: tuple[str, ...] = setting(
+        "the endings of the names of a folder's files; [] for all that are text (of Python's library .py)"
+    )
 
     def __post_init__(self) -> None:
         _check("data", self)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention.inputs import check_able, takes
 from ..ranges import Count, Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, create, register, title
+from ..registry import Choice, accepted, as_choice, check_base, create, register, title
 from ..residual import Residual, Sublayer
 
 
@@ -41,6 +41,7 @@ class TransformerBlock(nn.Module):
         ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or, by its kind
             or its options, look at a memory where that is asked for, or that needs a context_length where there is
             none, or (in forward) an input that the attention cannot use.
+        TypeError: the residual style is no subclass of `Residual`.
 
     >>> import torch
     >>> block = TransformerBlock(8, attention=Choice("multi_head", {"num_heads": 2}), feedforward="fused_mlp")
@@ -108,6 +109,7 @@ class TransformerBlock(nn.Module):
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
         )
+        check_base("residual", residual, Residual)
         self.residual: Residual = create(
             "residual",
             residual,

@@ -38,6 +38,7 @@ class Model(nn.Module):
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
             number out of its range.
+        TypeError: a norm, residual style or position is no subclass of the base of its kind.
 
     >>> model = Model()
     >>> model.layer = nn.Linear(2, 3)

@@ -17,7 +17,7 @@ from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..position import Position
 from ..ranges import Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, create
+from ..registry import Choice, accepted, as_choice, check_base, create
 from .layers import LayerChange, changed_parts
 from .model import Model
 from .tokens import example_tokens
@@ -74,6 +74,7 @@ class Stack(Model):
         )
         num_heads = getattr(self.blocks[0].attention, "num_heads", None)
         sizes = {"context_length": context_length, "hidden_dim": hidden_dim, "num_heads": num_heads, "causal": causal}
+        check_base("position", position, Position)
         self.position: Position = create("position", position, **accepted("position", position, **sizes))
         wanted_by = f"position {as_choice(position).name!r}"
         for layer, (built, of_layer) in enumerate(zip(self.blocks, of_layers, strict=True)):

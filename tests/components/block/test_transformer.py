@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuselayers import build
 from fuselayers.components import (
     Choice,
     DeepNormResidual,
@@ -143,6 +144,19 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
 def test_errors(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         TransformerBlock(8, **{"attention": HEADS, **arguments})  # type: ignore[arg-type]
+
+
+class NoResidual(nn.Module):
+    def __init__(self, hidden_dim: int, *, start: float = 1e-4, dropout: float = 0.0) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("kind", ["residual", "position"])
+def test_a_class_without_the_base_of_its_kind(kind: str) -> None:
+    with registered(kind, mine=NoResidual):
+        text = f"{kind} 'mine' ({NoResidual.__module__}.NoResidual) must be a subclass of components.{kind.title()}"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            build("gpt_nano", [f"{kind}=mine", "fusion=off"])
 
 
 def test_an_input_that_nobody_can_use() -> None:
