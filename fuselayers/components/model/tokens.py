@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._torch.dispatch import FakeTensor
 from ...names import no_such
 from ...ops import linear_cross_entropy
 from ..hooks import is_plain_linear
@@ -180,4 +181,4 @@ def _fused_weight(head: nn.Module | Tensor, loss: Loss) -> Tensor | None:
         weight_VD = head
     # A subclass, as a shard of the table, computes the logits in its own way.
     plain = loss == "plain" or (loss == "auto" and weight_VD.shape[0] < _FUSED_FROM)
-    return None if plain or type(weight_VD) not in (Tensor, nn.Parameter) else weight_VD
+    return None if plain or type(weight_VD) not in (Tensor, nn.Parameter, FakeTensor) else weight_VD

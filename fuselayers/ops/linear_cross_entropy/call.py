@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference
 from ..implementations import autocast_dtype, uses_kernels, without_repeats
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
@@ -100,7 +100,7 @@ def linear_cross_entropy(
     uses_kernels(backend, x, weight, bias)  # raises early if the backend cannot take the call
     compiling = is_compiling()
     dtype = loss_dtype(x.dtype, x.device) if dtype is None else dtype
-    if any(type(one) not in (Tensor, nn.Parameter, type(None)) for one in (x, weight, bias)) or (
+    if any(type(one) not in (Tensor, nn.Parameter, FakeTensor, type(None)) for one in (x, weight, bias)) or (
         not compiling and transforms_are_active()
     ):
         logits = F.linear(x, weight, bias)
