@@ -100,9 +100,9 @@ def test_a_block_with_cross_attention_keeps_both() -> None:
     block = randomise(TransformerBlock(HIDDEN_DIM, attention=heads, cross_attention=heads, causal=True)).double()
     memory, x = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (5, 3))
     cache = KeyValueCache(3)
-    parts = [block(x[:, t : t + 1], memory_BSD=memory, cache=cache) for t in range(3)]
+    parts = [block(x[:, t : t + 1], memory=memory, cache=cache) for t in range(3)]
     assert (cache.length, cache.of_memory.length, cache.of_memory.capacity) == (3, 5, 5)
-    torch.testing.assert_close(torch.cat(parts, dim=1), block(x, memory_BSD=memory))
+    torch.testing.assert_close(torch.cat(parts, dim=1), block(x, memory=memory))
 
 
 def test_errors() -> None:

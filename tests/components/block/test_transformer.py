@@ -112,7 +112,7 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
     order: list[str] = []
     for name in ("attention", "cross_attention", "feedforward"):
         getattr(block, name).register_forward_hook(lambda *_, name=name: order.append(name))
-    y = block(x, memory_BSD=memory, memory_padding_mask=real_BS)
+    y = block(x, memory=memory, memory_padding_mask=real_BS)
     assert order == ["attention", "cross_attention", "feedforward"]
 
     looked = [
@@ -165,7 +165,7 @@ def test_an_input_that_nobody_can_use() -> None:
     with pytest.raises(ValueError, match=r"^attention 'looking' cannot use rotate; it takes key_padding_mask, memory$"):
         block(memory, rotate=lambda q, k: (q, k))
     with pytest.raises(ValueError, match=r"^this block has no cross_attention to look at a memory with; leave the me"):
-        block(memory, memory_BSD=memory)
+        block(memory, memory=memory)
     block = TransformerBlock(8, attention="looking", cross_attention="looking", causal=False)
-    with pytest.raises(ValueError, match=r"^this block looks at a memory; pass memory_BSD$"):
+    with pytest.raises(ValueError, match=r"^this block looks at a memory; pass memory$"):
         block(memory)
