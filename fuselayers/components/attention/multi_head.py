@@ -48,7 +48,7 @@ class MultiHeadAttention(PackedHeads):
     Args:
         bias: whether the projection of queries, keys and values has a bias.
         out_bias: whether the output projection has one; None as `bias` says.
-        dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
+        dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
         window: the range of a token, in tokens: itself and the window - 1 before it, and as many after it where it is
             not causal; None for all.
         qk_norm: name of the norm of each head's queries and keys before they are rotated, as in Qwen3; None for none.

@@ -57,7 +57,7 @@ class EncoderDecoder(Model):
         layers: other components for some of the encoder's blocks, see `LayerChange`.
         decoder_layers: other components for some of the decoder's blocks.
         dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of the output of the
-            norm at the end of a stack, as in T5; 0 <= dropout < 1.
+            norm at the end of a stack, as in T5; 0 <= dropout <= 1.
         logit_scale: factor of the logits; hidden_dim ** -0.5 in the first T5, which ties.
         start_token: the token that a target is generated from.
 

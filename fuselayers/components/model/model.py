@@ -22,7 +22,7 @@ class Model(nn.Module):
         embedding: the embedding of the tokens and its options.
         block: the kind of block, by name or with its options.
         layers: other components for some of the blocks, see `LayerChange`.
-        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout <= 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         loss: "fused" computes the loss in chunks of tokens, without all logits in memory; it is differentiable once.
             "plain" computes the logits. "auto" is fused for 4,096 tokens of vocabulary or more, where it is no slower,

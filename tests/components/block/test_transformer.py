@@ -134,7 +134,7 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
         ({"feedforward": "mpl"}, "no feedforward 'mpl'; did you mean 'mlp'? there are: "),
         ({"norm": "layernorm"}, "no norm 'layernorm'; did you mean 'layer_norm'? there are: "),
         ({"residual": "prenorm"}, "no residual 'prenorm'; "),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
         (
             {"attention": "looking", "causal": True},
             "attention 'looking' cannot hide the tokens that follow, which a causal model needs; those that can: ",

@@ -289,7 +289,7 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
         (
             {"position": "rotory"},
             "no position 'rotory'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, "
