@@ -322,7 +322,7 @@ class TestSources:
         ),
         (["model.name=bert_base"], "'bert_base' is a file; choose it with model=bert_base"),
         (["train.steps=0"], "train.steps must be at least 1, got 0"),
-        (["train.beta1=1"], "train.beta1 must be at least 0 and at most 1, got 1.0"),
+        (["train.beta1=1"], "train.beta1 must be at least 0 and below 1, got 1.0"),
         (["train.learning_rate=0"], "train.learning_rate must be above 0, got 0.0"),
         (["data.held_out=1.5"], "data.held_out must be above 0 and below 1, got 1.5"),
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
