@@ -58,7 +58,8 @@ class _Attention(nn.Module):
         super().__init__()
         _check(of, MultiHeadAttention)
         special = (of.window, of.soft_cap, of.sinks, of.q_norm, of.k_norm)
-        if any(one is not None for one in special) or of.scale != 1 / math.sqrt(of.head_dim):
+        usual = of.projections == "packed" and of.scale == 1 / math.sqrt(of.head_dim)
+        if any(one is not None for one in special) or not usual:
             raise _no_twin(of)
         self.sizes = [heads * of.head_dim for heads in (of.num_heads, of.num_kv_heads, of.num_kv_heads)]
         self.head_dim, self.causal, self.dropout = of.head_dim, of.causal, of.dropout

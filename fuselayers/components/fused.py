@@ -33,13 +33,13 @@ class BiasedOp(nn.Module):
     """The base of layers that are one op with a learned bias.
 
     Args:
-        p: dropout probability, 0 <= p < 1.
+        p: dropout probability, 0 <= p <= 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
         partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
 
     Raises:
-        ValueError: p is outside [0, 1), a size is below one, or there is no such backend or partition.
+        ValueError: p is outside [0, 1], a size is below one, or there is no such backend or partition.
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})

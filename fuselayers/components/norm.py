@@ -69,11 +69,11 @@ class Norm(nn.Module):
             x: [..., N], a sublayer's output.
             residual: [..., N], the stream it joins.
             bias: [N], added to x, or None for none.
-            p: dropout probability, 0 <= p < 1; nothing is dropped in eval mode.
+            p: dropout probability, 0 <= p <= 1; nothing is dropped in eval mode.
             style: "prenorm" returns (norm(s), s), "post" and "pre" one tensor.
 
         Raises:
-            ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1).
+            ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1].
             TypeError: x, residual or bias is no floating-point tensor.
         """
         check_style(style)

@@ -60,7 +60,8 @@ Size = Annotated[int, Range(minimum=1)]
 Count = Annotated[int, Range(minimum=0)]
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(minimum=0)]
-Probability = Annotated[float, Range(minimum=0, below=1)]
+Probability = Annotated[float, Range(minimum=0, maximum=1)]
+Decay = Annotated[float, Range(minimum=0, below=1)]
 Share = Annotated[float, Range(above=0, maximum=1)]
 
 

@@ -262,6 +262,16 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
     return component(*args, **choice.options, **built_in)
 
 
+def check_base(kind: str, choice: Choice | str, base: type) -> None:
+    """Raise TypeError unless the chosen class is a subclass of `base`, whose methods the builder calls.
+
+    Used for residual styles and positions.
+    """
+    name = as_choice(choice).name
+    if not issubclass(get(kind, name), base):
+        raise TypeError(f"{kind} {name!r} ({_path(get(kind, name))}) must be a subclass of components.{base.__name__}")
+
+
 def _owners(kind: str) -> dict[str, type]:
     if kind not in _OWNERS:
         raise ValueError(no_such("kind", kind, KINDS))

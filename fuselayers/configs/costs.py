@@ -3,6 +3,7 @@
 Nothing is computed and no memory is taken: the model is built on the meta device and called with fake tensors.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -138,11 +139,14 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     return sum(one.numel() for one in model.parameters()), sum(table.numel() for table in tables)
 
 
-def _flops(model: nn.Module) -> tuple[int, int]:
+def _flops(model: Any) -> tuple[int, int]:
     """Return the FLOPs of forward, and of forward and backward."""
     # As matrix products, attention has the same FLOPs on every device.
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         weights = _fake_weights(model, torch.float32)
+        # The fused loss computes gradients in forward; the FLOPs of both together are the same.
+        if isinstance(getattr(model, "loss", None), str):
+            model, model.loss = copy.copy(model), "plain"
         loss = _call(model, weights, torch.float32)
         forward = counter.get_total_flops()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from ..components import REQUIRED, Choice, Option
-from ..components.ranges import Count, NotNegative, Positive, Probability, Range, Size, range_of
+from ..components.ranges import Count, Decay, NotNegative, Positive, Range, Size, range_of
 from ..names import shown
 from ..partition import partitioner
 from ..partition.backends import check_backends
@@ -85,8 +85,8 @@ class TrainConfig:
     min_learning_rate: NotNegative = setting("the rate of the last step, at the end of the cosine (per step)")
     warmup_steps: Count = setting("how long the learning rate rises from zero (steps)")
     weight_decay: NotNegative = setting("AdamW's, on matrices only (per unit of learning rate)")
-    beta1: Probability = setting("AdamW's decay of the mean gradient (per step)")
-    beta2: Probability = setting("AdamW's decay of the mean squared gradient (per step)")
+    beta1: Decay = setting("AdamW's decay of the mean gradient (per step)")
+    beta2: Decay = setting("AdamW's decay of the mean squared gradient (per step)")
     clip_norm: NotNegative = setting("the largest norm of the gradient; 0 does not clip")
     precision: Literal["float32", "bfloat16"] = setting("bfloat16 runs matmuls under autocast; weights stay float32")
     seed: Annotated[int, Range(minimum=0, below=2**63)] = setting("of weights, batches and dropout")
@@ -126,7 +126,9 @@ class DataConfig:
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
         "the text held out for validation (share of the files, or of one file's bytes)"
     )
-    suffixes: tuple[str, ...] = setting("the endings of the names of a folder's files")
+    suffixes: tuple[str, ...] = setting(
+        "the endings of the names of a folder's files; [] for all that are text (of Python's library .py)"
+    )
 
     def __post_init__(self) -> None:
         _check("data", self)

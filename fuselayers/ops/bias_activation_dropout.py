@@ -54,7 +54,7 @@ def bias_activation_dropout(
         x: [..., N], any float dtype.
         bias: [N], or None for no bias.
         activation: a name in ACTIVATIONS, or None for the identity.
-        p: dropout probability, 0 <= p < 1.
+        p: dropout probability, 0 <= p <= 1.
         training: False drops nothing.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
         shard: the position of x in a larger tensor, whose mask it uses; None if x is the whole tensor.
@@ -64,7 +64,7 @@ def bias_activation_dropout(
 
     Raises:
         ValueError: x has no dimension, the bias, the seed or the shard does not fit it, the activation or the backend
-            is unknown, or p is outside [0, 1).
+            is unknown, or p is outside [0, 1].
         TypeError: a tensor is not dense and floating, the seed is not a tensor, p is one, the activation is no name, or
             the shard is no shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the

@@ -51,7 +51,7 @@ def bias_dropout_residual(
         x: [..., N], the sublayer's output, any float dtype.
         residual: [..., N], the residual stream.
         bias: [N], or None for no bias.
-        p: dropout probability, 0 <= p < 1.
+        p: dropout probability, 0 <= p <= 1.
         training: False drops nothing.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
         shard: the position of x in a larger tensor, whose mask it uses; None if x is the whole tensor.
@@ -59,7 +59,7 @@ def bias_dropout_residual(
 
     Raises:
         ValueError: x has no dimension, the residual, the bias, the seed or the shard does not fit it, p is outside
-            [0, 1), or the backend is unknown.
+            [0, 1], or the backend is unknown.
         TypeError: a tensor is not dense and floating, the seed is not a tensor, p is one, or the shard is no shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.

@@ -70,7 +70,7 @@ def bias_dropout_residual_layer_norm(
         weight: [N], the norm's scale.
         norm_bias: [N], the norm's shift, or None for none.
         bias: [N], added to x, or None for none.
-        p: dropout probability, 0 <= p < 1.
+        p: dropout probability, 0 <= p <= 1.
         eps: added to the variance.
         style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
         training: False drops nothing.
@@ -80,7 +80,7 @@ def bias_dropout_residual_layer_norm(
 
     Raises:
         ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, p is
-            outside [0, 1), or eps is negative or not finite.
+            outside [0, 1], or eps is negative or not finite.
         TypeError: a tensor is not dense and floating, the seed is not a tensor, p or eps is one, or the style is no
             name.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the

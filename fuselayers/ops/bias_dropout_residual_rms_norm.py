@@ -68,7 +68,7 @@ def bias_dropout_residual_rms_norm(
         residual: [..., N], the residual stream.
         weight: [N], the norm's scale.
         bias: [N], added to x, or None for none.
-        p: dropout probability, 0 <= p < 1.
+        p: dropout probability, 0 <= p <= 1.
         eps: added to the mean square.
         style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
         training: False drops nothing.
@@ -78,7 +78,7 @@ def bias_dropout_residual_rms_norm(
 
     Raises:
         ValueError: x has no dimension, an argument does not fit it, the style or the backend is unknown, p is
-            outside [0, 1), or eps is negative or not finite.
+            outside [0, 1], or eps is negative or not finite.
         TypeError: a tensor is not dense and floating, the seed is not a tensor, p or eps is one, or the style is no
             name.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the

@@ -51,14 +51,14 @@ def dropout(
 
     Args:
         x: [..., N], any float dtype.
-        p: probability of dropping an element, 0 <= p < 1. At 0 x itself is returned.
+        p: probability of dropping an element, 0 <= p <= 1. At 0 x itself is returned.
         training: False returns x itself.
         seed: int64 tensor of shape [] on x's device; drawn from torch's default generator when None.
         shard: the position of x in a larger tensor, whose mask it uses; None if x is the whole tensor.
         backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
-        ValueError: p is outside [0, 1), the seed has another shape, dtype or device, x does not fit the shard, or the
+        ValueError: p is outside [0, 1], the seed has another shape, dtype or device, x does not fit the shard, or the
             backend is unknown.
         TypeError: x is not dense and floating, the seed is not a tensor, p is a tensor, or `shard` is not a Shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the

@@ -106,7 +106,7 @@ inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row,
 
 }  // namespace
 
-// keep: [num_rows, 8 * groups] bfloat16. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65535.
+// keep: [num_rows, 8 * groups] bfloat16. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65536.
 extern "C" void keep_factors(uint16_t* keep, const int64_t* seed, const int64_t* row_indices, int64_t num_rows,
                             int64_t first_group, int64_t groups, int64_t threshold, int64_t offset, int threads) {
   if (threshold == 0) {

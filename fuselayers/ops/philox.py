@@ -95,11 +95,11 @@ def _multiply(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 
 
 def check_probability(p: float) -> None:
-    """Raise unless p is a number with 0 <= p < 1: TypeError for a tensor, ValueError for other numbers."""
+    """Raise unless p is a number with 0 <= p <= 1: TypeError for a tensor, ValueError for other numbers."""
     if isinstance(p, Tensor):
         raise TypeError("dropout probability p must be a number, got a tensor; pass p.item()")
-    if not 0 <= p < 1:
-        raise ValueError(f"dropout probability p must satisfy 0 <= p < 1, got {p}")
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability p must satisfy 0 <= p <= 1, got {p}")
 
 
 def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
@@ -116,17 +116,17 @@ def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
 
 
 def keep_scale(p: float) -> float:
-    """Return the factor of a kept value: 1 / (1 - p), for the rounded p.
+    """Return the factor of a kept value: 1 / (1 - p), for the rounded p; 0 for p = 1, which keeps none.
 
     Raises:
-        ValueError: p is outside [0, 1).
+        ValueError: p is outside [0, 1].
         TypeError: p is a tensor.
 
     >>> keep_scale(0.5)
     2.0
     """
     check_probability(p)
-    return _LANE_VALUES / (_LANE_VALUES - keep_threshold(p))
+    return 0.0 if p == 1 else _LANE_VALUES / (_LANE_VALUES - keep_threshold(p))
 
 
 def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, shard: Shard | None = None) -> Tensor:
@@ -135,7 +135,7 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, 
     Args:
         seed: int64 tensor of shape [], for example from `draw_seed`.
         shape: the shape of the dropout's input; the last dimension counts columns, the others rows.
-        p: the probability of dropping an element, 0 <= p < 1, rounded to a multiple of 1/65536.
+        p: the probability of dropping an element, 0 <= p <= 1, rounded to a multiple of 1/65536.
         offset: selects one of several masks of a seed, 0 <= offset < 2**32.
         shard: the position of that tensor in the one it was cut from; None for a whole tensor.
 
@@ -249,7 +249,7 @@ def _unpacked(packed_RG: Tensor) -> Tensor:
 def keep_threshold(p: float) -> int:
     """Return the lane value below which an element is dropped: the rounded p times 65536. Used by the kernels."""
     # p just below one must not round up to "drop everything", whose scale would be infinite.
-    return min(round(p * _LANE_VALUES), _LANE_VALUES - 1)
+    return _LANE_VALUES if p == 1 else min(round(p * _LANE_VALUES), _LANE_VALUES - 1)
 
 
 def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
@@ -389,6 +389,8 @@ def _keep_on_gpu(
     if why_no_kernels(seed.device) is not None:
         return _keep_by_formula(seed, row_R, num_rows, first_group, groups, threshold, offset)
     keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
+    if threshold == _LANE_VALUES:  # `keep_tile` leaves p = 1 to the scale
+        return keep.zero_()
     if keep.numel():
         plan = elementwise_plan(keep.element_size(), *keep.shape, keep.stride(0))
         row_R = None if row_R is None else row_R.contiguous()
@@ -478,7 +480,8 @@ def keep_tile(  # type: ignore[no-untyped-def]
     row_word = zero + rows.to(tl.uint32)[:, None]
     offset_word = (zero + offset).to(tl.uint32)
     w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, offset_word, zero)
-    # A lane is compared in the upper half of its word; the lower half cannot change the result.
+    # A lane is compared in the upper half of its word; the lower half cannot change the result. The threshold of p = 1
+    # does not fit there: all are kept, and the scale of 0 drops them.
     lowest = threshold.to(tl.uint32) << 16
     even = tl.join(
         tl.join((w0 << 16) >= lowest, (w2 << 16) >= lowest), tl.join((w1 << 16) >= lowest, (w3 << 16) >= lowest)

@@ -45,7 +45,7 @@ def test_an_option_has_its_type_its_default_and_its_meaning(capsys: pytest.Captu
     text = " ".join(_list(capsys, "feedforward").split())
     options = {option.name: option for option in registry.options("feedforward", "mlp")}
     assert "expansion float above 0 4.0" in text
-    assert "dropout float at least 0 and below 1 0.0" in text
+    assert "dropout float at least 0 and at most 1 0.0" in text
     assert "activation str | None 'gelu'" in text
     first_words = " ".join(options["expansion"].doc.split()[:3])
     assert first_words

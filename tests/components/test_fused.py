@@ -181,13 +181,13 @@ def test_a_norm_that_does_more_is_called(style: NormStyle, change: Callable[[nn.
 
 
 COMMON_ERRORS = [
-    ({"p": 1.5}, "p must be at least 0 and below 1, got 1.5"),
+    ({"p": 1.5}, "p must be at least 0 and at most 1, got 1.5"),
     ({"p": 0.1, "bias_shape": 0}, "bias_shape must be at least 1, got 0"),
     ({"p": 0.1, "backend": "inducter"}, "no backend 'inducter'; did you mean 'inductor'"),
     ({"p": 0.1, "partition": "mincut"}, "no partition"),
 ]
 NORM_ERRORS = [
-    ({"p": 1.0, "d_model": 4}, "p must be at least 0 and below 1, got 1.0"),
+    ({"p": 1.5, "d_model": 4}, "p must be at least 0 and at most 1, got 1.5"),
     ({"p": 0.1, "d_model": 0}, "d_model must be at least 1, got 0"),
     ({"p": 0.1, "d_model": 4, "bias_shape": 5}, "bias_shape must be d_model 4 or None, got 5"),
     ({"p": 0.1, "d_model": 4, "style": "posted"}, "no norm style 'posted'; did you mean 'post'?"),

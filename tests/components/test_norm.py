@@ -92,8 +92,8 @@ def test_errors_of_add(make: object, style: str) -> None:
         norm.add(x, x, bias=torch.zeros(1), style=style)
     with pytest.raises(TypeError, match=r"^residual must be a floating-point tensor, got torch.int64"):
         norm.add(x, x.long(), style=style)
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1"):
-        norm.add(x, x, p=1.0, style=style)
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 1"):
+        norm.add(x, x, p=1.5, style=style)
 
 
 @pytest.mark.parametrize("make", NORMS)

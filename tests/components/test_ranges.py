@@ -71,7 +71,7 @@ def test_arguments_are_checked_before_the_constructor_runs() -> None:
     Layer(width=3, heads=0)
     for arguments, text in [
         (((0,), {}), "width must be at least 1, got 0"),
-        (((3,), {"p": 1}), "p must be at least 0 and below 1, got 1"),
+        (((3,), {"p": 2}), "p must be at least 0 and at most 1, got 2"),
         (((3,), {"heads": -1}), "heads must be at least 0, got -1"),
     ]:
         with pytest.raises(ValueError, match=f"^{text}$"):

@@ -179,7 +179,7 @@ def test_an_unknown_name(use: object) -> None:
             Choice("multi_head", {"num_heads": 2, "causal": False}),
             {},
             "no multi_head option 'causal'; there are: bias, dropout, head_dim, kernel, num_heads, num_kv_heads, "
-            "out_bias, qk_norm, qk_norm_eps, scale, sinks, soft_cap, window",
+            "out_bias, projections, qk_norm, qk_norm_eps, scale, sinks, soft_cap, window",
         ),
         (
             "norm",

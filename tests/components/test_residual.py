@@ -183,8 +183,8 @@ def test_layer_scale_has_its_initial_value_and_resets_to_it() -> None:
     ("options", "text"),
     [
         ({"layer_scale": 0.0}, "layer_scale must be above 0, got 0.0"),
-        ({"stochastic_depth": 1.0}, "stochastic_depth must be at least 0 and below 1, got 1.0"),
-        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+        ({"stochastic_depth": 1.5}, "stochastic_depth must be at least 0 and at most 1, got 1.5"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and at most 1, got -0.1"),
     ],
 )
 def test_errors(kind: str, options: dict[str, object], text: str) -> None:

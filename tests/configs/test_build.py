@@ -209,7 +209,7 @@ def test_a_config_made_by_hand_is_built_as_it_is() -> None:
         (["model.hidden_dim=30", "attention.num_heads=4"], "hidden_dim must be a multiple of num_heads, got 30 and 4"),
         (["model.num_layers=0"], "model.num_layers must be at least 1, got 0"),
         (["feedforward.expansion=-1"], "feedforward.expansion must be above 0, got -1.0"),
-        (["model.dropout=1.5"], "model.dropout must be at least 0 and below 1, got 1.5"),
+        (["model.dropout=1.5"], "model.dropout must be at least 0 and at most 1, got 1.5"),
         (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
     ],
 )

@@ -197,7 +197,7 @@ def test_train_and_data_choices(tmp_path: Path) -> None:
     assert quick.learning_rate == full.learning_rate
     data = compose(overrides=["data=text", f"data.path={tmp_path}"]).data
     assert data.path == str(tmp_path)
-    assert ".txt" in data.suffixes
+    assert data.suffixes == ()
     assert compose(overrides=["data.suffixes=[.c,.h]"]).data.suffixes == (".c", ".h")
 
 

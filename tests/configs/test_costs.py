@@ -111,6 +111,16 @@ def test_every_part_is_counted(parts: list[str]) -> None:
         assert saved_bytes(built, *inputs, parameters=built.buffers()) == counted > 0
 
 
+def test_the_fused_loss_keeps_the_gradient_of_the_table_in_place_of_the_logits() -> None:
+    # Its FLOPs count as those of the plain one, although the head's gradients are computed in forward.
+    words, width, tokens = 5000, 32, 33
+    sizes = [*small("gpt_nano"), f"model.vocab_size={words}", f"model.context_length={tokens}"]
+    plain, fused = (costs_of(*sizes, f"model.loss={loss}") for loss in ("plain", "fused"))
+    assert (fused.forward_flops, fused.backward_flops) == (plain.forward_flops, plain.backward_flops)
+    assert plain.float32_bytes - fused.float32_bytes > 4 * (tokens - width) * words - 8 * tokens * width
+    assert fused.bfloat16_bytes < plain.bfloat16_bytes
+
+
 def test_reversible_blocks_run_forward_twice_and_keep_two_streams() -> None:
     layers, width, vocabulary, tokens = 2, 32, 61, 17
     plain = costs_of(*small("gpt_nano"))

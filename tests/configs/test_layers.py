@@ -55,7 +55,7 @@ def test_references_and_ranges_reach_into_layers() -> None:
     assert isinstance(change.feedforward, Choice)
     assert change.feedforward.options["dropout"] == 0.3
     with pytest.raises(
-        ValueError, match=r"^model\.layers\[0\]\.feedforward\.dropout must be at least 0 and below 1, got 2"
+        ValueError, match=r"^model\.layers\[0\]\.feedforward\.dropout must be at least 0 and at most 1, got 2"
     ):
         layers("[{at: 0, feedforward: {dropout: 2}}]")
 

@@ -52,10 +52,10 @@ def test_a_row_says_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(registry._OWNERS["embedding"], "mine", Mine)
     monkeypatch.setitem(Mine.__init__.__globals__, "Probability", Probability)
-    row = OptionRow("mine", "share", "float | None", "at least 0 and below 1", "None", "what is dropped | or not.")
+    row = OptionRow("mine", "share", "float | None", "at least 0 and at most 1", "None", "what is dropped | or not.")
     assert [row] == [row for row in option_rows("embedding") if row.name == "mine"]
     lines = option_table("embedding").splitlines()
-    line = r"| `mine` | `share` | `float | None` | at least 0 and below 1 | `None` | what is dropped \| or not. |"
+    line = r"| `mine` | `share` | `float | None` | at least 0 and at most 1 | `None` | what is dropped \| or not. |"
     assert line in lines
     assert lines[0] == "| name | option | type | range | default | meaning |"
     assert lines[1] == "| --- | --- | --- | --- | --- | --- |"

@@ -70,7 +70,7 @@ def test_errors() -> None:
         bias_dropout_residual_layer_norm(x, x, weight=weight, norm_bias=torch.ones(3))
     with pytest.raises(ValueError, match=r"^residual must have x's shape \[3, 5\], got \[3, 4\]$"):
         bias_dropout_residual_layer_norm(x, torch.ones(3, 4), weight=weight)
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 2$"):
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 2$"):
         bias_dropout_residual_layer_norm(x, x, weight=weight, p=2)
     with pytest.raises(TypeError, match=r"^norm style must be a name, got a list$"):
         bias_dropout_residual_layer_norm(x, x, weight=weight, style=["post"])

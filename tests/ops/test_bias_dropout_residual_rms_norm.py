@@ -62,7 +62,7 @@ def test_errors() -> None:
         bias_dropout_residual_rms_norm(x, x, weight=weight, bias=torch.ones(3))
     with pytest.raises(ValueError, match=r"^residual must have x's shape \[3, 5\], got \[3, 4\]$"):
         bias_dropout_residual_rms_norm(x, torch.ones(3, 4), weight=weight)
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 2$"):
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 2$"):
         bias_dropout_residual_rms_norm(x, x, weight=weight, p=2)
     with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
         bias_dropout_residual_rms_norm(x, x, weight=None)

@@ -176,10 +176,10 @@ def test_every_call_draws_afresh() -> None:
     assert not torch.equal(dropout(x, 0.5), dropout(x, 0.5))
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.0, 1.5])
+@pytest.mark.parametrize("p", [-0.1, 1.5])
 def test_errors(p: float) -> None:
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=rf"^dropout probability p must satisfy 0 <= p < 1, got {p}$"):
+    with pytest.raises(ValueError, match=rf"^dropout probability p must satisfy 0 <= p <= 1, got {p}$"):
         dropout(torch.ones(2), p)
     assert torch.equal(torch.get_rng_state(), before)  # nothing was drawn
 

@@ -365,8 +365,8 @@ def test_torch_accepts_the_masking_op() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1.0$"):
-        keep_mask(seed_of(), (2, 2), p=1.0)
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 1.25$"):
+        keep_mask(seed_of(), (2, 2), p=1.25)
     with pytest.raises(ValueError, match=r"^seed must be an int64 tensor of shape \[\], got torch.int64 \[1\]$"):
         keep_mask(seed_of()[None], (2, 2), p=0.5)
     with pytest.raises(TypeError, match=r"^seed must be an int64 tensor of shape \[\], got None; draw one with"):
@@ -374,5 +374,5 @@ def test_errors() -> None:
     for offset in (-1, 2**32):
         with pytest.raises(ValueError, match=rf"^offset must satisfy 0 <= offset < 2\*\*32, got {offset}$"):
             keep_mask(seed_of(), (2, 2), p=0.5, offset=offset)
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p < 1, got 1.5$"):
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 1.5$"):
         keep_scale(1.5)

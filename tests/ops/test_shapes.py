@@ -105,10 +105,10 @@ def test_eps_is_a_number(op: str) -> None:
     call(op, eps=0)
 
 
-@pytest.mark.parametrize("p", [float("nan"), -0.1, 1.0, float("inf")])
+@pytest.mark.parametrize("p", [float("nan"), -0.1, 1.5, float("inf")])
 @pytest.mark.parametrize("op", [name for name, (_, _, options) in CALLS.items() if "p" in options])
 def test_p_is_a_probability(op: str, p: float) -> None:
-    with pytest.raises(ValueError, match=rf"^dropout probability p must satisfy 0 <= p < 1, got {p}$"):
+    with pytest.raises(ValueError, match=rf"^dropout probability p must satisfy 0 <= p <= 1, got {p}$"):
         call(op, p=p)
     with pytest.raises(TypeError, match=r"^dropout probability p must be a number, got a tensor; pass p\.item"):
         call(op, p=torch.tensor(0.1))
@@ -119,3 +119,31 @@ def test_the_checks_are_traced(op: str) -> None:
     torch.compiler.reset()
     seeded = SEEDED.get(op, {})
     torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(op, **seeded), call(op, **seeded))
+
+
+BACKENDS = ["eager", "inductor", pytest.param("triton", marks=pytest.mark.kernels)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", list(SEEDED))
+def test_p_of_1_drops_everything(op: str, backend: str) -> None:
+    # Sixty-four words of 32 bits, so that some lanes are large.
+    x, bias = torch.randn(32, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+    given = {"x": x} | ({"residual": torch.randn(32, 16)} if "residual" in op else {})
+    of_bias = {} if op == "dropout" else {"bias": bias}
+    got = call(op, **given, **of_bias, p=1.0, backend=backend, training=True, seed=torch.tensor(3))
+    with torch.no_grad():
+        nothing = torch.zeros_like(x)
+        expected = call(op, **{**given, "x": nothing}, bias=None, p=0.0) if "residual" in op else nothing
+    torch.testing.assert_close(got, expected)
+    gradients = torch.autograd.grad(got.square().sum() + got.sum(), [x, *of_bias.values()], allow_unused=True)
+    assert all(gradient is None or not gradient.any() for gradient in gradients)
+
+
+def test_the_mask_of_p_of_1_keeps_nothing() -> None:
+    seed = torch.tensor(3)
+    assert not ops.keep_mask(seed, (64, 70), p=1.0).any()
+    assert ops.keep_scale(1.0) == 0.0
+    # Just below 1 rounds to the last probability that keeps something.
+    assert ops.keep_scale(1 - 1e-9) == 65536
+    assert torch.equal(ops.dropout(torch.ones(5), 1.0), torch.zeros(5))

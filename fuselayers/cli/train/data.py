@@ -48,8 +48,8 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = (".py",)) -> Text:
-    """Read a text file, or every file of a folder with one of the suffixes, and hold out a share.
+def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
+    """Read a text file, or the files of a folder, and hold out a share.
 
     Whole files are held out, by a hash of their path relative to the folder, so the choice is the same in every run and
     on every machine, and other files do not change it. Of a single file the end is held out. A zero byte ends every
@@ -58,13 +58,13 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
         held_out: the share of files (of bytes, for a single file), above 0 and below 1.
-        suffixes: of the files of a folder.
+        suffixes: of the files of a folder; none takes all without a zero byte, and of Python's library its source.
 
     Raises:
         ValueError: no text.
         OSError: a path that does not exist or cannot be read.
 
-    >>> read_text(suffixes=(".py",)).train_N.dtype
+    >>> read_text().train_N.dtype
     torch.uint8
     """
     if not 0 < held_out < 1:
@@ -75,14 +75,12 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
         raise FileNotFoundError(f"cannot read the text: there is no {root}; {hint}")
     if not root.is_dir():
         return _split_file(root, held_out=held_out)
-    if not suffixes:
-        raise ValueError("data.suffixes must name at least one suffix to read a folder, got none")
-    texts = [(name, text) for name in _files(root, suffixes=tuple(suffixes)) if (text := _read(root / name))]
+    suffixes = tuple(suffixes) if path else tuple(suffixes) or (".py",)
+    names = _files(root, suffixes=suffixes)
+    texts = [(name, text) for name in names if (text := _read(root / name, only_text=not suffixes))]
     if not texts:
-        raise ValueError(
-            f"no text in {root}: no file that is not empty ends in {' or '.join(suffixes)}; "
-            "set data.path= or data.suffixes="
-        )
+        wanted = f"ends in {' or '.join(suffixes)}" if suffixes else "is text, without a zero byte"
+        raise ValueError(f"no text in {root}: no file that is not empty {wanted}; set data.path= or data.suffixes=")
     if len(texts) == 1:
         return _split_file(root / texts[0][0], held_out=held_out)
     held = _held_out_names([name for name, _ in texts], held_out=held_out)
@@ -155,23 +153,27 @@ def _files(root: Path, *, suffixes: tuple[str, ...]) -> list[str]:
     found = []
     for folder, subfolders, names in os.walk(root, onerror=_raise):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
-        found += [(Path(folder) / name).relative_to(root).as_posix() for name in names if _is_text(name, suffixes)]
+        paths = [Path(folder) / name for name in names if _is_text(name, suffixes)]
+        # A pipe or a broken link is left out only where it was not asked for by its suffix.
+        found += [path.relative_to(root).as_posix() for path in paths if suffixes or path.is_file()]
     return sorted(found)
 
 
 def _is_text(name: str, suffixes: tuple[str, ...]) -> bool:
     # Hidden files belong to tools: an editor's lock is a broken link with the file's suffix.
-    return name.endswith(suffixes) and not name.startswith(".")
+    return (not suffixes or name.endswith(suffixes)) and not name.startswith(".")
 
 
 def _raise(error: OSError) -> None:
     raise OSError(f"cannot read the folder {error.filename}: {error.strerror}; set data.path= to something readable")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, *, only_text: bool = False) -> bytes:
     try:
         with open_regular(path) as file:
-            return file.read()
+            start = file.read(8000)
+            # A file with a zero byte at its start is no text, as for Git.
+            return b"" if only_text and _END_OF_FILE in start else start + file.read()
     except ValueError as error:
         raise ValueError(f"cannot read the text: {error}; set data.path= to a text file or a folder") from error
     except OSError as error:

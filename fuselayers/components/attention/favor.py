@@ -61,7 +61,7 @@ class FavorAttention(PackedHeads):
         bias: bool = True,
         num_features: Size | None = None,
         seed: Count = 0,
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         if num_features is None:

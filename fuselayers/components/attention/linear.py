@@ -49,7 +49,7 @@ class LinearAttention(PackedHeads):
         num_kv_heads: Size | None = None,
         head_dim: Size | None = None,
         bias: bool = True,
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.causal = causal

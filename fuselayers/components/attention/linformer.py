@@ -36,10 +36,10 @@ class LinformerAttention(PackedHeads):
         context_length: L, the longest sequence in tokens.
         projected_length: P, how many mixtures of tokens the keys and values become.
         share_projection: whether keys and values share a projection ("key-value sharing" in the paper).
-        dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
+        dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
 
     Raises:
-        ValueError: heads that do not divide, a size below one, or a dropout outside [0, 1); in a call, a sequence that
+        ValueError: heads that do not divide, a size below one, or a dropout outside [0, 1]; in a call, a sequence that
             is longer than the context.
 
     >>> attention = LinformerAttention(8, num_heads=2, context_length=128, projected_length=16)

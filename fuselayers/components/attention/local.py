@@ -39,7 +39,7 @@ class LocalAttention(PackedHeads):
     Args:
         window: the range of a token, in tokens, itself included: those less than `window` away, on both sides, or
             before it if causal.
-        dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
+        dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
         causal: whether a token looks only at itself and the tokens before it.
 
     >>> LocalAttention(8, num_heads=2, window=3).window
@@ -60,7 +60,7 @@ class LocalAttention(PackedHeads):
         bias: bool = True,
         window: Size = 128,
         dropout: Probability = 0.0,
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.window = window

@@ -16,7 +16,7 @@ Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023; norms of
 """
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +34,12 @@ from .kernels import KERNELS, Kernel, attend
 from .masks import Rules, check_bias, check_mask
 from .packed_heads import PackedHeads
 
+Projections = Literal["packed", "separate", "shared"]
+
 
 @register("attention", "multi_head")
 class MultiHeadAttention(PackedHeads):
-    """Attention with one packed projection for queries, keys and values.
+    """Attention, by default with one packed projection for queries, keys and values.
 
     It runs on torch's `scaled_dot_product_attention` where that supports the options. With dropout in training it
     computes the softmax by itself, because the mask must be the library's own, the same on every backend: that saves
@@ -46,7 +48,7 @@ class MultiHeadAttention(PackedHeads):
     Args:
         bias: whether the projection of queries, keys and values has a bias.
         out_bias: whether the output projection has one; None as `bias` says.
-        dropout: probability of dropping an attention probability in training, 0 <= dropout < 1.
+        dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
         window: the range of a token, in tokens: itself and the window - 1 before it, and as many after it where it is
             not causal; None for all.
         qk_norm: name of the norm of each head's queries and keys before they are rotated, as in Qwen3; None for none.
@@ -57,11 +59,13 @@ class MultiHeadAttention(PackedHeads):
         scale: the factor of the scores; None for 1 / sqrt(head_dim).
         kernel: "sdpa" is torch's fused attention, "flex" its flex attention (on a GPU; on a CPU without gradients),
             "plain" the formula, "auto" the fastest one that supports the options.
+        projections: "packed" is one layer `qkv`, the fastest; "separate" are three layers `q`, `k` and `v`, as for an
+            adapter on one of them; "shared" is one layer `q` with the same weight for all three.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
-        ValueError: heads that do not divide, a number out of its range, no such norm or kernel, or a kernel that does
-            not support the options.
+        ValueError: heads that do not divide, a number out of its range, no such norm, kernel or projections, a kernel
+            that does not support the options, or shared projections with fewer key-value heads.
 
     >>> attention = MultiHeadAttention(8, num_heads=4, num_kv_heads=2)
     >>> attention.qkv.out_features
@@ -89,12 +93,25 @@ class MultiHeadAttention(PackedHeads):
         sinks: bool = False,
         scale: Positive | None = None,
         kernel: Kernel = "auto",
-        causal: bool = True,
+        projections: Projections = "packed",
+        causal: bool = False,
     ) -> None:
         _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
+        if projections not in get_args(Projections):
+            raise ValueError(no_such("projections", projections, get_args(Projections)))
+        if projections == "shared" and num_kv_heads not in (None, num_heads):
+            raise ValueError(
+                f"shared projections need as many key-value heads as query heads, got {num_kv_heads} and {num_heads}"
+            )
         super().__init__(
             hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, out_bias=out_bias
         )
+        self.projections: Projections = projections
+        if projections != "packed":
+            del self.qkv
+            self.q = nn.Linear(hidden_dim, num_heads * self.head_dim, bias=bias)
+        if projections == "separate":
+            self.k, self.v = (nn.Linear(hidden_dim, self.num_kv_heads * self.head_dim, bias=bias) for _ in range(2))
         self.dropout = dropout
         self.window = window
         self.soft_cap = soft_cap
@@ -121,6 +138,7 @@ class MultiHeadAttention(PackedHeads):
         mask: Tensor | BlockMask | None = None,
         cache: KeyValueCache | None = None,
         memory: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
         """Return the attention of every token: [B, T, D] -> [B, T, D].
 
@@ -136,6 +154,7 @@ class MultiHeadAttention(PackedHeads):
             cache: the keys and values of the tokens before x; those of x are added. With a memory it holds the
                 memory's, which are computed in the first call only.
             memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
+            values: [B, S, D], the source of the values, where it is another one than the memory; None for the memory.
 
         Raises:
             ValueError: an input has another shape or dtype, or inputs and options contradict each other.
@@ -153,10 +172,13 @@ class MultiHeadAttention(PackedHeads):
             check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
         if bias is not None:
             check_bias(bias, (self.num_heads, tokens, keys))
+        if values is not None and (memory is None or values.shape != memory.shape):
+            wanted = "given with a memory" if memory is None else f"{list(memory.shape)} as the memory is"
+            raise ValueError(f"values must be {wanted}, got {list(values.shape)}")
         if memory is None:
             q_BHTC, k_BGSC, v_BGSC = self._look_around(x_BTD, rotate, cache)
         else:
-            q_BHTC, k_BGSC, v_BGSC = self._look_at(memory, x_BTD, cache)
+            q_BHTC, k_BGSC, v_BGSC = self._look_at(memory, values, x_BTD, cache)
         rules = Rules(
             scale=self.scale,
             causal=self.causal,
@@ -210,15 +232,35 @@ class MultiHeadAttention(PackedHeads):
         heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
         return heads
 
-    def _look_at(self, memory_BSD: Tensor, x_BTD: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of every token: [B, T, H, C], [B, T, G, C] twice."""
+        if self.projections == "packed":
+            return super().split(x_BTD)
+        return self._part(x_BTD, 0), self._part(x_BTD, 1), self._part(x_BTD, 2)
+
+    def _part(self, x_BTD: Tensor, number: int) -> Tensor:
+        """Return the queries, keys or values (0, 1, 2) of every token: [B, T, D] -> [B, T, n, C]."""
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        if self.projections == "packed":
+            return self._heads(x_BTD, sum(heads[:number]), heads[number])
+        layer = (self.q, self.q, self.q) if self.projections == "shared" else (self.q, self.k, self.v)
+        part: Tensor = layer[number](x_BTD)
+        return torch.unflatten(part, -1, (heads[number], self.head_dim))
+
+    def _look_at(
+        self, memory_BSD: Tensor, values_BSD: Tensor | None, x_BTD: Tensor, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of x and the keys and values of the memory: [B, H, T, C], [B, G, S, C] twice."""
-        q_BHTC = self._normed(self.q_norm, self._heads(x_BTD, 0, self.num_heads)).transpose(1, 2)
+        q_BHTC = self._normed(self.q_norm, self._part(x_BTD, 0)).transpose(1, 2)
         if cache is not None and cache.length:
             batch, keys, _ = memory_BSD.shape
             cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
             return q_BHTC, *cache.stored()
-        both = self._heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
-        k_BSGC, v_BSGC = both.split(self.num_kv_heads, dim=-2)  # type: ignore[no-untyped-call]
+        if self.projections == "packed" and values_BSD is None:
+            both = self._heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
+            k_BSGC, v_BSGC = both.split(self.num_kv_heads, dim=-2)  # type: ignore[no-untyped-call]
+        else:
+            k_BSGC, v_BSGC = self._part(memory_BSD, 1), self._part(memory_BSD if values_BSD is None else values_BSD, 2)
         k_BGSC, v_BGSC = self._normed(self.k_norm, k_BSGC).transpose(1, 2), v_BSGC.transpose(1, 2)
         return q_BHTC, *((k_BGSC, v_BGSC) if cache is None else cache.append(k_BGSC, v_BGSC))
 
@@ -241,6 +283,7 @@ class MultiHeadAttention(PackedHeads):
     def extra_repr(self) -> str:
         said = [name for name in ("window", "soft_cap") if getattr(self, name) is not None]
         said += ["kernel"] if self.kernel != "auto" else []
+        said += ["projections"] if self.projections != "packed" else []
         return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in said)])
 
 

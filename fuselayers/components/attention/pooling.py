@@ -30,14 +30,14 @@ class PoolingMix(nn.Module):
     Raises:
         ValueError: a size is below one.
 
-    >>> PoolingMix(1, window=2, causal=False)(torch.tensor([[[1.0], [2.0], [6.0]]])).flatten().tolist()
+    >>> PoolingMix(1, window=2)(torch.tensor([[[1.0], [2.0], [6.0]]])).flatten().tolist()
     [0.5, 1.0, -2.0]
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
 
     @in_range
-    def __init__(self, hidden_dim: Size, *, window: Size = 2, causal: bool = True) -> None:
+    def __init__(self, hidden_dim: Size, *, window: Size = 2, causal: bool = False) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
         self.window = window

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..attention.inputs import check_able, takes
 from ..ranges import Count, Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, create, register, title
+from ..registry import Choice, accepted, as_choice, check_base, create, register, title
 from ..residual import Residual, Sublayer
 
 
@@ -41,6 +41,7 @@ class TransformerBlock(nn.Module):
         ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or, by its kind
             or its options, look at a memory where that is asked for, or that needs a context_length where there is
             none, or (in forward) an input that the attention cannot use.
+        TypeError: the residual style is no subclass of `Residual`.
 
     >>> import torch
     >>> block = TransformerBlock(8, attention=Choice("multi_head", {"num_heads": 2}), feedforward="fused_mlp")
@@ -76,7 +77,7 @@ class TransformerBlock(nn.Module):
         residual: Choice | str = "pre",
         cross_attention: Choice | str | None = None,
         dropout: Probability = 0.0,
-        causal: bool = True,
+        causal: bool = False,
         layer: Count = 0,
         num_layers: Size = 1,
         context_length: Size | None = None,
@@ -108,6 +109,7 @@ class TransformerBlock(nn.Module):
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
         )
+        check_base("residual", residual, Residual)
         self.residual: Residual = create(
             "residual",
             residual,
@@ -133,7 +135,7 @@ class TransformerBlock(nn.Module):
         self,
         x_BTD: Tensor,
         *,
-        memory_BSD: Tensor | None = None,
+        memory: Tensor | None = None,
         memory_padding_mask: Tensor | None = None,
         **inputs: Any,
     ) -> Tensor:
@@ -141,7 +143,7 @@ class TransformerBlock(nn.Module):
 
         Args:
             x_BTD: the stream.
-            memory_BSD: the input of the cross-attention; required by blocks that have one.
+            memory: [B, S, D], the input of the cross-attention; required by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
             inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; None is left out. A feedforward with
                 `takes_padding` gets the key_padding_mask too, with a cache that of the new tokens.
@@ -150,12 +152,12 @@ class TransformerBlock(nn.Module):
             ValueError: an attention cannot use an input, or there is a memory and no cross-attention, or none and one.
         """
         y_BTD: Tensor = self.residual(
-            x_BTD, self.sublayers(memory_BSD=memory_BSD, memory_padding_mask=memory_padding_mask, **inputs)
+            x_BTD, self.sublayers(memory=memory, memory_padding_mask=memory_padding_mask, **inputs)
         )
         return y_BTD
 
     def sublayers(
-        self, *, memory_BSD: Tensor | None = None, memory_padding_mask: Tensor | None = None, **inputs: Any
+        self, *, memory: Tensor | None = None, memory_padding_mask: Tensor | None = None, **inputs: Any
     ) -> list[Sublayer]:
         """Return attention, cross-attention where there is one, and feedforward as functions of the stream alone.
 
@@ -171,14 +173,14 @@ class TransformerBlock(nn.Module):
         if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
             feedforward = functools.partial(_with_padding, self.feedforward, given["key_padding_mask"])
         sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
-        if (memory_BSD is None) != (self.cross_attention is None):
+        if (memory is None) != (self.cross_attention is None):
             raise ValueError(
                 "this block has no cross_attention to look at a memory with; leave the memory out"
                 if self.cross_attention is None
-                else "this block looks at a memory; pass memory_BSD"
+                else "this block looks at a memory; pass memory"
             )
         if self.cross_attention is not None:
-            look = functools.partial(self.cross_attention, memory=memory_BSD)
+            look = functools.partial(self.cross_attention, memory=memory)
             if memory_padding_mask is not None:
                 if "key_padding_mask" not in self.takes_of_memory:
                     raise ValueError(f"{title(self.cross_attention)} cannot use memory_padding_mask; leave it out")

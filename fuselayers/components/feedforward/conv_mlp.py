@@ -35,15 +35,15 @@ class ConvMLP(nn.Module):
         width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
         activation: the name of any registered activation, or None for the identity.
         bias: whether both linear layers and the convolution have a bias.
-        dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
+        dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
         causal: whether a token sees itself and the K - 1 tokens before it; else (K - 1) / 2 on either side.
 
     Raises:
         ValueError: a width or kernel_size below one, an even kernel_size that is not causal, an unknown activation, a
-            dropout outside [0, 1), or (in forward) x of another shape.
+            dropout outside [0, 1], or (in forward) x of another shape.
 
     >>> import torch
-    >>> layer = ConvMLP(8, kernel_size=2)
+    >>> layer = ConvMLP(8, kernel_size=2, causal=True)
     >>> x = torch.randn(1, 5, 8)
     >>> torch.allclose(layer(x)[:, :3], layer(x[:, :3]), atol=1e-6)
     True
@@ -64,7 +64,7 @@ class ConvMLP(nn.Module):
         activation: str | None = "gelu",
         bias: bool = True,
         dropout: Probability = 0.0,
-        causal: bool = True,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         if not causal:

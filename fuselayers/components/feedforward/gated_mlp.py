@@ -36,12 +36,12 @@ class GatedMLP(nn.Module):
             both forms; the state of an optimizer does not. `torch.func.functional_call` needs
             `dict(module.named_parameters())` in place of the state_dict.
         bias: whether the three linear layers have a bias.
-        dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
+        dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
         backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
         partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
 
     Raises:
-        ValueError: a width below one, an unknown activation, a dropout outside [0, 1), or no such backend or partition.
+        ValueError: a width below one, an unknown activation, a dropout outside [0, 1], or no such backend or partition.
 
     >>> GatedMLP(8, multiple_of=16).down.in_features
     32

@@ -105,7 +105,7 @@ class MixtureOfExperts(nn.Module):
         balance_coefficient: NotNegative = 0.01,
         z_coefficient: NotNegative = 0.0,
         shared_experts: Count = 0,
-        causal: bool = True,
+        causal: bool = False,
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:

@@ -31,10 +31,10 @@ class MLP(nn.Module):
         width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
         activation: the name of any registered activation, or None for the identity.
         bias: whether both linear layers have a bias.
-        dropout: probability of dropping a hidden value in training, 0 <= dropout < 1.
+        dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
 
     Raises:
-        ValueError: a width below one, an unknown activation, or a dropout outside [0, 1).
+        ValueError: a width below one, an unknown activation, or a dropout outside [0, 1].
 
     >>> MLP(8, expansion=2.0, activation="relu")
     MLP(

@@ -7,20 +7,32 @@
 GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
+from ..position import Position
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, register
 from .layers import LayerChange
 from .sampling import continued, generating
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
+from .tokens import (
+    Loss,
+    build_token_embedding,
+    check_like_tokens,
+    check_loss,
+    check_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
 
 
 @register("model", "decoder")
@@ -58,6 +70,7 @@ class Decoder(Stack):
         tie_embeddings: bool = True,
         logit_scale: Positive = 1.0,
         logit_soft_cap: Positive | None = None,
+        loss: Loss = "auto",
         init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
@@ -65,6 +78,7 @@ class Decoder(Stack):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
+        check_loss(loss, soft_cap=logit_soft_cap)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -82,6 +96,7 @@ class Decoder(Stack):
             partition=partition,
         )
         self.logit_soft_cap = logit_soft_cap
+        self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
@@ -89,12 +104,27 @@ class Decoder(Stack):
         self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
         """Return the logits, or the loss where there are targets.
 
         Args:
             tokens_BT: int64 or int32 [B, T], values in 0 .. V - 1.
-            targets_BT: int64 [B, T], the token that follows each token, or -100 where none counts; None for logits.
+            targets_BT: int64 [B, T], the token that follows each token, or -100 where none counts, as at padding and at
+                the end of a document; None for logits.
+            key_padding_mask: bool [B, T], True for a real token; None if all are real. Padding on the left takes no
+                position.
+            mask: bool, broadcastable to [B, H, T, T], True where a token may look, or a `BlockMask`, as for the
+                attention; None hides nothing. Later tokens are hidden always.
+            document_ids: integers [B, T], the number of each token's document where a row holds several; a token looks
+                only at its own. Positions are counted along the row. None if a row is one document.
 
         Returns:
             The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus the auxiliary losses of
@@ -102,27 +132,57 @@ class Decoder(Stack):
 
         Raises:
             TypeError: the tokens are no tensor of integers.
-            ValueError: tokens or targets of another shape, a token outside the vocabulary, or a sequence that is too
-                long for its positions.
+            ValueError: tokens, targets or a mask of another shape or dtype, a token outside the vocabulary, a sequence
+                that is too long for its positions, a mask that the attention cannot use, or documents in a model whose
+                feedforward mixes tokens.
         """
         if not torch.compiler.is_compiling():
             check_tokens(tokens_BT)
             check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
-        logits_BTV = self._logits(self.features(tokens_BT))
+            check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
+        mask = self.within_documents(tokens_BT, mask, document_ids)
+        x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
         if targets_BT is None:
-            return logits_BTV
-        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+            return self._logits(x_BTD)
+        loss = token_loss(
+            *(x_BTD, targets_BT, self._head, self.loss), scale=self.logit_scale, soft_cap=self.logit_soft_cap
+        )
+        return self.with_auxiliary_loss(loss)
 
-    def features(self, tokens_BT: Tensor, *, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
+    def features(
+        self,
+        tokens_BT: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
+    ) -> Tensor:
         """Return the input of the output layer: [B, T] -> [B, T, D].
 
         Args:
             tokens_BT: the tokens; with caches those that follow the ones in the caches.
+            key_padding_mask: as for `forward`; with caches of all tokens so far.
+            mask: as for `forward`.
             caches: one per block, to which these tokens are added; None without.
         """
         first = caches[0].length if caches else 0
-        x_BTD: Tensor = self.position(look_up(self.token, tokens_BT), first=first)
-        return self.run_blocks(dropout_op(x_BTD, self.dropout, training=self.training), caches=caches)
+        x_BTD = self._placed(look_up(self.token, tokens_BT), first, key_padding_mask)
+        x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
+        return self.run_blocks(x_BTD, caches=caches, key_padding_mask=key_padding_mask, mask=mask)
+
+    def _placed(self, x_BTD: Tensor, first: int, key_padding_mask: Tensor | None) -> Tensor:
+        """Return the embeddings with their positions; padding on the left takes none: [B, T, D] -> [B, T, D]."""
+        if key_padding_mask is None or type(self.position).embed is Position.embed:
+            placed_BTD: Tensor = self.position(x_BTD, first=first)
+            return placed_BTD
+        end = first + x_BTD.shape[1]
+        padding_B = (key_padding_mask.cumsum(1) == 0).sum(1)
+        # Each row is moved to its beginning, what is before its first real token to its end, and back.
+        place_BT = (torch.arange(first, end, device=x_BTD.device) - padding_B[:, None]) % end
+        place_BTD = place_BT[..., None].expand_as(x_BTD)
+        moved_BSD = x_BTD.new_zeros(len(x_BTD), end, x_BTD.shape[2]).scatter(1, place_BTD, x_BTD)
+        placed_BSD: Tensor = self.position(moved_BSD)
+        return placed_BSD.gather(1, place_BTD)
 
     @torch.no_grad()
     def generate(
@@ -130,8 +190,11 @@ class Decoder(Stack):
         tokens_BT: Tensor,
         num_tokens: int,
         *,
+        key_padding_mask: Tensor | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Continue each row of tokens, one token after the other; the last `context_length` tokens are looked at.
@@ -143,21 +206,32 @@ class Decoder(Stack):
         Args:
             tokens_BT: int64 or int32 [B, T], the prompts, T at least one.
             num_tokens: how many tokens to add.
+            key_padding_mask: bool [B, T], True for a real token of a prompt that is padded on the left, as the
+                attention_mask of other libraries; None if all are real.
             temperature: divides the logits; 0 takes the likeliest token each time.
             top_k: how many of the likeliest tokens may be drawn; None for all.
+            top_p: of these, only the fewest likeliest whose probabilities sum to this share; None for all.
+            stop_tokens: a row ends with the first of them, and repeats it while other rows go on.
             generator: of the draws, on the model's device; None for torch's default generator.
 
         Returns:
-            [B, T + num_tokens] in the dtype of tokens: the prompts and their continuations.
+            [B, T + n] in the dtype of tokens, n = num_tokens or less if all rows have ended: the prompts and their
+            continuations.
 
         Raises:
             TypeError: the tokens are no tensor of integers.
-            ValueError: the tokens have another shape, num_tokens or temperature is negative, or top_k is below one.
+            ValueError: the tokens have another shape, num_tokens or temperature is negative, top_k is below
+                one, or top_p outside (0, 1].
         """
         check_tokens(tokens_BT)
+        _check_left_padding(key_padding_mask, tokens_BT)
 
-        def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None) -> Tensor:
-            return self._logits(self.features(newest_BT, caches=caches)[:, -1])
+        def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None, length: int) -> Tensor:
+            mask = key_padding_mask
+            if mask is not None:
+                keys = length if caches else newest_BT.shape[1]
+                mask = F.pad(mask, (0, length - mask.shape[1]), value=True)[:, length - keys :]
+            return self._logits(self.features(newest_BT, key_padding_mask=mask, caches=caches)[:, -1])
 
         with generating(self):
             return continued(
@@ -168,19 +242,29 @@ class Decoder(Stack):
                 new_caches=self.new_caches,
                 temperature=temperature,
                 top_k=top_k,
+                top_p=top_p,
+                stop_tokens=stop_tokens,
                 generator=generator,
             )
 
+    @property
+    def _head(self) -> nn.Module | Tensor:
+        return self.token.weight if self.head is None else self.head
+
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        head = self.token.weight if self.head is None else self.head
-        logits = to_logits(x, head, scale=self.logit_scale)
-        if self.logit_soft_cap is not None:
-            logits = (logits / self.logit_soft_cap).tanh() * self.logit_soft_cap
-        return logits
+        return to_logits(x, self._head, scale=self.logit_scale, soft_cap=self.logit_soft_cap)
 
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, tie_embeddings={self.head is None}, logit_scale={self.logit_scale}, "
             f"logit_soft_cap={self.logit_soft_cap}"
+        )
+
+
+def _check_left_padding(mask: Tensor | None, tokens_BT: Tensor) -> None:
+    check_like_tokens("key_padding_mask", mask, tokens_BT, dtype=torch.bool)
+    if mask is not None and not (mask[:, -1].all() and (mask[:, 1:] >= mask[:, :-1]).all()):
+        raise ValueError(
+            "key_padding_mask must be False only before the first real token of a row: prompts are padded on the left"
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from ...ops import activate
 from ...ops import dropout as dropout_op
@@ -20,7 +21,16 @@ from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import build_token_embedding, check_like_tokens, check_tokens, look_up, to_logits, token_loss
+from .tokens import (
+    Loss,
+    build_token_embedding,
+    check_like_tokens,
+    check_loss,
+    check_tokens,
+    look_up,
+    to_logits,
+    token_loss,
+)
 
 
 @register("model", "encoder")
@@ -58,6 +68,7 @@ class Encoder(Stack):
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        loss: Loss = "auto",
         init: Scheme = "bert",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
@@ -65,6 +76,7 @@ class Encoder(Stack):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
+        check_loss(loss)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -89,6 +101,7 @@ class Encoder(Stack):
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.loss: Loss = loss
         self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
@@ -99,6 +112,8 @@ class Encoder(Stack):
         *,
         segments_BT: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Return the logits, or the loss where there are targets.
 
@@ -107,6 +122,8 @@ class Encoder(Stack):
             targets_BT: int64 [B, T], the token that was masked, or -100 where none counts; None for logits.
             segments_BT: int64 or int32 [B, T], the segment of each token; None for segment 0 everywhere.
             key_padding_mask: bool [B, T], True for a real token; None if all are real.
+            mask: as for `Decoder.forward`.
+            document_ids: as for `Decoder.forward`.
 
         Returns:
             The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus the auxiliary losses of
@@ -115,23 +132,30 @@ class Encoder(Stack):
         Raises:
             TypeError: tokens or segments are no tensor of integers.
             ValueError: an argument of another shape or dtype, a token outside the vocabulary, segments for a model
-                without them, or a sequence that is too long for its positions.
+                without them, a sequence that is too long for its positions, a mask that the attention cannot use, or
+                documents in a model whose feedforward mixes tokens.
         """
         if not torch.compiler.is_compiling():
             check_tokens(tokens_BT)
             check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
             check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
             self._check_segments(segments_BT, tokens_BT)
-        x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask)
+        mask = self.within_documents(tokens_BT, mask, document_ids)
+        x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask, mask=mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         head = self.token.weight if self.head is None else self.head
-        logits_BTV = to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale)
         if targets_BT is None:
-            return logits_BTV
-        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+            return to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale)
+        loss = token_loss(x_BTD, targets_BT, head, self.loss, bias_V=self.bias, scale=self.logit_scale)
+        return self.with_auxiliary_loss(loss)
 
     def features(
-        self, tokens_BT: Tensor, *, segments_BT: Tensor | None = None, key_padding_mask: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        segments_BT: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
     ) -> Tensor:
         """Return the input of the head: [B, T] -> [B, T, D]."""
         x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
@@ -140,7 +164,7 @@ class Encoder(Stack):
             first_D = self.segment.weight[0]
             x_BTD = x_BTD + (first_D if segments_BT is None else look_up(self.segment, segments_BT, "segments"))
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
-        return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask)
+        return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask, mask=mask)
 
     def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
         if segments_BT is None:

@@ -9,7 +9,7 @@ Vaswani et al. 2017; BART (Lewis et al. 2019) with learned positions, T5 (Raffel
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -26,8 +26,10 @@ from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
     IGNORED,
+    Loss,
     build_token_embedding,
     check_like_tokens,
+    check_loss,
     check_tokens,
     example_tokens,
     look_up,
@@ -55,7 +57,7 @@ class EncoderDecoder(Model):
         layers: other components for some of the encoder's blocks, see `LayerChange`.
         decoder_layers: other components for some of the decoder's blocks.
         dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of the output of the
-            norm at the end of a stack, as in T5; 0 <= dropout < 1.
+            norm at the end of a stack, as in T5; 0 <= dropout <= 1.
         logit_scale: factor of the logits; hidden_dim ** -0.5 in the first T5, which ties.
         start_token: the token that a target is generated from.
 
@@ -89,6 +91,7 @@ class EncoderDecoder(Model):
         decoder_layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         tie_embeddings: bool = True,
+        loss: Loss = "auto",
         logit_scale: Positive = 1.0,
         start_token: Count = 0,
         init: Scheme = "gpt2",
@@ -98,6 +101,7 @@ class EncoderDecoder(Model):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
+        check_loss(loss)
         if start_token >= vocab_size:
             raise ValueError(f"start_token must be in 0..{vocab_size - 1}, got {start_token}")
         super().__init__()
@@ -136,6 +140,7 @@ class EncoderDecoder(Model):
         self.context_length = context_length
         self.dropout = dropout
         self.start_token = start_token
+        self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
@@ -155,7 +160,7 @@ class EncoderDecoder(Model):
         targets_BT: Tensor | None = None,
         *,
         inputs_BT: Tensor | None = None,
-        source_padding_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
     ) -> Tensor:
         """Return the loss where there are targets, else the logits that follow the inputs.
 
@@ -164,7 +169,7 @@ class EncoderDecoder(Model):
             targets_BT: int64 [B, T], the tokens of the target, or -100 where none counts; None for logits.
             inputs_BT: int64 or int32 [B, T], the input of the decoder. None for the start token and the targets but the
                 last; the start token also replaces targets of -100.
-            source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
+            key_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
 
         Returns:
             With targets the mean cross entropy in nats, in training plus the auxiliary losses of the blocks: a float32
@@ -186,44 +191,42 @@ class EncoderDecoder(Model):
         if not torch.compiler.is_compiling():
             check_tokens(source_BS, "source")
             check_tokens(inputs_BT, "inputs")
-            check_like_tokens("source_padding_mask", source_padding_mask, source_BS, dtype=torch.bool, like="source")
+            check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
             check_like_tokens("targets", targets_BT, inputs_BT, dtype=torch.int64, like="inputs")
             if len(source_BS) != len(inputs_BT):
                 raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(inputs_BT)}")
-        memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
-        logits_BTV = self._logits(self.decode(inputs_BT, memory_BSD, source_padding_mask=source_padding_mask))
+        memory = self.encode(source_BS, key_padding_mask=key_padding_mask)
+        x_BTD = self.decode(inputs_BT, memory, memory_padding_mask=key_padding_mask)
         if targets_BT is None:
-            return logits_BTV
-        return self.with_auxiliary_loss(token_loss(logits_BTV, targets_BT))
+            return self._logits(x_BTD)
+        return self.with_auxiliary_loss(token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale))
 
-    def encode(self, source_BS: Tensor, *, source_padding_mask: Tensor | None = None) -> Tensor:
+    def encode(self, source_BS: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memory of a source: [B, S] -> [B, S, D]."""
         x_BSD: Tensor = self.encoder.position(look_up(self.token, source_BS, "source"))
         x_BSD = dropout_op(x_BSD, self.dropout, training=self.training)
-        return self._ended(self.encoder, self.encoder.run_blocks(x_BSD, key_padding_mask=source_padding_mask))
+        return self._ended(self.encoder, self.encoder.run_blocks(x_BSD, key_padding_mask=key_padding_mask))
 
     def decode(
         self,
         inputs_BT: Tensor,
-        memory_BSD: Tensor,
+        memory: Tensor,
         *,
-        source_padding_mask: Tensor | None = None,
+        memory_padding_mask: Tensor | None = None,
         caches: Sequence[KeyValueCache] | None = None,
     ) -> Tensor:
         """Return the input of the output layer: [B, T] -> [B, T, D].
 
         Args:
             inputs_BT: the tokens of the target so far; with caches those that follow the ones in the caches.
-            memory_BSD: of `encode`.
-            source_padding_mask: as `encode` got it.
+            memory: [B, S, D], of `encode`.
+            memory_padding_mask: the key_padding_mask that `encode` got.
             caches: one per block of the decoder, to which these tokens are added; None without.
         """
         first = caches[0].length if caches else 0
         x_BTD: Tensor = self.decoder.position(look_up(self.token, inputs_BT, "inputs"), first=first)
         x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
-        x_BTD = self.decoder.run_blocks(
-            x_BTD, caches=caches, memory_BSD=memory_BSD, memory_padding_mask=source_padding_mask
-        )
+        x_BTD = self.decoder.run_blocks(x_BTD, caches=caches, memory=memory, memory_padding_mask=memory_padding_mask)
         return self._ended(self.decoder, x_BTD)
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
@@ -236,9 +239,11 @@ class EncoderDecoder(Model):
         source_BS: Tensor,
         num_tokens: int,
         *,
-        source_padding_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Write a target for each source, one token after the other; the last `context_length` tokens are looked at.
@@ -249,26 +254,30 @@ class EncoderDecoder(Model):
         Args:
             source_BS: int64 or int32 [B, S], S at least one.
             num_tokens: how many tokens to write.
-            source_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
+            key_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
             temperature: divides the logits; 0 takes the likeliest token each time.
             top_k: how many of the likeliest tokens may be drawn; None for all.
+            top_p: of these, only the fewest likeliest whose probabilities sum to this share; None for all.
+            stop_tokens: a row ends with the first of them, and repeats it while other rows go on.
             generator: of the draws, on the model's device; None for torch's default generator.
 
         Returns:
-            [B, num_tokens] in the dtype of the source: the targets, without the start token.
+            [B, n] in the dtype of the source, n = num_tokens or less if all rows have ended: the targets, without the
+            start token.
 
         Raises:
             TypeError: the source is no tensor of integers.
-            ValueError: source or mask have another shape, num_tokens or temperature is negative, or top_k is below one.
+            ValueError: source or mask have another shape, num_tokens or temperature is negative, top_k is below
+                one, or top_p outside (0, 1].
         """
         check_tokens(source_BS, "source")
-        check_like_tokens("source_padding_mask", source_padding_mask, source_BS, dtype=torch.bool, like="source")
+        check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
         tokens_BT = source_BS.new_full((len(source_BS), 1), self.start_token)
         with generating(self):
-            memory_BSD = self.encode(source_BS, source_padding_mask=source_padding_mask)
+            memory = self.encode(source_BS, key_padding_mask=key_padding_mask)
 
-            def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None) -> Tensor:
-                x_BTD = self.decode(newest_BT, memory_BSD, source_padding_mask=source_padding_mask, caches=caches)
+            def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None, _: int) -> Tensor:
+                x_BTD = self.decode(newest_BT, memory, memory_padding_mask=key_padding_mask, caches=caches)
                 return self._logits(x_BTD[:, -1])
 
             return continued(
@@ -279,6 +288,8 @@ class EncoderDecoder(Model):
                 new_caches=self.decoder.new_caches,
                 temperature=temperature,
                 top_k=top_k,
+                top_p=top_p,
+                stop_tokens=stop_tokens,
                 generator=generator,
             )[:, 1:]
 
@@ -291,10 +302,13 @@ class EncoderDecoder(Model):
         inputs_BT = torch.cat((start_B1, targets_BT[:, :-1]), dim=1)
         return inputs_BT.masked_fill(inputs_BT == IGNORED, self.start_token)
 
+    @property
+    def _head(self) -> nn.Module | Tensor:
+        return self.token.weight if self.head is None else self.head
+
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        head = self.token.weight if self.head is None else self.head
-        return to_logits(x, head, scale=self.logit_scale)
+        return to_logits(x, self._head, scale=self.logit_scale)
 
     def extra_repr(self) -> str:
         return (

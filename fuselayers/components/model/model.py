@@ -22,8 +22,11 @@ class Model(nn.Module):
         embedding: the embedding of the tokens and its options.
         block: the kind of block, by name or with its options.
         layers: other components for some of the blocks, see `LayerChange`.
-        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout < 1.
+        dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout <= 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
+        loss: "fused" computes the loss in chunks of tokens, without all logits in memory; it is differentiable once.
+            "plain" computes the logits. "auto" is fused for 4,096 tokens of vocabulary or more, where it is no slower,
+            if the logits have no cap and the output layer is a plain one, without hooks or adapters.
         logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
         init: how the initial weights are drawn, see `initialise`.
         init_std: their deviation, as far as the scheme leaves it open.
@@ -35,6 +38,7 @@ class Model(nn.Module):
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
             number out of its range.
+        TypeError: a norm, residual style or position is no subclass of the base of its kind.
 
     >>> model = Model()
     >>> model.layer = nn.Linear(2, 3)

@@ -6,7 +6,7 @@ token    [B]
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,22 @@ def generating(model: nn.Module) -> Iterator[None]:
 
 
 def next_token(
-    logits_BV: Tensor, *, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
+    logits_BV: Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draw one token per row from softmax(logits / temperature), among the `top_k` likeliest.
+    """Draw one token per row from softmax(logits / temperature).
+
+    Args:
+        logits_BV: [B, V].
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: how many of the likeliest tokens may be drawn; None for all.
+        top_p: of these, the fewest likeliest whose probabilities sum to this share at least; None for all (Holtzman et
+            al., "The curious case of neural text degeneration", 2020, section 3.1).
+        generator: of the draws; None for torch's default generator.
 
     >>> next_token(torch.tensor([[0.0, 3.0, 1.0]]), temperature=0.0)
     tensor([1])
@@ -48,36 +61,46 @@ def next_token(
         # Chosen by index, not by a threshold: among equal logits exactly top_k stay.
         values_BK, index_BK = scaled_BV.topk(top_k, dim=-1)
         scaled_BV = torch.full_like(scaled_BV, -torch.inf).scatter(-1, index_BK, values_BK)
-    return torch.multinomial(scaled_BV.softmax(-1), 1, generator=generator)[:, 0]
+    shares_BV = scaled_BV.softmax(-1)
+    if top_p is not None and top_p < 1:
+        sorted_BV, index_BV = shares_BV.sort(dim=-1, descending=True, stable=True)
+        # The share of the likelier ones is below top_p; the likeliest token always stays.
+        enough_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p
+        shares_BV = torch.zeros_like(shares_BV).scatter(-1, index_BV, sorted_BV.masked_fill(enough_BV, 0.0))
+    return torch.multinomial(shares_BV, 1, generator=generator)[:, 0]
 
 
 def continued(
     tokens_BT: Tensor,
     num_tokens: int,
-    logits_of: Callable[[Tensor, Sequence[KeyValueCache] | None], Tensor],
+    logits_of: Callable[[Tensor, Sequence[KeyValueCache] | None, int], Tensor],
     *,
     context_length: int,
     new_caches: Callable[[int], Sequence[KeyValueCache] | None],
     temperature: float,
     top_k: int | None,
+    top_p: float | None,
+    stop_tokens: Collection[int],
     generator: torch.Generator | None,
 ) -> Tensor:
-    """Append generated tokens: [B, T + num_tokens]. Used by every `generate`.
+    """Append generated tokens: [B, T + n], n at most num_tokens. Used by every `generate`.
 
     Args:
         tokens_BT: the tokens so far.
         num_tokens: how many to add.
-        logits_of: tokens and caches -> the logits of the next token. With caches it gets the tokens that they do not
-            hold yet, else the last `context_length`.
+        logits_of: tokens, caches and the length of the whole sequence -> the logits of the next token. With caches it
+            gets the tokens that they do not hold yet, else the last `context_length`.
         context_length: the most tokens that the model takes.
         new_caches: capacity -> empty caches, or None. They are dropped when the context is full: from then on each new
             token shifts all others, and everything is recomputed.
         temperature: as for `next_token`.
         top_k: as for `next_token`.
+        top_p: as for `next_token`.
+        stop_tokens: a row ends with the first of them, and repeats it while other rows go on.
         generator: as for `next_token`.
 
     Raises:
-        ValueError: num_tokens or temperature is negative, or top_k is below one.
+        ValueError: num_tokens or temperature is negative, top_k is below one, or top_p outside (0, 1].
     """
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
@@ -85,12 +108,21 @@ def continued(
         raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {temperature}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
+    stops_N = tokens_BT.new_tensor(list(stop_tokens))
+    ended_B = torch.zeros_like(tokens_BT[:, 0], dtype=torch.bool)
     caches = new_caches(min(context_length, tokens_BT.shape[1] + num_tokens))
     for _ in range(num_tokens):
         if tokens_BT.shape[1] > context_length:
             caches = None
         newest_BT = tokens_BT[:, -context_length if caches is None else caches[0].length :]
-        logits_BV = logits_of(newest_BT, caches)
-        token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, generator=generator)
-        tokens_BT = torch.cat((tokens_BT, token_B[:, None].to(tokens_BT.dtype)), dim=1)
+        logits_BV = logits_of(newest_BT, caches, tokens_BT.shape[1])
+        token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        token_B = torch.where(ended_B, tokens_BT[:, -1], token_B.to(tokens_BT.dtype))
+        tokens_BT = torch.cat((tokens_BT, token_B[:, None]), dim=1)
+        if len(stops_N):
+            ended_B = ended_B | torch.isin(token_B, stops_N)
+            if ended_B.all():
+                break
     return tokens_BT

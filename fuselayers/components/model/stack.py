@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from ..attention import KeyValueCache
 from ..attention.inputs import check_able
+from ..attention.masks import block_diagonal_mask
 from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..position import Position
 from ..ranges import Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, create
+from ..registry import Choice, accepted, as_choice, check_base, create, title
 from .layers import LayerChange, changed_parts
 from .model import Model
 from .tokens import example_tokens
@@ -74,6 +76,7 @@ class Stack(Model):
         )
         num_heads = getattr(self.blocks[0].attention, "num_heads", None)
         sizes = {"context_length": context_length, "hidden_dim": hidden_dim, "num_heads": num_heads, "causal": causal}
+        check_base("position", position, Position)
         self.position: Position = create("position", position, **accepted("position", position, **sizes))
         wanted_by = f"position {as_choice(position).name!r}"
         for layer, (built, of_layer) in enumerate(zip(self.blocks, of_layers, strict=True)):
@@ -96,7 +99,7 @@ class Stack(Model):
         Args:
             x_BTD: the embeddings, positions included.
             caches: one `KeyValueCache` per block during generation, else None.
-            inputs: of every block: key_padding_mask, mask, memory_BSD, memory_padding_mask.
+            inputs: of every block: key_padding_mask, mask, memory, memory_padding_mask.
 
         Raises:
             RuntimeError: a reversible block has a hook; the block itself is never called.
@@ -117,6 +120,34 @@ class Stack(Model):
             x_BTD = block(x_BTD, **of_block)
         x_BTD = run_reversible(run, x_BTD)
         return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def within_documents(
+        self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None
+    ) -> Tensor | BlockMask | None:
+        """Return a mask of the attention that also hides other documents.
+
+        Args:
+            tokens_BT: [B, T].
+            mask: bool, broadcastable to [B, H, T, T], or a `BlockMask`; None hides nothing.
+            document_ids: integers [B, T], the number of each token's document; None for one document in a row.
+
+        Raises:
+            ValueError: the ids have another shape or are no integers, they are given beside a `BlockMask`, or a
+                feedforward mixes tokens of different documents.
+        """
+        if document_ids is None:
+            return mask
+        if document_ids.shape != tokens_BT.shape:
+            raise ValueError(
+                f"document_ids must be {list(tokens_BT.shape)} like tokens, got {list(document_ids.shape)}"
+            )
+        if isinstance(mask, BlockMask):
+            raise ValueError("document_ids cannot be added to a BlockMask; make it of the documents too")
+        for block in self.blocks:
+            if getattr(type(block.feedforward), "mixes_tokens", False):
+                raise ValueError(f"{title(block.feedforward)} mixes tokens of different documents; take another one")
+        same = block_diagonal_mask(document_ids)
+        return same if mask is None else same & mask
 
     def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
         """Return an empty cache for each block, or None if a block needs more than the newest token."""

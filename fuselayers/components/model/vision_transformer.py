@@ -125,11 +125,11 @@ class VisionTransformer(Stack):
         x_BD = self.features(images)
         if targets_B is not None and not torch.compiler.is_compiling():
             _check_targets(targets_B, images)
-        logits_BK = to_logits(x_BD, self.head, scale=self.logit_scale)
-        # For the loss an image is a sequence of one token.
         if targets_B is None:
-            return logits_BK
-        return self.with_auxiliary_loss(token_loss(logits_BK[:, None], targets_B[:, None]))
+            return to_logits(x_BD, self.head, scale=self.logit_scale)
+        # For the loss an image is a sequence of one token.
+        loss = token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale)
+        return self.with_auxiliary_loss(loss)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""

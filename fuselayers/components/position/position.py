@@ -196,7 +196,7 @@ class RelativePosition(Position):
         ValueError: num_heads is below one, or None: the attention has no heads; too few buckets; or a max_distance
             that the buckets of single distances reach already.
 
-    >>> position = RelativePosition(num_heads=2, num_buckets=4, max_distance=3)
+    >>> position = RelativePosition(num_heads=2, num_buckets=4, max_distance=3, causal=True)
     >>> position.buckets(torch.arange(-4, 1))
     tensor([3, 3, 2, 1, 0])
     """
@@ -208,7 +208,7 @@ class RelativePosition(Position):
 
     @in_range
     def __init__(
-        self, *, num_heads: Size | None, num_buckets: Size = 32, max_distance: Size = 128, causal: bool = True
+        self, *, num_heads: Size | None, num_buckets: Size = 32, max_distance: Size = 128, causal: bool = False
     ) -> None:
         super().__init__()
         fewest = 2 if causal else 4

@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference
 from ..implementations import autocast_dtype, uses_kernels, without_repeats
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
@@ -55,6 +55,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
     backend: str = "auto",
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return cross_entropy(x W^T + bias, target), for the last layer of a language model.
 
@@ -71,6 +72,7 @@ def linear_cross_entropy(
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
         backend: "auto", "eager" for the formula, or "triton" for cross_entropy's kernels, which "auto" takes on a GPU,
             inside a compiled function too. The matmuls are always torch's.
+        dtype: of the loss, as float32 for a bfloat16 model; None for the above.
 
     Raises:
         ValueError: x, weight, bias and target do not fit each other, label_smoothing or z_loss is out of range, or the
@@ -97,23 +99,23 @@ def linear_cross_entropy(
         bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(lower)
     uses_kernels(backend, x, weight, bias)  # raises early if the backend cannot take the call
     compiling = is_compiling()
-    if any(type(one) not in (Tensor, nn.Parameter, type(None)) for one in (x, weight, bias)) or (
+    dtype = loss_dtype(x.dtype, x.device) if dtype is None else dtype
+    if any(type(one) not in (Tensor, nn.Parameter, FakeTensor, type(None)) for one in (x, weight, bias)) or (
         not compiling and transforms_are_active()
     ):
         logits = F.linear(x, weight, bias)
         return cross_entropy(
-            logits,
+            logits.to(torch.promote_types(logits.dtype, dtype)),
             target,
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,
             z_loss=z_loss,
             reduction=reduction,
             backend=backend,
-        )
+        ).to(dtype)
     records = torch.is_grad_enabled()
     wanted = [records and one is not None and one.requires_grad for one in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), backend
-    dtype = loss_dtype(x.dtype, x.device)
     if not any(wanted):
         losses, _ = (_losses if compiling else _run_losses)(x, weight, bias, target, *options)
         return reduce_losses(losses.reshape(target.shape), row_count(reduction, target, ignore_index), reduction, dtype)

@@ -41,8 +41,8 @@ def test_what_does_not_fit_is_said() -> None:
             ValueError, match=r"rotary needs a shape BATCHxTOKENSxWIDTH whose width is a multiple of 64"
         ):
             op_case("rotary", settings)
-    settings = Settings((4, 8), dropout=1.0, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"dropout probability p must satisfy 0 <= p < 1, got 1\.0"):
+    settings = Settings((4, 8), dropout=1.5, activation="gelu", dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"dropout probability p must satisfy 0 <= p <= 1, got 1\.5"):
         op_case("dropout", settings)
     settings = Settings((4, 8), dropout=0.0, activation="galu", dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"no activation 'galu'; did you mean 'gelu'"):

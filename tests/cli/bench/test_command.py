@@ -115,7 +115,7 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["op", "dropout", "--backends", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
         (["op", "dropout", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["op", "dropout", "--repeats", "two"], "argument --repeats: invalid int value: 'two'"),
-        (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p < 1, got 1.5"),
+        (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p <= 1, got 1.5"),
         (
             ["op", "dropout", "--device", "toaster"],
             "--device must be auto, cpu or a GPU that torch can use, got 'toaster'",

@@ -46,6 +46,18 @@ def test_the_held_out_files_are_the_same_wherever_the_folder_lies_and_whatever_i
     assert first <= second
 
 
+def test_a_folder_of_any_text_needs_no_suffixes(tmp_path: Path) -> None:
+    written = {"a.txt": b"plain", "b.md": b"# title", "c": "\u00fc".encode(), "d.png": b"\x89PNG\0", ".hidden": b"no"}
+    for name, content in written.items():
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "broken").symlink_to("nowhere")
+    text = read_text(str(tmp_path))
+    parts = (_bytes(text.train_N) + _bytes(text.held_out_N)).split(b"\0")
+    assert sorted(parts[:-1]) == sorted([b"plain", b"# title", "\u00fc".encode()])
+    assert read_text(str(tmp_path), suffixes=(".md",)).num_files == 1
+
+
 def test_the_end_of_a_single_file_is_held_out(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(bytes(range(200)))
@@ -65,8 +77,9 @@ def test_errors_name_the_path_and_what_to_do(tmp_path: Path) -> None:
         read_text(str(empty_file))
     with pytest.raises(ValueError, match=rf"no text in {empty_folder}: no file .* ends in \.py or \.rst"):
         read_text(str(empty_folder), suffixes=(".py", ".rst"))
-    with pytest.raises(ValueError, match=r"data\.suffixes must name at least one suffix"):
-        read_text(str(empty_folder), suffixes=())
+    (empty_folder / "a.txt").write_bytes(b"\x89PNG\0")
+    with pytest.raises(ValueError, match=rf"no text in {empty_folder}: no file that is not empty is text, without a "):
+        read_text(str(empty_folder))
     with pytest.raises(ValueError, match=r"data\.held_out must be above 0 and below 1, got 1\.0"):
         read_text(held_out=1.0)
 
@@ -121,7 +134,7 @@ def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path)
     for name in ("site-packages", "__pycache__", ".git", "test"):
         (folder / name).mkdir()
         (folder / name / "a.py").write_text("other people's")
-    (folder / "a.bin").write_bytes(b"other people's")
+    (folder / "a.bin").write_bytes(b"\0other people's")
     (folder / "empty.py").touch()
     (folder / ".#lock.py").symlink_to("user@host.1234")
     text = read_text(str(folder))
@@ -135,4 +148,4 @@ def test_a_pipe_is_not_waited_for(named: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     path = tmp_path / "pipe.py" if named == "the pipe" else tmp_path
     with pytest.raises(ValueError, match=r"^cannot read the text: \S*pipe\.py is a FIFO, not a file; set data"):
-        read_text(str(path))
+        read_text(str(path), suffixes=(".py",))

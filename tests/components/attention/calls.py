@@ -19,7 +19,7 @@ INPUTS = ("rotate", "bias", "key_padding_mask", "mask")
 
 
 def made(**options: Any) -> MultiHeadAttention:
-    layer = randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": HEADS, **options}))
+    layer = randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": HEADS, "causal": True, **options}))
     return layer.double()  # type: ignore[return-value]
 
 

@@ -17,7 +17,7 @@ HIDDEN_DIM = 12
 
 
 def made(**options: Any) -> MultiHeadAttention:
-    return randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": 6, **options})).double()  # type: ignore[return-value]
+    return randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": 6, "causal": True, **options})).double()  # type: ignore[return-value]
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -97,12 +97,12 @@ def test_a_cache_of_another_memory_is_refused() -> None:
 @torch.no_grad()
 def test_a_block_with_cross_attention_keeps_both() -> None:
     heads = Choice("multi_head", {"num_heads": 2})
-    block = randomise(TransformerBlock(HIDDEN_DIM, attention=heads, cross_attention=heads)).double()
+    block = randomise(TransformerBlock(HIDDEN_DIM, attention=heads, cross_attention=heads, causal=True)).double()
     memory, x = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (5, 3))
     cache = KeyValueCache(3)
-    parts = [block(x[:, t : t + 1], memory_BSD=memory, cache=cache) for t in range(3)]
+    parts = [block(x[:, t : t + 1], memory=memory, cache=cache) for t in range(3)]
     assert (cache.length, cache.of_memory.length, cache.of_memory.capacity) == (3, 5, 5)
-    torch.testing.assert_close(torch.cat(parts, dim=1), block(x, memory_BSD=memory))
+    torch.testing.assert_close(torch.cat(parts, dim=1), block(x, memory=memory))
 
 
 def test_errors() -> None:

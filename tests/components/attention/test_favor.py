@@ -14,7 +14,7 @@ from tests.components.compare import run
 
 
 def made(**options: object) -> FavorAttention:
-    return small(FavorAttention(HIDDEN_DIM, **{"num_heads": 6, "num_features": 5, **options}))
+    return small(FavorAttention(HIDDEN_DIM, **{"num_heads": 6, "num_features": 5, "causal": True, **options}))
 
 
 def reference(layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:

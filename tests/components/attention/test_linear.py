@@ -8,7 +8,7 @@ from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, head
 
 
 def made(**options: object) -> LinearAttention:
-    return small(LinearAttention(HIDDEN_DIM, **{"num_heads": 6, **options}))
+    return small(LinearAttention(HIDDEN_DIM, **{"num_heads": 6, "causal": True, **options}))
 
 
 def reference(layer: LinearAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:

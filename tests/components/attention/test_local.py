@@ -10,7 +10,7 @@ from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, head
 
 
 def made(**options: object) -> LocalAttention:
-    return small(LocalAttention(HIDDEN_DIM, **{"num_heads": 6, "window": 3, **options}))
+    return small(LocalAttention(HIDDEN_DIM, **{"num_heads": 6, "window": 3, "causal": True, **options}))
 
 
 def reference(layer: LocalAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:

@@ -253,23 +253,23 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
             "a BlockMask must be for [3, 3] tokens, got [3, 4]",
         ),
         (
-            {},
+            {"causal": True},
             {"memory": torch.zeros(2, 4, 12)},
             "attention that is causal cannot look at a memory; build it without that",
         ),
         (
-            {"causal": False, "window": 2},
+            {"window": 2},
             {"memory": torch.zeros(2, 4, 12)},
             "attention that is windowed cannot look at a memory; build it without that",
         ),
-        ({"causal": False}, {"memory": torch.zeros(1, 4, 12)}, "memory must be [2, S, 12], got [1, 4, 12]"),
+        ({}, {"memory": torch.zeros(1, 4, 12)}, "memory must be [2, S, 12], got [1, 4, 12]"),
         (
-            {"causal": False},
+            {},
             {"memory": torch.zeros(2, 4, 12), "rotate": RotaryPosition().rotate},
             "rotate turns queries and keys of the same tokens; leave it out where there is a memory",
         ),
         (
-            {"causal": False},
+            {},
             {"memory": torch.zeros(2, 4, 12), "key_padding_mask": torch.ones(2, 3, dtype=torch.bool)},
             "key_padding_mask must be torch.bool [2, 4] to fit the memory [2, 4, 12], True for a real token, "
             "got torch.bool [2, 3]",

@@ -160,7 +160,7 @@ def test_gradients_reach_a_memory_and_a_bias() -> None:
 
     def reversible(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
         # Not leaves: what they come from must learn too.
-        inputs = {"memory_BSD": memory * 2, "bias": bias * 3}
+        inputs = {"memory": memory * 2, "bias": bias * 3}
         return run_reversible([(block, inputs) for block in blocks], x)
 
     def written(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuselayers import build
 from fuselayers.components import (
     Choice,
     DeepNormResidual,
@@ -111,7 +112,7 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
     order: list[str] = []
     for name in ("attention", "cross_attention", "feedforward"):
         getattr(block, name).register_forward_hook(lambda *_, name=name: order.append(name))
-    y = block(x, memory_BSD=memory, memory_padding_mask=real_BS)
+    y = block(x, memory=memory, memory_padding_mask=real_BS)
     assert order == ["attention", "cross_attention", "feedforward"]
 
     looked = [
@@ -133,9 +134,9 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(styl
         ({"feedforward": "mpl"}, "no feedforward 'mpl'; did you mean 'mlp'? there are: "),
         ({"norm": "layernorm"}, "no norm 'layernorm'; did you mean 'layer_norm'? there are: "),
         ({"residual": "prenorm"}, "no residual 'prenorm'; "),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
         (
-            {"attention": "looking"},
+            {"attention": "looking", "causal": True},
             "attention 'looking' cannot hide the tokens that follow, which a causal model needs; those that can: ",
         ),
     ],
@@ -145,13 +146,26 @@ def test_errors(arguments: dict[str, object], text: str) -> None:
         TransformerBlock(8, **{"attention": HEADS, **arguments})  # type: ignore[arg-type]
 
 
+class NoResidual(nn.Module):
+    def __init__(self, hidden_dim: int, *, start: float = 1e-4, dropout: float = 0.0) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("kind", ["residual", "position"])
+def test_a_class_without_the_base_of_its_kind(kind: str) -> None:
+    with registered(kind, mine=NoResidual):
+        text = f"{kind} 'mine' ({NoResidual.__module__}.NoResidual) must be a subclass of components.{kind.title()}"
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            build("gpt_nano", [f"{kind}=mine", "fusion=off"])
+
+
 def test_an_input_that_nobody_can_use() -> None:
     memory = torch.ones(1, 3, 8)
     block = TransformerBlock(8, attention="looking", causal=False)
     with pytest.raises(ValueError, match=r"^attention 'looking' cannot use rotate; it takes key_padding_mask, memory$"):
         block(memory, rotate=lambda q, k: (q, k))
     with pytest.raises(ValueError, match=r"^this block has no cross_attention to look at a memory with; leave the me"):
-        block(memory, memory_BSD=memory)
+        block(memory, memory=memory)
     block = TransformerBlock(8, attention="looking", cross_attention="looking", causal=False)
-    with pytest.raises(ValueError, match=r"^this block looks at a memory; pass memory_BSD$"):
+    with pytest.raises(ValueError, match=r"^this block looks at a memory; pass memory$"):
         block(memory)

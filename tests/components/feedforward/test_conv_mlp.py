@@ -94,7 +94,7 @@ def test_an_encoder_tells_it_of_padding(block: str, wrap: Callable[..., Any] | N
             {"kernel_size": 4, "causal": False},
             "kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5",
         ),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
     ],
 )
 def test_errors(arguments: dict[str, object], text: str) -> None:

@@ -56,7 +56,7 @@ def test_the_hidden_width_is_rounded_up_to_a_multiple(
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
         ({"multiple_of": 0}, "multiple_of must be at least 1, got 0"),
         ({"expansion": 0.1}, "expansion must give at least one hidden value, got 0.1 for hidden_dim 4"),
-        ({"dropout": 1.5}, "dropout must be at least 0 and below 1, got 1.5"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
         ({"activation": "swish"}, "no activation 'swish'"),
         ({"backend": "inducter"}, "no backend 'inducter'; did you mean 'inductor'"),
     ],

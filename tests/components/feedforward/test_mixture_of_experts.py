@@ -411,7 +411,7 @@ def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
         ({"balance_coefficient": -1.0}, "balance_coefficient must be at least 0, got -1.0"),
         ({"gating": "topk"}, "no gating 'topk'; did you mean 'top_k'? there are: expert_choice, top_k"),
         (
-            {"gating": "expert_choice"},
+            {"gating": "expert_choice", "causal": True},
             "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
             "take gating='top_k'",
         ),

@@ -31,8 +31,8 @@ def test_the_hidden_width_is_rounded_down(expansion: float, width: int) -> None:
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
         ({"expansion": 0.1}, "expansion must give at least one hidden value, got 0.1 for hidden_dim 4"),
         ({"expansion": -1.0}, "expansion must be above 0, got -1.0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"dropout": -0.5}, "dropout must be at least 0 and below 1, got -0.5"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
+        ({"dropout": -0.5}, "dropout must be at least 0 and at most 1, got -0.5"),
         ({"activation": "gleu"}, "no activation 'gleu'; did you mean 'gelu'?"),
     ],
 )

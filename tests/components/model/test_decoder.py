@@ -162,6 +162,68 @@ def test_generate_takes_the_likeliest_token_of_the_last_context(options: dict[st
     assert torch.equal(model.generate(prompt, 0), prompt)
 
 
+@pytest.mark.parametrize("options", [{}, LLAMA, {"position": "alibi"}], ids=str)
+def test_prompts_that_are_padded_on_the_left_continue_as_each_by_itself(options: dict[str, object]) -> None:
+    model = made(**options)
+    prompts = [tokens(1, 2), tokens(1, 4), tokens(1, 3)]
+    prompt = torch.cat([torch.nn.functional.pad(row, (4 - row.shape[1], 0)) for row in prompts])
+    real_BT = torch.arange(4) >= torch.tensor([[2], [0], [1]])
+    # The padding is beyond the context of six tokens after some steps, and its rows before.
+    got = model.generate(prompt, 2, temperature=0, key_padding_mask=real_BT)
+    for row, alone in enumerate(prompts):
+        expected = model.generate(alone, 2, temperature=0)
+        assert torch.equal(got[row, -expected.shape[1] :], expected[0])
+    with torch.no_grad():
+        logits = model(prompt, key_padding_mask=real_BT)
+        torch.testing.assert_close(logits[0, 2:], model(prompts[0])[0], rtol=1e-4, atol=1e-4)
+    assert model.generate(prompt, 9, temperature=0, key_padding_mask=real_BT).shape == (3, 13)
+
+
+def test_a_row_ends_with_a_stop_token() -> None:
+    model = made()
+    prompt = tokens(2, 3)
+    free = model.generate(prompt, 8, temperature=0)
+    stop = int(free[0, 5])
+    got = model.generate(prompt, 8, temperature=0, stop_tokens=[stop])
+    for row in range(2):
+        written = free[row, 3:].tolist()
+        end = written.index(stop) + 1 if stop in written else len(written)
+        assert got[row, 3 : 3 + end].tolist() == written[:end]
+        assert set(got[row, 3 + end :].tolist()) <= {stop}
+    first_row = model.generate(prompt[:1], 8, temperature=0, stop_tokens=[stop, 0])
+    assert first_row.shape[1] <= 6
+    assert first_row[0, -1] in (stop, 0)
+
+
+@pytest.mark.parametrize("position", ["rotary", "alibi"])
+def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
+    model = made(position=position).double()
+    row = tokens(1, 6)
+    together = model(row, document_ids=torch.tensor([[3, 3, 3, 5, 5, 5]]))
+    alone = torch.cat((model(row[:, :3]), model(row[:, 3:])), dim=1)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(model(row), alone)
+    only_itself = model(row, mask=torch.eye(6, dtype=torch.bool), document_ids=torch.zeros(1, 6, dtype=torch.int64))
+    each = torch.cat([model(row[:, t : t + 1]) for t in range(6)], dim=1)
+    torch.testing.assert_close(only_itself, each, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "document_ids", "text"),
+    [
+        ({}, torch.zeros(1, 2, dtype=torch.int64), "document_ids must be [1, 3] like tokens, got [1, 2]"),
+        (
+            {"feedforward": "conv_mlp"},
+            torch.zeros(1, 3, dtype=torch.int64),
+            "feedforward 'conv_mlp' mixes tokens of different documents; take another one",
+        ),
+    ],
+)
+def test_documents_that_cannot_be_kept_apart(options: dict[str, object], document_ids: Tensor, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)(tokens(1, 3), document_ids=document_ids)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -169,6 +231,15 @@ def test_generate_takes_the_likeliest_token_of_the_last_context(options: dict[st
         ({"temperature": -0.5}, "temperature must be 0 (the likeliest token) or more, got -0.5"),
         ({"temperature": math.nan}, "temperature must be 0 (the likeliest token) or more, got nan"),
         ({"top_k": 0}, "top_k must be at least 1, or None for all tokens, got 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, or None for all tokens, got 0.0"),
+        (
+            {"key_padding_mask": torch.tensor([[True, False]])},
+            "key_padding_mask must be False only before the first real token of a row: prompts are padded on the left",
+        ),
+        (
+            {"key_padding_mask": torch.ones(1, 2)},
+            "key_padding_mask must be torch.bool [1, 2] like tokens, got torch.float32 [1, 2]",
+        ),
     ],
 )
 def test_errors_of_generate(arguments: dict[str, object], text: str) -> None:
@@ -218,7 +289,7 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
         (
             {"position": "rotory"},
             "no position 'rotory'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, "

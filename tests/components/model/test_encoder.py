@@ -128,7 +128,7 @@ def test_segments_for_a_model_without_them() -> None:
         ({"num_segments": -1}, "num_segments must be at least 0, got -1"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-        ({"dropout": 2.0}, "dropout must be at least 0 and below 1, got 2.0"),
+        ({"dropout": 2.0}, "dropout must be at least 0 and at most 1, got 2.0"),
     ],
 )
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:

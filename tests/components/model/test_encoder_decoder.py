@@ -83,10 +83,10 @@ def test_values_and_gradients(tied: bool, padded: bool) -> None:
     inputs = torch.cat((torch.full((3, 1), 5), targets[:, :-1]), 1)
     inputs[inputs == -100] = 5
     logits = written_out(model, source, inputs, mask)
-    torch.testing.assert_close(model(source, inputs_BT=inputs, source_padding_mask=mask), logits)
+    torch.testing.assert_close(model(source, inputs_BT=inputs, key_padding_mask=mask), logits)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
     wanted = torch.autograd.grad(expected, list(model.parameters()))
-    loss = model(source, targets, source_padding_mask=mask)
+    loss = model(source, targets, key_padding_mask=mask)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
     found = torch.autograd.grad(loss, list(model.parameters()))
     # The loss is taken in float32.
@@ -108,7 +108,7 @@ def test_dropout_of_both_embeddings_all_branches_and_both_ends(residual: str) ->
     memory = ended(model.encoder, memory)
     x = dropout(model.decoder.position(model.token(inputs)), 0.3)
     for block in model.decoder.blocks:
-        x = block(x, memory_BSD=memory)
+        x = block(x, memory=memory)
     expected = ended(model.decoder, x) @ model.token.weight.T
     torch.manual_seed(4)
     torch.testing.assert_close(model(source, inputs_BT=inputs), expected)
@@ -199,9 +199,9 @@ def test_generate_takes_the_likeliest_token_of_the_last_context(block: str) -> N
     expected = torch.full((2, 1), 3)
     with torch.no_grad():
         for _ in range(9):  # two more than the context holds
-            likeliest = model(source, inputs_BT=expected[:, -7:], source_padding_mask=mask)[:, -1].argmax(-1)
+            likeliest = model(source, inputs_BT=expected[:, -7:], key_padding_mask=mask)[:, -1].argmax(-1)
             expected = torch.cat((expected, likeliest[:, None]), dim=1)
-    got = model.generate(source, 9, temperature=0, source_padding_mask=mask)
+    got = model.generate(source, 9, temperature=0, key_padding_mask=mask)
     assert torch.equal(got, expected[:, 1:])
     assert model.generate(source.int(), 2).dtype == torch.int32
     assert model.generate(source, 0).shape == (2, 0)
@@ -264,9 +264,9 @@ def test_compiled_and_copied() -> None:
         ),
         ({"inputs_BT": torch.full((2, 3), 13)}, ValueError, "inputs must be in 0..12, got 13..13"),
         (
-            {"inputs_BT": torch.zeros(2, 3).long(), "source_padding_mask": torch.ones(2, 4).bool()},
+            {"inputs_BT": torch.zeros(2, 3).long(), "key_padding_mask": torch.ones(2, 4).bool()},
             ValueError,
-            "source_padding_mask must be torch.bool [2, 5] like source, got torch.bool [2, 4]",
+            "key_padding_mask must be torch.bool [2, 5] like source, got torch.bool [2, 4]",
         ),
         (
             {"inputs_BT": torch.zeros(2, 8).long()},

@@ -25,6 +25,17 @@ def test_top_k_draws_among_the_likeliest() -> None:
     assert shares(top_k=99) == shares()
 
 
+def test_top_p_draws_among_the_fewest_that_sum_to_it() -> None:
+    whole = LOGITS.softmax(-1)
+    kept = whole * torch.tensor([0.0, 0.0, 1.0, 1.0])
+    for top_p in (float(whole[3]) + 0.01, float(whole[2:].sum()) - 0.01):
+        assert shares(top_p=top_p) == pytest.approx((kept / kept.sum()).tolist(), abs=0.01)
+    assert shares(top_p=1e-9) == [0, 0, 0, 1]
+    assert shares(top_p=1.0) == shares()
+    # Of the two likeliest, the second has less than a half.
+    assert shares(top_k=2, top_p=0.5) == [0, 0, 0, 1]
+
+
 def test_equal_logits_do_not_add_to_top_k() -> None:
     drawn = next_token(torch.zeros(1000, 5), top_k=2)
     assert len(drawn.unique()) == 2

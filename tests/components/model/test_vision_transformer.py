@@ -104,7 +104,7 @@ def test_initial_weights() -> None:
         ({"pooling": "max"}, "no pooling 'max'; there are: class_token, mean"),
         ({"num_classes": 0}, "num_classes must be at least 1, got 0"),
         ({"channels": 0}, "channels must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
         (
             {"embedding": "token"},
             "embedding 'token' (fuselayers.components.embedding.TokenEmbedding) does not take the argument "

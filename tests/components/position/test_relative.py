@@ -82,7 +82,7 @@ def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:
 
 
 def test_bfloat16_and_one_graph_for_a_compiler_and_copies() -> None:
-    position, x = RelativePosition(num_heads=3), torch.randn(2, 7, 6)
+    position, x = RelativePosition(num_heads=3, causal=True), torch.randn(2, 7, 6)
     expected = position.bias(x)
     assert expected is not None
     torch.testing.assert_close(position.bias(x.bfloat16()), expected.bfloat16(), rtol=0, atol=0)
@@ -96,13 +96,13 @@ def test_bfloat16_and_one_graph_for_a_compiler_and_copies() -> None:
     [
         ({"num_heads": 0}, "num_heads must be at least 1, got 0"),
         ({"num_buckets": 0}, "num_buckets must be at least 1, got 0"),
-        ({"num_buckets": 1}, "num_buckets must be at least 2 where attention is causal, got 1"),
+        ({"num_buckets": 1, "causal": True}, "num_buckets must be at least 2 where attention is causal, got 1"),
         (
             {"num_buckets": 3, "causal": False},
             "num_buckets must be at least 4 where attention is not causal, got 3",
         ),
         (
-            {"max_distance": 16},
+            {"max_distance": 16, "causal": True},
             "max_distance must be above 16, the distances with a bucket of their own among 32, got 16; raise it, or "
             "take fewer buckets",
         ),

@@ -1,0 +1,139 @@
+"""The loss of the models of tokens without all logits in memory."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuselayers import build, fuse
+from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, Model
+from tests.components.adapter import Adapter
+
+VOCABULARY, TOKENS = 4100, 1100
+MODELS = [Decoder, Encoder, EncoderDecoder]
+TOKENS_BT = torch.arange(2 * TOKENS).view(2, -1) % VOCABULARY
+TARGETS_BT = TOKENS_BT.flip(1).masked_fill(TOKENS_BT % 5 == 0, -100)
+
+
+def made(model: type[Model], **options: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCABULARY, "hidden_dim": 8, "num_layers": 1, "context_length": TOKENS, "init_std": 0.3}
+    # Linear attention: nothing else in the model is as large as its logits.
+    return model(**{**sizes, "attention": Choice("linear", {"num_heads": 2}), **options})
+
+
+def attention_for(model: type[Model]) -> dict[str, Any]:
+    looks = {"cross_attention": Choice("multi_head", {"num_heads": 2})}
+    return looks if model is EncoderDecoder else {}
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many elements the largest result of an op has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.elements = max(self.elements, one.numel())
+        return made
+
+
+def step(model: nn.Module, **casts: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    with torch.autocast("cpu", **{"enabled": False, **casts}):
+        loss = model(TOKENS_BT, TARGETS_BT)
+    loss.backward()
+    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "options", [{"tie_embeddings": True}, {"tie_embeddings": False, "base_width": 4, "init": "mup"}]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_fused_loss_and_its_gradients_are_those_of_the_logits(model: type[Model], options: dict[str, Any]) -> None:
+    options = {**options, **attention_for(model)}
+    plain = made(model, loss="plain", **options).double()
+    fused = made(model, loss="fused", **options).double()
+    fused.load_state_dict(plain.state_dict())
+    (expected, wanted), (loss, got) = step(plain), step(fused)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+    assert got.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_from_4096_words_on_no_tensor_is_as_large_as_the_logits(model: type[Model]) -> None:
+    largest = {}
+    for loss in ("auto", "plain"):
+        with LargestTensor() as seen:
+            step(made(model, loss=loss, **attention_for(model)))
+        largest[loss] = seen.elements
+    assert largest["plain"] == TOKENS_BT.numel() * VOCABULARY
+    assert largest["auto"] < 0.6 * largest["plain"]
+
+
+def test_with_few_words_auto_is_plain() -> None:
+    with LargestTensor() as seen:
+        model = made(Decoder, vocab_size=4095)
+        model(TOKENS_BT % 4095, TOKENS_BT % 4095)
+    assert seen.elements == TOKENS_BT.numel() * 4095
+
+
+@pytest.mark.parametrize("casts", [{}, {"enabled": True, "dtype": torch.bfloat16}], ids=["bfloat16", "autocast"])
+def test_in_16_bits_the_loss_is_float32(casts: dict[str, Any]) -> None:
+    model = made(Decoder)
+    expected, wanted = step(made(Decoder, loss="plain"))
+    loss, got = step(model if casts else model.bfloat16(), **casts)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=0.01, atol=0.0)
+    gap = (got["token.weight"].float() - wanted["token.weight"]).norm() / wanted["token.weight"].norm()
+    assert gap < 0.05
+
+
+def test_an_adapter_on_the_head_is_called() -> None:
+    model = made(Decoder, tie_embeddings=False, loss="fused")
+    adapted = copy.deepcopy(model)
+    adapted.head = Adapter(adapted.head)
+    nn.init.normal_(adapted.head.high)
+    loss, gradients = step(adapted)
+    assert not torch.allclose(loss, step(model)[0])
+    assert gradients["head.low"].any()
+
+
+def test_a_target_outside_the_vocabulary() -> None:
+    with pytest.raises(ValueError, match=r"^targets must be in 0\.\.4099 or -100, got 0\.\.4100$"):
+        made(Decoder)(TOKENS_BT, TOKENS_BT.masked_fill(TOKENS_BT == 7, VOCABULARY))
+
+
+def test_a_model_that_is_fused_as_a_whole_has_the_same_loss() -> None:
+    model = made(Decoder)
+    fused = fuse(copy.deepcopy(model), backend="eager", fallback=(), fullgraph=True)
+    (expected, wanted), (loss, got) = step(model), step(fused)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(got["token.weight"], wanted["token.weight"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_errors(model: type[Model]) -> None:
+    with pytest.raises(ValueError, match=r"^no loss 'fuse'; did you mean 'fused'\? there are: auto, fused, plain$"):
+        made(model, loss="fuse")
+
+
+def test_capped_logits_have_no_fused_loss() -> None:
+    text = "the loss 'fused' cannot cap logits; take 'auto', or leave logit_soft_cap out"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(Decoder, loss="fused", logit_soft_cap=30.0)
+    plain = made(Decoder, loss="plain", logit_soft_cap=0.5)
+    torch.testing.assert_close(step(made(Decoder, logit_soft_cap=0.5))[0], step(plain)[0], rtol=0, atol=0)
+
+
+def test_a_config_chooses_it() -> None:
+    assert build("gpt_nano", ["fusion=off"]).loss == "auto"
+    assert build("gpt_nano", ["fusion=off", "model.loss=fused"]).loss == "fused"
