@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -129,16 +129,21 @@ def is_intercepted() -> bool:
 
 class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, ops of a namespace run their CUDA implementation on tensors of any device. With meta tensors it shows
-    which kernels they would launch."""
+    which kernels they would launch. `see` gets each other op, its arguments and its result."""
 
-    def __init__(self, namespace: str) -> None:
+    def __init__(self, namespace: str, see: Callable[[Any, tuple[Any, ...], Any], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.prefix = f"{namespace}::"
+        self.see = see
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = func.name()
         if name.startswith(self.prefix) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **kwargs or {})
-        return func(*args, **kwargs or {})
+            with self:  # for the ops that the implementation calls
+                return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **kwargs or {})
+        result = func(*args, **kwargs or {})
+        if self.see is not None:
+            self.see(func, args, result)
+        return result

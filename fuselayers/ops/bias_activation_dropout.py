@@ -26,13 +26,13 @@ from torch import Tensor
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
 from .dropout import dropout_formula, dropout_reference
 from .implementations import COMPILED_FROM, define, differentiable_gradients, run
-from .implementations.launch import kernel, launch, num_processors
+from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
-from .rows import as_rows, column_tile, elementwise_plan, persistent_programs
+from .rows import WARPS_WITH_SUMS, as_rows, column_tile, elementwise_plan, persistent_programs
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
-from .sums import sum_of_rows
+from .sums import sum_of_rows, sum_partials
 
 __all__ = ["activation_gradients", "bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula"]
 
@@ -236,21 +236,19 @@ def _launch_backward(
     plan = elementwise_plan(dy.element_size(), *dy_RN.shape, dy_RN.stride(0), x_RN.stride(0))
     num_tiles, *column_grid = plan.grid
     partial_PN = None
+    tensors = dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8, dx
+    numbers = *plan.sizes, keep_threshold(p), keep_scale(p)
+    constants = activation, dy.dtype == torch.float32, *plan.constants
     if bias_dtype is not None:
         # Each program sums its rows and writes one row: without atomics the sums are deterministic.
+        at_a_time = programs_at_a_time(
+            _backward_kernel, (*tensors, torch.float32, *numbers), constants, most_warps=WARPS_WITH_SUMS
+        )
         side_by_side = math.prod(column_grid)
-        num_tiles = persistent_programs(num_tiles, processors=num_processors(dy.device), side_by_side=side_by_side)
+        num_tiles = persistent_programs(num_tiles, at_a_time=at_a_time, side_by_side=side_by_side)
         partial_PN = torch.empty(num_tiles, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
-    launch(
-        _backward_kernel,
-        (num_tiles, *column_grid),
-        (
-            *(dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8),
-            *(dx, partial_PN, *plan.sizes, keep_threshold(p), keep_scale(p)),
-        ),
-        (activation, dy.dtype == torch.float32, *plan.constants),
-    )
-    return dx, dbias if partial_PN is None else partial_PN.sum(0).to(dbias.dtype)
+    launch(_backward_kernel, (num_tiles, *column_grid), (*tensors, partial_PN, *numbers), constants)
+    return dx, dbias if partial_PN is None else sum_partials(partial_PN, dbias.dtype)
 
 
 def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
-from .implementations.launch import INTERPRETED
 from .implementations.triton_language import tile_function, tl
 
 __all__ = [
+    "WARPS_WITH_SUMS",
     "ElementwisePlan",
     "as_rows",
     "cdiv",
@@ -32,6 +32,8 @@ _MOST_PROGRAMS: Final = 65535  # of a grid in y and in z; in x they are 2**31 - 
 # The longest row that a kernel holds in registers.
 _LONGEST_ROW: Final = 8192
 _PIECE: Final = 4096
+WARPS_WITH_SUMS: Final = 16
+"""Of a persistent kernel whose programs write sums, per processor: they load enough, and more would write more sums."""
 _ELEMENTS: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
 
@@ -110,13 +112,18 @@ def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
     return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
 
 
-def persistent_programs(num_tiles: int, *, processors: int, num_warps: int = 4, side_by_side: int = 1) -> int:
+def persistent_programs(num_tiles: int, *, at_a_time: int, side_by_side: int = 1) -> int:
     """Return how many persistent programs share `num_tiles` tiles, if `side_by_side` such groups run at a time.
 
-    A processor holds about 16 warps of a kernel whose sums are in registers. More programs would only wait.
+    Args:
+        num_tiles: of one group.
+        at_a_time: programs that the device runs at a time. More would run alone after the others.
+        side_by_side: groups.
+
+    >>> persistent_programs(10_000, at_a_time=264, side_by_side=2), persistent_programs(7, at_a_time=264)
+    (132, 7)
     """
-    each = 1 if INTERPRETED else max(16 // num_warps, 1)
-    return max(1, min(num_tiles, each * processors // side_by_side))
+    return max(1, min(num_tiles, at_a_time // side_by_side))
 
 
 def next_power_of_2(number: int) -> int:

@@ -366,7 +366,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
     # lane without visible positions.
     largest = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), -3.4028234663852886e38, tl.float32)
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
-    for first in tl.range(0, end, BLOCK_COLUMNS):
+    for first in tl.range(0, end, BLOCK_COLUMNS, num_stages=2):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
         loaded = _loaded_tile(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
         scores = tl.load(scores_row + columns[None, :], mask=loaded, other=0.0)
@@ -381,7 +381,7 @@ def _forward_split_kernel(  # type: ignore[no-untyped-def]
         largest = tl.where(z > largest, z, largest)
     most = tl.max(largest, 1)[:, None]
     inverse = 1.0 / tl.sum(total * libdevice.fast_expf(largest - most), 1)[:, None]
-    for first in tl.range(0, width, BLOCK_COLUMNS):
+    for first in tl.range(0, width, BLOCK_COLUMNS, num_stages=2):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
         live = (columns < width)[None, :]
         loaded = _loaded_tile(columns, last, live, CAUSAL, VECTOR)
@@ -451,7 +451,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
     y_row = y_ptr + row * y_stride * VECTOR
     products = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     weights = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
-    for first in tl.range(0, end, BLOCK_COLUMNS):
+    for first in tl.range(0, end, BLOCK_COLUMNS, num_stages=2):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
         loaded = _loaded_tile(columns, last, (columns < width)[None, :], CAUSAL, VECTOR)
         dy = tl.load(dy_row + columns[None, :], mask=loaded, other=0.0).to(tl.float32)
@@ -459,7 +459,7 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
         products += tl.where(y == 0.0, 0.0, dy * y)  # see _backward_kernel
         weights += y
     mean = (tl.sum(products, 1) / tl.sum(weights, 1))[:, None]
-    for first in tl.range(0, width, BLOCK_COLUMNS):
+    for first in tl.range(0, width, BLOCK_COLUMNS, num_stages=2):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
         live = (columns < width)[None, :]
         loaded = _loaded_tile(columns, last, live, CAUSAL, VECTOR)

@@ -1,13 +1,20 @@
-"""sums -- a sum over rows that Inductor compiles to fast C++. Used by the gradient formulas of the ops."""
+"""sums -- sums over rows: a formula that Inductor compiles to fast C++, and the last step of the backward kernels."""
 
 from typing import Final
 
 import torch
 from torch import Tensor
 
-__all__ = ["sum_of_rows"]
+from .implementations.launch import kernel, launch
+from .implementations.triton_language import tl
+from .rows import cdiv, vector_of
+
+__all__ = ["sum_of_rows", "sum_partials"]
 
 _BLOCK: Final = 16
+# A tile is 128 rows of 128 bytes: narrow, so that a few thousand columns fill a GPU.
+_BLOCK_ROWS: Final = 128
+_BLOCK_COLUMNS: Final = 32
 
 
 def sum_of_rows(x: Tensor) -> Tensor:
@@ -28,3 +35,41 @@ def sum_of_rows(x: Tensor) -> Tensor:
     if num_rows % _BLOCK == 0:
         rows_RN = rows_RN.view(num_rows // _BLOCK, _BLOCK, width).sum(1, dtype=wide)
     return rows_RN.sum(0, dtype=wide)
+
+
+def sum_partials(partial_PN: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sums of the programs of a kernel, [P, ...] in float32, over P, rounded once to `dtype`.
+
+    One kernel, where a sum and a cast for each gradient would be up to four.
+    """
+    sums = torch.empty(partial_PN.shape[1:], dtype=dtype, device=partial_PN.device)
+    width = sums.numel()
+    vector = vector_of(width)
+    launch(
+        _partials_kernel,
+        (cdiv(width, _BLOCK_COLUMNS),),
+        (partial_PN, sums, len(partial_PN), width // vector),
+        (vector, _BLOCK_ROWS, _BLOCK_COLUMNS),
+    )
+    return sums
+
+
+@kernel
+def _partials_kernel(  # type: ignore[no-untyped-def]
+    partial_ptr,
+    sums_ptr,
+    num_rows,
+    num_columns,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    width = num_columns * VECTOR
+    in_row = columns < width
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in tl.range(0, num_rows, BLOCK_ROWS, num_stages=3):
+        rows = first + tl.arange(0, BLOCK_ROWS)
+        place = rows.to(tl.int64)[:, None] * width + columns[None, :]
+        total += tl.load(partial_ptr + place, mask=(rows < num_rows)[:, None] & in_row[None, :], other=0.0)
+    tl.store(sums_ptr + columns, tl.sum(total, 0).to(sums_ptr.dtype.element_ty), mask=in_row)

@@ -146,13 +146,8 @@ def test_a_row_is_one_programs_as_long_as_it_fits(
     assert tile_of_rows(*shape) == (split, *tile, num_warps)
 
 
-def test_persistent_programs_fill_the_processors_and_are_no_more_than_the_tiles(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "INTERPRETED", False)
-    assert persistent_programs(10_000, processors=132) == 528
-    assert persistent_programs(10_000, processors=132, num_warps=8) == 264
-    assert persistent_programs(10_000, processors=132, num_warps=32) == 132
-    assert persistent_programs(10_000, processors=132, side_by_side=4) == 132
-    assert persistent_programs(7, processors=132) == 7
-    assert persistent_programs(7, processors=1, side_by_side=100) == 1
+def test_persistent_programs_are_those_that_run_at_a_time_and_no_more_than_the_tiles() -> None:
+    assert persistent_programs(10_000, at_a_time=264) == 264
+    assert persistent_programs(10_000, at_a_time=264, side_by_side=4) == 66
+    assert persistent_programs(7, at_a_time=264) == 7
+    assert persistent_programs(7, at_a_time=2, side_by_side=100) == 1

@@ -10,6 +10,8 @@ from typing import Final
 _SASS_LINE: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
 _SASS_ACCESS: Final = re.compile(r"(LDGSTS|LDG|STG)\b")
 _SASS_WIDTH: Final = re.compile(r"\.[US]?(8|16|64|128|256)\b")
+# Each waits for the one before: the steps of a reduction, and barriers.
+_SHUFFLES: Final = re.compile(r"(SHFL|BAR)\b|ds_(bpermute|swizzle)|v_\w+_dpp$")
 _AMD_LABEL: Final = re.compile(r"^(\.L\w+):")
 _AMD_LINE: Final = re.compile(r"^\t([a-z]\w*)\s*(.*)")
 # Scalar instructions (s_...) run once for a warp, on a separate unit; they do not delay the others.
@@ -30,16 +32,34 @@ class Code:
         spills: instructions that move registers to memory or back.
         once: instructions outside of loops, by name.
         looped: instructions inside of loops, by name.
+        loading_loops: loops that load from global memory, one after another.
+        ahead: whether they load for the next iteration before they compute.
     """
 
     registers: int
     spills: int
     once: Counter[str]
     looped: Counter[str]
+    loading_loops: int = 0
+    ahead: bool = False
 
     def instructions(self, trips: float) -> float:
         """The number of instructions of a thread that runs every loop `trips` times."""
         return self.once.total() + trips * self.looped.total()
+
+    def shuffles(self, trips: float) -> float:
+        """How many of them are shuffles and barriers."""
+        once, looped = (
+            sum(count for name, count in counted.items() if _SHUFFLES.match(name))
+            for counted in (self.once, self.looped)
+        )
+        return once + trips * looped
+
+    def loaded(self) -> int:
+        """The bytes that a thread loads before it waits: those of a loop's iteration, without a loop all."""
+        found = _accesses(self.looped if self.loading_loops else self.once)
+        loaded = sum(count * bits for (kind, bits), count in found.items() if kind == "load") // 8
+        return loaded // max(self.loading_loops, 1)
 
     def accesses(self) -> Counter[tuple[str, int]]:
         """Loads and stores of global memory, by ("load" or "store", bits)."""
@@ -76,7 +96,8 @@ def read_sass(text: str) -> Code:
     names = [name for at, name, rest in lines if not (name == "BRA" and rest.strip() == f"{at:#x}")]
     once, looped = _counted(names, loops)
     spills = sum(count for name, count in (once + looped).items() if name.startswith(("LDL", "STL")))
-    return Code(int(registers[1]), spills, once, looped)
+    ahead = any(name.startswith("LDGSTS") for name in looped)
+    return Code(int(registers[1]), spills, once, looped, _loading(names, loops), ahead)
 
 
 def read_amdgcn(text: str) -> Code:
@@ -103,7 +124,24 @@ def read_amdgcn(text: str) -> Code:
     )
     if registers is None or spills is None or not once:
         raise ValueError(f"no function in the assembly: {text[:200]!r}")
-    return Code(int(registers[1]), int(spills[1]), once, looped)
+    # Without asynchronous copies a loop that loads ahead has the first iteration's loads before it.
+    before, inside = (
+        sum(count for (kind, bits), count in _accesses(counted).items() if (kind, bits) == ("load", 128))
+        for counted in (once, looped)
+    )
+    loading = _loading(names, loops)
+    return Code(int(registers[1]), int(spills[1]), once, looped, loading, loading == 1 and before >= inside > 0)
+
+
+def _loading(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> int:
+    """The number of loops that load, of nested ones the outermost."""
+    outermost = [
+        (first, last)
+        for first, last in loops
+        if not any(a <= first and last <= b and (a, b) != (first, last) for a, b in loops)
+    ]
+    found = {span: _accesses(Counter(names[span[0] : span[1] + 1])) for span in outermost}
+    return sum(any(kind == "load" for kind, _ in accesses) for accesses in found.values())
 
 
 def _counted(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> tuple[Counter[str], Counter[str]]:

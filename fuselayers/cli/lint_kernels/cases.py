@@ -3,21 +3,25 @@
 Add an op with kernels to `CASES`. The calls run on meta tensors, which have no memory; the kernels that they would
 launch are compiled with the same arguments.
 
-The shapes are [16384, N], say 8 sequences of 2048 tokens, except for heads, which are narrow.
+The shapes are [8192, N], say 4 sequences of 2048 tokens, except for heads, which are narrow.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ... import ops
+from ..._torch.dispatch import pytree
 from ...ops.implementations.launch import Launch, recorded_launches
-from ..bench.cases import Settings, dtype_name, op_case
+from ..bench.cases import OpCase, Settings, dtype_name, op_case
+from .compile import kind_of, resident
+from .roofline import GPUS
 
-ROWS: Final = 1 << 14
+ROWS: Final = 1 << 13
 _META: Final = torch.device("meta")
 
 
@@ -46,30 +50,59 @@ class Case:
         """A unique name."""
         return f"{self.op} {self.name + ' ' if self.name else ''}{self.width} {dtype_name(self.dtype)}"
 
+    @property
+    def floor(self) -> tuple[float, float] | None:
+        """The least bytes that forward and backward move; None for ops that memory bandwidth does not limit."""
+        if not isinstance(self.call, _OpCall):
+            return None
+        floor = self.call.floor(self)
+        rows = max(ROWS, self.width) if self.op == "softmax" else ROWS
+        size = rows * self.width * self.dtype.itemsize
+        return None if floor is None else (floor[0] * size, floor[1] * size)
+
     def tensor(self, *shape: int) -> Tensor:
         """A tensor that needs a gradient."""
         return torch.empty(shape, dtype=self.dtype, device=_META, requires_grad=True)
 
 
-def launches_of(case: Case) -> list[Launch]:
-    """The launches of a case's call and of its gradients, without duplicates."""
-    with recorded_launches() as launches, torch.enable_grad():
-        result: Any = case.call(case)
+Step = Launch | int
+"""What a GPU does: one of our kernels, or a kernel of torch, as the bytes that it moves."""
+
+
+def steps_of(case: Case, arch: str) -> tuple[list[Step], list[Step]]:
+    """The steps of a case's call, and of its gradients."""
+    others: list[Step] = []
+
+    def see(func: Any, arguments: tuple[Any, ...], result: Any) -> None:
+        given = [one for one in pytree.tree_leaves(arguments) if isinstance(one, Tensor)]
+        made = [one for one in pytree.tree_leaves(result) if isinstance(one, Tensor)]
+        # A view has no kernel, nor has a new tensor that is not filled; a cast has one unless it returns its argument.
+        is_view = not func.name().startswith("aten::to.") and any(one.alias_info for one in func._schema.returns)
+        if made and not is_view and "empty" not in func.name() and not any(one is made[0] for one in given):
+            others.append(sum(one.nbytes for one in (*given, *made)))
+
+    call = case.call.prepare(case) if isinstance(case.call, _OpCall) else partial(case.call, case)
+    processors = GPUS[arch].processors
+    recorded = recorded_launches(processors=processors, resident=lambda one: resident(one, arch), see=see)
+    with recorded as launches, torch.enable_grad():
+        result: Any = call()
         results = result if isinstance(result, tuple) else (result,)
-        torch.autograd.backward(results, [torch.empty_like(one) for one in results])
-    return list({kind_of(launch): launch for launch in launches}.values())
+        gradients = [torch.empty_like(one) for one in results]
+        first, first_others = len(launches), len(others)
+        torch.autograd.backward(results, gradients)
+    return [*launches[:first], *others[:first_others]], [*launches[first:], *others[first_others:]]
 
 
-def kind_of(launch: Launch) -> tuple[Any, ...]:
-    """A key of the code of a launch; launches with equal keys run the same code."""
-    arguments = (one.dtype if isinstance(one, Tensor) else type(one) for one in launch.arguments)
-    return launch.function, launch.constants, launch.num_warps, launch.num_stages, *arguments
+def launches_of(case: Case, arch: str = "sm_90") -> list[Launch]:
+    """The launches of a case's call and of its gradients, without duplicates."""
+    forward, backward = steps_of(case, arch)
+    return list({kind_of(one): one for one in (*forward, *backward) if isinstance(one, Launch)}.values())
 
 
 def _tensors(case: Case) -> dict[str, Tensor]:
     """The inputs that an op has in a model and not in `bench`."""
     if case.op == "softmax":
-        scores = case.tensor(ROWS // case.width, case.width, case.width)
+        scores = case.tensor(max(ROWS // case.width, 1), case.width, case.width)
         mask = torch.empty(len(scores), 1, case.width, dtype=torch.bool, device=_META)
         return {"scores": scores, "mask": mask} if case.name == "masked" else {"scores": scores}
     if case.name == "silu, packed":
@@ -77,27 +110,47 @@ def _tensors(case: Case) -> dict[str, Tensor]:
     return {"weight": case.tensor(32_000, case.width)} if case.op == "linear_cross_entropy" else {}
 
 
-def _call(*without: str, settings: dict[str, Any] | None = None, **options: Any) -> Callable[[Case], object]:
-    """Call an op as `bench` does, except for the inputs in `without`; `options` are the op's own."""
-
-    def call(case: Case) -> object:
-        chosen = {"dropout": 0.1, "activation": "gelu", **(settings or {})}
-        found = op_case(case.op, Settings((ROWS, case.width), dtype=case.dtype, device=_META, **chosen))
-        tensors = {name: value for name, value in found.tensors.items() if name not in without} | _tensors(case)
-        if "p" in found.options:
-            tensors["seed"] = torch.empty((), dtype=torch.int64, device=_META)
-        return found.op(**tensors, **found.options, **options, backend="triton")
-
-    return call
+def call_of(found: OpCase) -> Callable[[], object]:
+    """Return the call of a case of `bench` on meta tensors."""
+    seed = {"seed": torch.empty((), dtype=torch.int64, device=_META)} if "p" in found.options else {}
+    return partial(found.op, **found.tensors, **found.options, **seed, backend="triton")
 
 
-def _rotary(*, interleaved: bool = False) -> Callable[[Case], object]:
-    def call(case: Case) -> object:
-        heads = [case.tensor(8, ROWS // 8, number, case.width).transpose(1, 2) for number in (32, 8)]
+class _OpCall:
+    """A call of an op as `bench` makes it, except for the inputs in `without`; `options` are the op's own."""
+
+    def __init__(self, *without: str, settings: dict[str, Any] | None = None, **options: Any) -> None:
+        self.without = without
+        self.settings = {"dropout": 0.1, "activation": "gelu", **(settings or {})}
+        self.options = options
+
+    def found(self, case: Case) -> OpCase:
+        return op_case(case.op, Settings((ROWS, case.width), dtype=case.dtype, device=_META, **self.settings))
+
+    def __call__(self, case: Case) -> object:
+        return self.prepare(case)()
+
+    def prepare(self, case: Case) -> Callable[[], object]:
+        """Return the call, with its inputs."""
+        found = self.found(case)
+        tensors = {name: value for name, value in found.tensors.items() if name not in self.without} | _tensors(case)
+        return call_of(replace(found, tensors=tensors, options=found.options | self.options))
+
+    def floor(self, case: Case) -> tuple[float, float] | None:
+        """As `OpCase.floor`."""
+        return self.found(case).floor
+
+
+class _Rotary(_OpCall):
+    heads = (32, 8)
+
+    def prepare(self, case: Case) -> Callable[[], object]:
+        heads = [case.tensor(8, ROWS // 8, number, case.width).transpose(1, 2) for number in self.heads]
         tables = (torch.empty(ROWS // 8, case.width // 2, device=_META) for _ in range(2))
-        return ops.rotary(*heads, *tables, interleaved=interleaved, backend="triton")
+        return partial(ops.rotary, *heads, *tables, **self.options, backend="triton")
 
-    return call
+    def floor(self, case: Case) -> tuple[float, float]:
+        return 2 * sum(self.heads), 2 * sum(self.heads)
 
 
 def _mask(case: Case) -> object:
@@ -124,17 +177,17 @@ def _each(
             yield Case(op, name, width, dtype, call, width in daily and dtype == torch.bfloat16)
 
 
-def _activation(name: str, *without: str, **settings: Any) -> Callable[[Case], object]:
-    return _call(*without, settings={"activation": name, **settings})
+def _activation(name: str, *without: str, **settings: Any) -> _OpCall:
+    return _OpCall(*without, settings={"activation": name, **settings})
 
 
-def _style(name: str) -> Callable[[Case], object]:
-    return _call(settings={"style": name})
+def _style(name: str) -> _OpCall:
+    return _OpCall(settings={"style": name})
 
 
 _GELU: Final = _activation("gelu")
 CASES: Final[tuple[Case, ...]] = (
-    *_each("dropout", "", _call(), 4096, dtypes=_16_AND_32, daily=(4096,)),
+    *_each("dropout", "", _OpCall(), 4096, dtypes=_16_AND_32, daily=(4096,)),
     *_each("dropout", "mask", _mask, 4096, daily=(4096,)),
     *_each("bias_activation_dropout", "gelu", _GELU, 4096, dtypes=_ALL, daily=(4096,)),
     *(
@@ -146,7 +199,7 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("bias_activation_dropout", "gelu, p=0", _activation("gelu", dropout=0.0), 4096),
     *_each("bias_activation_dropout", "gelu, no bias", _activation("gelu", bias=False), 4096),
     # The second width is a multiple of 8, and of no higher power of two.
-    *_each("bias_dropout_residual", "", _call(), 4096, 1000, dtypes=_16_AND_32, daily=(1000,)),
+    *_each("bias_dropout_residual", "", _OpCall(), 4096, 1000, dtypes=_16_AND_32, daily=(1000,)),
     *_each("gated_activation", "silu", _activation("silu"), 4096, dtypes=_16_AND_32, daily=(4096,)),
     *_each("gated_activation", "silu, packed", _activation("silu", "up"), 4096),
     *_each("gated_activation", "gelu", _GELU, 4096),
@@ -156,17 +209,17 @@ CASES: Final[tuple[Case, ...]] = (
         daily=(4096, 12288),
     ),
     *_each("bias_dropout_residual_rms_norm", "pre", _style("pre"), 4096, 8192),
-    *_each("residual_layer_norm", "", _call("bias"), 4096, 8192),
-    *_each("residual_rms_norm", "", _call(), 4096, 8192),
-    *_each("layer_norm", "", _call("bias"), 4096, 8192),
-    *_each("rms_norm", "", _call(), 1024, 4096, 8192, 12288, daily=(4096,)),
-    *_each("softmax", "", _call(scale=0.1), 2048, 16384, dtypes=_16_AND_32, daily=(2048, 16384)),
-    *_each("softmax", "causal", _call(scale=0.1, causal=True), 2048, 16384),
-    *_each("softmax", "masked", _call(scale=0.1), 2048),
-    *_each("cross_entropy", "", _call(), 32_000, dtypes=_16_AND_32, daily=(32_000,)),
-    *_each("linear_cross_entropy", "", _call(), 4096),
+    *_each("residual_layer_norm", "", _OpCall("bias"), 4096, 8192),
+    *_each("residual_rms_norm", "", _OpCall(), 4096, 8192),
+    *_each("layer_norm", "", _OpCall("bias"), 4096, 8192),
+    *_each("rms_norm", "", _OpCall(), 1024, 4096, 8192, 12288, daily=(4096,)),
+    *_each("softmax", "", _OpCall(scale=0.1), 2048, 16384, dtypes=_16_AND_32, daily=(2048, 16384)),
+    *_each("softmax", "causal", _OpCall(scale=0.1, causal=True), 2048, 16384),
+    *_each("softmax", "masked", _OpCall(scale=0.1), 2048),
+    *_each("cross_entropy", "", _OpCall(), 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
+    *_each("linear_cross_entropy", "", _OpCall(), 4096),
     *_each("linear_activation", "gelu", _GELU, 4096, dtypes=_16_AND_32, daily=(4096,)),
-    *_each("rotary", "", _rotary(), 64, 128, dtypes=_16_AND_32, daily=(128,)),
-    *_each("rotary", "interleaved", _rotary(interleaved=True), 128),
+    *_each("rotary", "", _Rotary(), 64, 128, dtypes=_16_AND_32, daily=(128,)),
+    *_each("rotary", "interleaved", _Rotary(interleaved=True), 128),
 )
 """Ordered by op; every kernel of `fuselayers.ops` is launched by one of them, which a test checks."""

@@ -6,25 +6,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from ..files import write_text
 from ..text import chosen_names, say, table_of
-from .assembly import Code
-from .cases import CASES, Case, kind_of, launches_of
+from .cases import CASES, Case, launches_of
 from .compile import ARCHS, check_compilers, compile_for, compiler
-from .figures import FIGURES, Row, faults, measure, read_figures, write_figures
+from .figures import FIGURES, Expected, Row, expected_of, faults, measure, read_figures, write_figures
 
 SUMMARY = "compile every kernel for several GPUs, and check its figures"
 DESCRIPTION = f"""\
 Compiles the Triton kernels of every op for several GPUs, with the compilers that come with Triton; no GPU is needed.
-Prints for each: registers, instructions that spill them, bytes of shared memory, the width of loads and stores, and
-instructions executed per element of the largest tensor. A kernel of 16-bit tensors may execute 6.9 instructions for
-each byte that it moves (on NVIDIA's GPUs). None may spill, or move tensors in less than 128 bits at a time. None may
-execute 5 % more instructions, spill more, or have more accesses of less than 128 bits, than {FIGURES.name} says, which
-holds the figures of one version of Triton; those of another version are not compared.
+Prints for each: registers, instructions that spill them, bytes of shared memory, the width of loads and stores,
+instructions executed per element of the largest tensor, the programs that a processor runs at a time, the bytes that
+they load before they wait, and the rate at which a model expects it to move its tensors, as a share of a copy's. Then
+for each op the kernels that it starts, and the expected share of forward, and of forward and backward.
+
+A kernel of 16-bit tensors may execute 6.9 instructions for each byte that it moves (on NVIDIA's GPUs). None may spill,
+or move tensors in less than 128 bits at a time. An op on [8192, 4096] or more is expected to reach 90 % forward, and
+80 % with backward. None may execute 5 % more instructions, spill more, have more accesses of less than 128 bits, start
+more kernels, or be expected 2 points slower, than {FIGURES.name} says, which holds the figures of one version of
+Triton; those of another version are not compared. Nothing has been measured: roofline.py states the model.
 
   fuselayers lint-kernels
   fuselayers lint-kernels --arch sm_90,gfx942 --op gated_activation --json kernels.json
@@ -57,20 +60,27 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ValueError("--write renews all figures; leave --arch and --op out")
     check_compilers()
     with console.status("compiling") as status:
+        chosen = [case for case in CASES if case.op in names]
         rows = []
-        for row in lint((case for case in CASES if case.op in names), archs=archs):
+        for row in lint(chosen, archs=archs):
             status.update(f"compiled {row.place}")
             rows.append(row)
+        expected = [expected_of(case, arch) for case in chosen for arch in archs]
     for title, of_case in groupby(rows, key=lambda row: row.case):
         console.print(table_of([_cells(row) for row in of_case], left=2, title=title), highlight=False)
+    console.print(table_of([_expected_cells(one) for one in expected], left=2, title="expected"), highlight=False)
     if arguments.json:
-        content = {"compiler": compiler(), "kernels": [asdict(row) for row in rows]}
+        content = {
+            "compiler": compiler(),
+            "kernels": [asdict(row) for row in rows],
+            "expected": [asdict(one) for one in expected],
+        }
         write_text(Path(arguments.json), json.dumps(content, indent=2) + "\n")
     if arguments.write:
-        write_figures(rows, read_figures(), compiler=compiler())
+        write_figures(rows, expected, read_figures(), compiler=compiler())
         say(console, f"figures written to {FIGURES}")
     figures = read_figures()
-    found = faults(rows, figures, compiler=compiler())
+    found = faults(rows, figures, compiler=compiler(), expected=expected)
     say(
         console,
         f"compiled with {compiler()}; the checked-in figures are of {figures.compiler}",
@@ -82,15 +92,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def lint(cases: Iterable[Case], *, archs: Sequence[str]) -> Iterator[Row]:
     """Yield the figures of the kernels of some cases."""
-    # Several cases share code.
-    known: dict[tuple[Any, ...], tuple[Code, int]] = {}
     for case in cases:
-        for launch in launches_of(case):
-            for arch in archs:
-                key = (arch, *kind_of(launch))
-                if key not in known:
-                    known[key] = compile_for(launch, arch)
-                yield measure(case, launch, arch, *known[key])
+        for arch in archs:
+            for launch in launches_of(case, arch):
+                yield measure(case, launch, arch, *compile_for(launch, arch))
 
 
 def _cells(row: Row) -> dict[str, object]:
@@ -100,4 +105,19 @@ def _cells(row: Row) -> dict[str, object]:
         **{name: getattr(row, name) for name in ("registers", "spills", "shared", "loads", "stores")},
         "per element": row.instructions,
         "budget": row.budget or "-",
+        "resident": row.resident,
+        "in flight": f"{row.in_flight / 1024:.0f} KB",
+        "share": f"{row.share:.0%}",
+    }
+
+
+def _expected_cells(one: Expected) -> dict[str, object]:
+    forward, both = ("-", "-") if one.shares is None else (f"{share:.0%}" for share in one.shares)
+    return {
+        "op": one.case,
+        "for": one.arch,
+        "kernels": "{} + {}".format(*one.kernels),
+        "microseconds": f"{1e6 * one.seconds[0]:.0f} + {1e6 * (one.seconds[1] - one.seconds[0]):.0f}",
+        "forward": forward,
+        "with backward": both,
     }

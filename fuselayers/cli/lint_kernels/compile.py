@@ -7,10 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from ...ops.implementations.launch import INTERPRETED, Launch
 from ...ops.implementations.triton_language import HAS_TRITON, triton
 from ...partition import BackendUnavailableError
 from .assembly import Code, read_amdgcn, read_sass
+from .roofline import GPUS
 
 # Triton's backend, the architecture, the threads of a warp.
 ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
@@ -19,6 +22,8 @@ ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
     "sm_100": ("cuda", 100, 32),  # B200
     "gfx942": ("hip", "gfx942", 64),  # MI300X
 }
+
+_known: dict[tuple[Any, ...], tuple[Code, int]] = {}
 
 
 def check_compilers() -> None:
@@ -55,11 +60,30 @@ def threads_of(launch: Launch, arch: str) -> int:
     return launch.num_warps * ARCHS[arch][2]
 
 
+def kind_of(launch: Launch) -> tuple[Any, ...]:
+    """A key of the code of a launch; launches with equal keys run the same code."""
+    arguments = (getattr(one, "dtype", one if isinstance(one, torch.dtype) else type(one)) for one in launch.arguments)
+    return launch.function, launch.constants, launch.num_warps, launch.num_stages, *arguments
+
+
+def resident(launch: Launch, arch: str) -> int:
+    """How many programs of a launch one processor runs at a time."""
+    code, shared = compile_for(launch, arch)
+    return GPUS[arch].processor.resident(registers=code.registers, shared=shared, threads=threads_of(launch, arch))
+
+
 def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
     """Compile the kernel of a launch as the launch would; return its code and its bytes of shared memory.
 
-    Triton's cache is a temporary folder, so no cached code is used and no file stays.
+    Triton's cache is a temporary folder, so no cached code is used and no file stays. Code is compiled once a process.
     """
+    key = arch, *kind_of(launch)
+    if key not in _known:
+        _known[key] = _compiled(launch, arch)
+    return _known[key]
+
+
+def _compiled(launch: Launch, arch: str) -> tuple[Code, int]:
     # On AMD two stages are Triton's default.
     stages = {} if launch.num_stages is None or arch.startswith("gfx") else {"num_stages": launch.num_stages}
     with tempfile.TemporaryDirectory(prefix="fuselayers-lint-") as folder, _target(arch, cache=folder):

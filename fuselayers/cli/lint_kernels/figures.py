@@ -10,24 +10,34 @@ of 32 bits move twice the bytes.
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from ...ops.implementations.launch import Launch
+from ..bench.cases import OpCase
 from ..files import write_text
 from .assembly import Code
-from .cases import Case
-from .compile import threads_of
+from .cases import Case, call_of, steps_of
+from .compile import compile_for, threads_of
+from .roofline import GPUS, Work, seconds_of, share_of
 
 FIGURES: Final = Path(__file__).with_name("figures.json")
 BUDGET: Final = 6.9
 """Instructions per byte moved."""
+GOALS: Final = (0.9, 0.8)
+"""The expected share of a copy's rate, of forward and of both."""
+# Forward of an op with one input, on [8192, 4096] in 16 bits.
+_LEAST_BYTES: Final = 1 << 27
 _SLACK: Final = 1.05
+_VECTOR: Final = re.compile("weight|bias")
+_SHARE_SLACK: Final = 0.02
 # A loop that loads one tile ahead has each access twice.
 _ACCESSES_OF_A_SCALAR: Final = 2
 
@@ -50,6 +60,10 @@ class Row:
         instructions: that all threads execute, per element.
         moved: bytes per element, each tensor once.
         budget: of instructions per element, or None where there is none.
+        resident: programs that one processor runs at a time.
+        in_flight: bytes that they load before they wait.
+        seconds: expected, see `roofline`.
+        share: of a copy's rate, expected.
     """
 
     case: str
@@ -65,6 +79,10 @@ class Row:
     instructions: float
     moved: float
     budget: float | None
+    resident: int
+    in_flight: int
+    seconds: float
+    share: float
 
     @property
     def place(self) -> str:
@@ -74,7 +92,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A known fault ("spills", "narrow" or "budget") of a kernel, and why it stays."""
+    """A known fault ("spills", "narrow", "budget", or "share" of the kernel "all") of a case, and why it stays."""
 
     case: str
     kernel: str
@@ -84,14 +102,16 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Figures:
-    """The content of the file: the compiler, the accepted faults, and the figures of each kernel.
+    """The content of the file: the compiler, the accepted faults, and the figures of each kernel and case.
 
-    `kernels[case][kernel][arch]` is [instructions per element, accesses of less than 128 bits, spills].
+    `kernels[case][kernel][arch]` is [instructions per element, accesses of less than 128 bits, spills],
+    `expected[case][arch]` [kernels of forward and of backward, share of a copy's rate of forward and of both].
     """
 
     compiler: str
     accepted: tuple[Accepted, ...]
     kernels: dict[str, dict[str, dict[str, list[float]]]]
+    expected: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
 
 def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> Row:
@@ -102,11 +122,25 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
     names = [parameter.name for parameter in launch.function.params if parameter.is_constexpr]
     constants = zip(names, launch.constants, strict=True)
     tile = math.prod(value for name, value in constants if name.startswith("BLOCK_"))
-    programs = math.prod(launch.grid)
-    executed = code.instructions(elements / (programs * tile)) * programs * threads_of(launch, arch)
-    moved = sum(one.numel() * one.element_size() for one in given) / elements
+    programs, threads, gpu = math.prod(launch.grid), threads_of(launch, arch), GPUS[arch]
+    trips = elements / (programs * tile)
+    resident = gpu.processor.resident(registers=code.registers, shared=shared, threads=threads)
+    moved = sum(one.nbytes for one in given)
+    work = Work(
+        programs=programs,
+        resident=resident,
+        threads=threads,
+        instructions=code.instructions(trips),
+        shuffles=code.shuffles(trips),
+        waits=max(code.loading_loops * math.ceil(trips), 1),
+        ahead=code.ahead,
+        moved=moved,
+    )
+    seconds = seconds_of(work, gpu)
     accesses = code.accesses()
-    scalars = sum(one.numel() <= elements // width and one.numel() != width for one in given)
+    # A vector is as long as a column where there are as many rows as columns; its name tells them apart.
+    named = {id(one): parameter.name for one, parameter in zip(launch.arguments, launch.function.params, strict=False)}
+    scalars = sum(one.numel() <= elements // width and not _VECTOR.search(named[id(one)]) for one in given)
     module = launch.function.module.removeprefix("fuselayers.ops.")
     return Row(
         case=case.title,
@@ -119,14 +153,78 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
         stores=_widths(accesses, "store"),
         narrow=code.narrow(),
         scalars=_ACCESSES_OF_A_SCALAR * scalars,
-        instructions=round(executed / elements, 1),
-        moved=round(moved, 1),
-        budget=round(BUDGET * moved, 1) if arch.startswith("sm_") and largest.element_size() == 2 else None,
+        instructions=round(work.instructions * programs * threads / elements, 1),
+        moved=round(moved / elements, 1),
+        budget=round(BUDGET * moved / elements, 1) if arch.startswith("sm_") and largest.element_size() == 2 else None,
+        resident=resident,
+        in_flight=min(resident, math.ceil(programs / gpu.processors)) * threads * code.loaded(),
+        seconds=seconds,
+        share=round(share_of(moved, seconds, gpu), 2),
     )
 
 
-def faults(rows: Iterable[Row], figures: Figures, *, compiler: str) -> list[str]:
-    """Return a line for each fault: unaccepted spills, narrow accesses and budgets, then figures that became worse.
+@dataclass(frozen=True)
+class Expected:
+    """What a case is expected to take on one GPU.
+
+    Attributes:
+        case: the case's title.
+        arch: the architecture.
+        kernels: that forward and backward start, torch's too.
+        seconds: of forward and of both.
+        shares: of a copy's rate, that forward and both move the least bytes at; None where memory is no limit.
+    """
+
+    case: str
+    arch: str
+    kernels: tuple[int, int]
+    seconds: tuple[float, float]
+    shares: tuple[float, float] | None
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return f"{self.case}, {self.arch}"
+
+    @property
+    def text(self) -> str:
+        """The shares."""
+        return "" if self.shares is None else f"{self.shares[0]:.0%} and {self.shares[1]:.0%}"
+
+    @property
+    def misses_the_goal(self) -> bool:
+        """True below a goal; smaller inputs have none, since starting a kernel takes as long as their bytes."""
+        if self.shares is None or self.seconds[0] < 0.9 * _LEAST_BYTES / GPUS[self.arch].bandwidth:
+            return False
+        return any(share < goal for share, goal in zip(self.shares, GOALS, strict=True))
+
+
+def expected_of(case: Case, arch: str) -> Expected:
+    """Return the expected times of a case; compiles its kernels."""
+    gpu, steps, seconds = GPUS[arch], steps_of(case, arch), [0.0, 0.0]
+    for place, of_span in enumerate(steps):
+        for step in of_span:
+            if isinstance(step, Launch):
+                seconds[place] += measure(case, step, arch, *compile_for(step, arch)).seconds
+            else:
+                seconds[place] += gpu.start + step / gpu.bandwidth
+    shares = None
+    if case.floor is not None:
+        forward, backward = case.floor
+        shares = round(share_of(forward, seconds[0], gpu), 2), round(share_of(forward + backward, sum(seconds), gpu), 2)
+    return Expected(case.title, arch, (len(steps[0]), len(steps[1])), (seconds[0], sum(seconds)), shares)
+
+
+def expected_seconds(found: OpCase, arch: str) -> tuple[float, float]:
+    """Return the expected seconds of forward and of both, of a case of `bench` on meta tensors.
+
+    To print the prediction beside a measurement; the kernels are compiled once more for it.
+    """
+    return expected_of(Case("", "", 0, torch.float32, lambda _: call_of(found)()), arch).seconds
+
+
+def faults(rows: Iterable[Row], figures: Figures, *, compiler: str, expected: Iterable[Expected] = ()) -> list[str]:
+    """Return a line for each fault: unaccepted spills, narrow accesses, budgets and shares, figures that became worse.
 
     Figures of another compiler are not compared.
     """
@@ -148,6 +246,18 @@ def faults(rows: Iterable[Row], figures: Figures, *, compiler: str) -> list[str]
         for number, old, slack, meaning in zip(_figures_of(row), before, (_SLACK, 1, 1), meanings, strict=True):
             if number > slack * old:
                 found.append(f"{row.place}: {number:g} {meaning}, before {old:g}")
+    for one in expected:
+        if one.misses_the_goal and (one.case, "all", "share") not in accepted:
+            found.append(f"{one.place}: expected at {one.text} of a copy's rate, the goals are 90 % and 80 %")
+        if compiler != figures.compiler or one.shares is None:
+            continue
+        before = figures.expected.get(one.case, {}).get(one.arch)
+        if before is None:
+            found.append(f"{one.place}: no expected share to compare with; run lint-kernels --write")
+        elif sum(one.kernels) > before[0] + before[1]:
+            found.append(f"{one.place}: {sum(one.kernels)} kernels, before {before[0] + before[1]:g}")
+        elif any(share < old - _SHARE_SLACK for share, old in zip(one.shares, before[2:], strict=True)):
+            found.append(f"{one.place}: expected at {one.text}, before {before[2]:.0%} and {before[3]:.0%}")
     return found
 
 
@@ -174,8 +284,10 @@ def read_figures(path: Path = FIGURES) -> Figures:
     return Figures(accepted=accepted, **content)
 
 
-def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: Path = FIGURES) -> None:
-    """Write the figures of all rows, and the accepted faults that still exist. Add a new one by hand, with a reason."""
+def write_figures(
+    rows: Iterable[Row], expected: Iterable[Expected], before: Figures, *, compiler: str, path: Path = FIGURES
+) -> None:
+    """Write all figures, and the accepted faults that still exist. Add a new one by hand, with a reason."""
     kernels: dict[str, dict[str, dict[str, list[float]]]] = {}
     faulty: set[tuple[str, str, str]] = set()
     for row in rows:
@@ -183,6 +295,12 @@ def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: 
         # A kernel that a case launches forward and backward has the larger figures.
         by_arch[row.arch] = [max(pair) for pair in zip(_figures_of(row), by_arch.get(row.arch, [0, 0, 0]), strict=True)]
         faulty |= {(row.case, row.kernel, fault) for fault in _faults_of(row)}
+    shares: dict[str, dict[str, list[float]]] = {}
+    for one in expected:
+        if one.shares is not None:
+            shares.setdefault(one.case, {})[one.arch] = [*one.kernels, *one.shares]
+        if one.misses_the_goal:
+            faulty.add((one.case, "all", "share"))
     accepted = [asdict(one) for one in before.accepted if (one.case, one.kernel, one.fault) in faulty]
     # A kernel's figures are one line, so that a change is one line of a diff.
     cases = [
@@ -196,6 +314,8 @@ def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: 
         + json.dumps(accepted, indent=2).replace("\n", "\n  ")
         + ',\n  "kernels": {\n'
         + ",\n".join(cases)
+        + '\n  },\n  "expected": {\n'
+        + ",\n".join(f"    {json.dumps(case)}: {json.dumps(by_arch)}" for case, by_arch in shares.items())
         + "\n  }\n}\n"
     )
     write_text(path, text)

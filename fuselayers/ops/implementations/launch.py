@@ -16,6 +16,7 @@ from torch import Tensor
 from ..._torch.dispatch import AsOnGPU
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import patch_interpreter
+from .occupancy import AMD, NVIDIA, Processor
 from .triton_language import HAS_TRITON, triton
 
 _ALIGNMENT: Final = 16  # of an address in bytes: Triton specialises on it
@@ -24,7 +25,8 @@ _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
 _PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
-_recorded: "list[Launch] | None" = None
+_resident: dict[tuple[Any, ...], int] = {}
+_recording: "Recording | None" = None
 _stub: Callable[..., None] | None = None
 
 
@@ -37,6 +39,14 @@ class Launch(NamedTuple):
     constants: tuple[Any, ...]
     num_warps: int
     num_stages: int | None = None
+
+
+class Recording(NamedTuple):
+    """What `recorded_launches` records, and the GPU that it stands for."""
+
+    launches: list[Launch]
+    processors: int
+    resident: Callable[[Launch], int]
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
@@ -74,24 +84,18 @@ def launch(
         num_warps: warps per program.
         num_stages: pipeline stages of a matmul's loop; None for Triton's default.
     """
-    if _recorded is not None:
-        # Detached aliases, so that a record keeps no autograd graph alive.
-        aliases = tuple(one.detach() if isinstance(one, Tensor) else one for one in arguments)
-        _recorded.append(Launch(function, grid, aliases, constants, num_warps, num_stages))
+    if _recording is not None:
+        # Detached aliases, so that a record keeps no autograd graph alive; one for a tensor that is given twice.
+        aliases = {id(one): one.detach() for one in arguments if isinstance(one, Tensor)}
+        recorded = tuple(aliases.get(id(one), one) for one in arguments)
+        _recording.launches.append(Launch(function, grid, recorded, constants, num_warps, num_stages))
         return
     if INTERPRETED and _stub is None:
         patch_interpreter()
         function[grid](*arguments, *constants)
         return
     device = arguments[0].device
-    # Triton specialises on a tensor's dtype and alignment, an absent tensor, an integer's width.
-    kinds = [
-        (one.dtype, not one.data_ptr() % _ALIGNMENT, _ON_AMD and one.untyped_storage().nbytes() < 1 << 31)
-        if isinstance(one, Tensor)
-        else one is None or not _SMALLEST_INT32 <= one <= _LARGEST_INT32
-        for one in arguments
-    ]
-    key = (id(function), device, num_warps, num_stages, constants, *kinds)
+    key = (id(function), device, num_warps, num_stages, constants, *map(_kind, arguments))
     compiled = _compiled.get(key)
     if device.index is None or device.index == torch.cuda.current_device():
         _start(compiled, key, function, grid, arguments)
@@ -113,13 +117,73 @@ def _start(
         _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
 
 
-@functools.cache
+def _kind(one: Any) -> Any:
+    """What Triton specialises on: a tensor's dtype and alignment, an absent tensor, an integer's width."""
+    if isinstance(one, Tensor):
+        return one.dtype, not one.data_ptr() % _ALIGNMENT, _ON_AMD and one.untyped_storage().nbytes() < 1 << 31
+    if isinstance(one, torch.dtype):
+        return one, True, _ON_AMD
+    return one is None or not _SMALLEST_INT32 <= one <= _LARGEST_INT32
+
+
+def programs_at_a_time(
+    function: Any,
+    arguments: tuple[Any, ...],
+    constants: tuple[Any, ...],
+    *,
+    num_warps: int = 4,
+    most_warps: int = 64,
+) -> int:
+    """Return how many programs of a kernel a device runs at a time; one per processor in Triton's interpreter.
+
+    Compiles the kernel if it is not compiled yet.
+
+    Args:
+        function: as in `launch`.
+        arguments: as in `launch`; a dtype stands for a tensor that is not allocated yet.
+        constants: as in `launch`.
+        num_warps: as in `launch`.
+        most_warps: per processor. No processor holds more than 64.
+    """
+    device = arguments[0].device
+    most = max(most_warps // num_warps, 1)
+    if _recording is not None:
+        recorded = Launch(function, (1,), arguments, constants, num_warps)
+        return _recording.processors * min(_recording.resident(recorded), most)
+    if _stub is not None or INTERPRETED:
+        return num_processors(device)
+    key = (id(function), device, num_warps, None, constants, *map(_kind, arguments))
+    resident = _resident.get(key)
+    if resident is None:
+        with torch.cuda.device(device):
+            if key not in _compiled:
+                _compiled[key] = function.warmup(*arguments, *constants, grid=(1,), num_warps=num_warps)
+            compiled = _compiled[key]
+            compiled[1, 1, 1]  # loads the code, which tells its registers
+            properties = torch.cuda.get_device_properties(device)
+            _resident[key] = resident = processor_of(properties).resident(
+                registers=compiled.n_regs, shared=compiled.metadata.shared, threads=num_warps * properties.warp_size
+            )
+    return num_processors(device) * min(resident, most)
+
+
+def processor_of(properties: Any) -> Processor:
+    """Return the resources of one processor, from torch's properties of a device."""
+    own = {"threads": properties.max_threads_per_multi_processor}
+    if not _ON_AMD:
+        own["shared"] = properties.shared_memory_per_multiprocessor
+    return (AMD if _ON_AMD else NVIDIA)._replace(**own)
+
+
 def num_processors(device: torch.device) -> int:
     """Return the number of processors of a device; two in Triton's interpreter."""
     if device.type == "meta":
-        return _PROCESSORS_OF_AN_H200
-    if INTERPRETED:
-        return 2
+        return _PROCESSORS_OF_AN_H200 if _recording is None else _recording.processors
+    return 2 if INTERPRETED else _count_processors(device)
+
+
+@functools.cache
+def _count_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -127,7 +191,7 @@ def why_no_kernels(device: torch.device) -> str | None:
     """Return None if Triton's kernels run on `device`, else what is missing."""
     if not HAS_TRITON:
         return "Triton is not installed; on Linux: pip install triton"
-    if INTERPRETED or (device.type == "meta" and _recorded is not None):
+    if INTERPRETED or (device.type == "meta" and _recording is not None):
         return None
     if device.type != "cuda":
         return (
@@ -137,18 +201,28 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 
 @contextmanager
-def recorded_launches() -> Iterator[list[Launch]]:
-    """Record the launches of ops on meta tensors, as on an H200, and run none of them.
+def recorded_launches(
+    *,
+    processors: int = _PROCESSORS_OF_AN_H200,
+    resident: Callable[[Launch], int] = lambda launch: 1,
+    see: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+) -> Iterator[list[Launch]]:
+    """Record the launches of ops on meta tensors, and run none of them.
 
     The ops must be called with backend="triton". Used by `fuselayers lint-kernels`.
+
+    Args:
+        processors: of the GPU; an H200 has 132.
+        resident: returns how many programs of a launch one of them runs at a time.
+        see: gets every other op of torch that is called, its arguments and its result.
     """
-    global _recorded
-    before, _recorded = _recorded, []
+    global _recording
+    before, _recording = _recording, Recording([], processors, resident)
     try:
-        with AsOnGPU("fuselayers"):
-            yield _recorded
+        with AsOnGPU("fuselayers", see=see):
+            yield _recording.launches
     finally:
-        _recorded = before
+        _recording = before
 
 
 @contextmanager

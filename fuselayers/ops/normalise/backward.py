@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ..implementations import define
-from ..implementations.launch import kernel, launch, num_processors
+from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tl
 from ..philox import keep_scale, keep_threshold, keep_tile
-from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
+from ..rows import WARPS_WITH_SUMS, as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
+from ..sums import sum_partials
 from .formula import gradients_formula
 from .forward import in_dtype
 
@@ -29,8 +30,11 @@ def _launch_backward(
     wants_bias: bool,
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
+    sums_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dresidual, sums_KN = _empty_gradients(dy, ds, s, wants_norm_bias, wants_bias, x_dtype, residual_dtype)
+    dx, dresidual, sums_KN = _empty_gradients(
+        dy, ds, s, wants_norm_bias, wants_bias, x_dtype, residual_dtype, sums_dtype
+    )
     if not dy.numel():
         return dx, dresidual, sums_KN.zero_()
     dy_RN, s_RN = as_rows(dy), as_rows(s)
@@ -39,51 +43,44 @@ def _launch_backward(
     vector = vector_of(s_RN.shape[1], dy_RN.stride(0), s_RN.stride(0), ds_stride)
     split, block_rows, block_columns, num_warps = tile_of_rows(*s_RN.shape)
     num_tiles, num_pieces = cdiv(s_RN.shape[0], block_rows), cdiv(s_RN.shape[1], block_columns)
-    processors = num_processors(dy.device)
-    num_programs = persistent_programs(num_tiles, processors=processors, num_warps=num_warps, side_by_side=num_pieces)
-    partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
     tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R, dx
-    numbers = (
+    numbers: tuple[Any, ...] = (
         *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
         *(ds_stride // vector, s_RN.stride(0) // vector),
         *(keep_threshold(p), keep_scale(p)),
     )
     dresidual_or_none = None if residual_dtype is None else dresidual
+    constants: tuple[Any, ...] = rms, vector, block_columns
+    arguments: tuple[Any, ...] = *tensors, dresidual_or_none
     if split:
-        constants = rms, vector, block_columns
-        launch(
-            _backward_split_kernel,
-            (num_tiles,),
-            (*tensors, dresidual_or_none, *numbers),
-            constants,
-            num_warps=num_warps,
-        )
-        launch(
-            _sums_split_kernel,
-            (num_programs, num_pieces),
-            (*(dy_RN, s_RN, *tensors[4:6], dx, partial_PKN), *(numbers[index] for index in (0, 1, 2, 4))),
-            (wants_norm_bias, wants_bias, *constants),
-            num_warps=num_warps,
-        )
+        launch(_backward_split_kernel, (num_tiles,), (*arguments, *numbers), constants, num_warps=num_warps)
+        summing, arguments = _sums_split_kernel, (dy_RN, s_RN, *tensors[4:6], dx)
+        numbers = tuple(numbers[index] for index in (0, 1, 2, 4))
     else:
-        launch(
-            _backward_kernel,
-            (num_programs,),
-            (*tensors, dresidual_or_none, partial_PKN, *numbers),
-            (wants_norm_bias, wants_bias, rms, vector, block_rows, block_columns),
-            num_warps=num_warps,
-        )
-    return dx, dresidual, partial_PKN.sum(0)
+        summing, constants = _backward_kernel, (rms, vector, block_rows, block_columns)
+    constants = wants_norm_bias, wants_bias, *constants
+    at_a_time = programs_at_a_time(
+        summing,
+        (*arguments, torch.float32, *numbers),
+        constants,
+        num_warps=num_warps,
+        most_warps=WARPS_WITH_SUMS,
+    )
+    num_programs = persistent_programs(num_tiles, at_a_time=at_a_time, side_by_side=num_pieces)
+    partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
+    grid = (num_programs, num_pieces) if split else (num_programs,)
+    launch(summing, grid, (*arguments, partial_PKN, *numbers), constants, num_warps=num_warps)
+    return dx, dresidual, sum_partials(partial_PKN, sums_KN.dtype)
 
 
 def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    wants_norm_bias, wants_bias, x_dtype, residual_dtype = rest[-4:]
+    wants_norm_bias, wants_bias, x_dtype, residual_dtype, sums_dtype = rest[-5:]
     dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
     shape = (0,) if residual_dtype is None else s.shape
     dresidual = torch.empty(shape, dtype=residual_dtype or x_dtype, device=s.device)
     num_sums = 1 + wants_norm_bias + wants_bias
     wide = torch.promote_types(s.dtype, torch.float32)
-    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=wide, device=s.device)
+    return dx, dresidual, torch.empty(num_sums, s.shape[-1], dtype=sums_dtype or wide, device=s.device)
 
 
 @kernel
@@ -272,7 +269,7 @@ def _sums_split_kernel(  # type: ignore[no-untyped-def]
 normalise_backward = define(
     "normalise_backward(Tensor dy, Tensor? ds, Tensor s, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed, "
     "Tensor? row_indices, float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, "
-    "ScalarType? residual_dtype) -> (Tensor, Tensor, Tensor)",
+    "ScalarType? residual_dtype, ScalarType? sums_dtype) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
     formula=gradients_formula,

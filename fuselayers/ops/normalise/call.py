@@ -128,9 +128,11 @@ class _Normalise(torch.autograd.Function):
             dx = dx.to(x_dtype)
         else:
             apart = residual_dtype is not None and not pre and (seed is not None or residual_dtype != x_dtype)
+            vectors = weight.dtype, norm_bias.dtype if wants_norm_bias else None, bias_dtype if wants_bias else None
+            sums_dtypes = {one for one in vectors if one is not None}
             dx, dresidual, sums_KN = normalise_backward(
                 *(dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype),
-                residual_dtype if apart else None,
+                *(residual_dtype if apart else None, weight.dtype if len(sums_dtypes) == 1 else None),
             )
             sums = iter(sums_KN)
             dweight = next(sums).to(weight.dtype)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..implementations import define
-from ..implementations.launch import kernel, launch, num_processors
+from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
@@ -36,22 +36,19 @@ def _launch_forward(
     vector = vector_of(x_RN.shape[1], x_RN.stride(0), residual_stride)
     split, block_rows, block_columns, num_warps = tile_of_rows(*x_RN.shape)
     num_tiles = cdiv(x_RN.shape[0], block_rows)
-    launch(
-        _forward_split_kernel if split else _forward_kernel,
-        (
-            num_tiles
-            if split
-            else persistent_programs(num_tiles, processors=num_processors(x.device), num_warps=num_warps),
-        ),
-        (
-            *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
-            *(y, s if s.numel() else None, None if rms else mean, rstd),
-            *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
-            *(residual_stride // vector, keep_threshold(p), keep_scale(p), eps),
-        ),
-        (pre, rms, vector, block_rows, block_columns),
-        num_warps=num_warps,
+    arguments = (
+        *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
+        *(y, s if s.numel() else None, None if rms else mean, rstd),
+        *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
+        *(residual_stride // vector, keep_threshold(p), keep_scale(p), eps),
     )
+    constants = pre, rms, vector, block_rows, block_columns
+    if split:
+        launch(_forward_split_kernel, (num_tiles,), arguments, constants, num_warps=num_warps)
+    else:
+        at_a_time = programs_at_a_time(_forward_kernel, arguments, constants, num_warps=num_warps)
+        num_programs = persistent_programs(num_tiles, at_a_time=at_a_time)
+        launch(_forward_kernel, (num_programs,), arguments, constants, num_warps=num_warps)
     return results
 
 

@@ -1,9 +1,14 @@
+import math
 import pkgutil
 from collections.abc import Iterable
 from importlib import import_module
 
+import pytest
+
 import fuselayers.ops
 from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
+from fuselayers.cli.lint_kernels.compile import ARCHS, resident
+from fuselayers.cli.lint_kernels.roofline import GPUS
 from tests.cli.lint_kernels.kernels import compiles
 
 
@@ -31,16 +36,28 @@ def test_every_kernel_is_compiled_every_day() -> None:
     assert _kernels() - _launched(case for case in CASES if case.daily) == set()
 
 
+@compiles
 def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
     (case,) = (case for case in CASES if case.title == "bias_activation_dropout gelu 4096 bfloat16")
-    forward, backward = launches_of(case)
-    assert forward.grid == (8192, 2)  # 16384 rows in tiles of 2 x 2048
+    forward, *_ = launches_of(case)
+    assert forward.grid == (4096, 2)  # 8192 rows in tiles of 2 x 2048
     assert forward.constants == ("gelu", False, 8, 2, 2048)
     assert [None if one is None else tuple(one.shape) for one in forward.arguments[:4]] == [
-        (16384, 4096),
+        (8192, 4096),
         (4096,),
-        (16384, 4096),
+        (8192, 4096),
         (),
     ]
-    assert backward.grid == (264, 2)  # four programs for each of 132 processors
-    assert backward.arguments[7].shape == (264, 4096)
+
+
+@compiles
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in ARCHS])
+def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
+    persistent = 0
+    for case in (case for case in CASES if case.daily or arch != "sm_90"):
+        for one in launches_of(case, arch):
+            # These loop over tiles, with a stride of the number of programs.
+            if "num_programs" in one.function.src:
+                persistent += 1
+                assert math.prod(one.grid) <= GPUS[arch].processors * resident(one, arch), (case.title, one.function)
+    assert persistent >= 5

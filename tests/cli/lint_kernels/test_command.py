@@ -8,23 +8,26 @@ from fuselayers.cli.lint_kernels import compile as compile_module
 from fuselayers.cli.lint_kernels.cases import CASES, Case
 from fuselayers.cli.lint_kernels.command import lint
 from fuselayers.cli.lint_kernels.compile import ARCHS, compiler
-from fuselayers.cli.lint_kernels.figures import Figures, faults, read_figures
+from fuselayers.cli.lint_kernels.figures import Figures, expected_of, faults, read_figures
 from fuselayers.cli.main import main
 from tests.cli.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compiles
 
 
 @compiles
 def test_kernels_have_no_faults() -> None:
-    rows = list(lint((case for case in CASES if case.daily), archs=["sm_90"]))
+    daily = [case for case in CASES if case.daily]
+    rows = list(lint(daily, archs=["sm_90"]))
     assert len(rows) >= 9
-    assert faults(rows, read_figures(), compiler=compiler()) == []
+    expected = [expected_of(case, "sm_90") for case in daily]
+    assert faults(rows, read_figures(), compiler=compiler(), expected=expected) == []
 
 
 @compiles
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_kernel_of_any_case_has_a_fault() -> None:
-    assert faults(lint(CASES, archs=tuple(ARCHS)), read_figures(), compiler=compiler()) == []
+    expected = (expected_of(case, arch) for case in CASES for arch in ARCHS)
+    assert faults(lint(CASES, archs=tuple(ARCHS)), read_figures(), compiler=compiler(), expected=expected) == []
 
 
 @compiles
@@ -53,13 +56,13 @@ def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> 
 def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The command knows two cases and two architectures, and has a file of figures for them."""
     path = tmp_path / "figures.json"
-    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}}')
+    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}, "expected": {}}')
     monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
     monkeypatch.setattr(command, "ARCHS", {arch: ARCHS[arch] for arch in ("sm_90", "gfx942")})
     monkeypatch.setattr(command, "FIGURES", path)
     read, write = figures.read_figures, figures.write_figures
     monkeypatch.setattr(command, "read_figures", lambda: read(path))
-    monkeypatch.setattr(command, "write_figures", lambda *rows, compiler: write(*rows, compiler=compiler, path=path))
+    monkeypatch.setattr(command, "write_figures", lambda *given, compiler: write(*given, compiler=compiler, path=path))
     return path
 
 
@@ -70,7 +73,10 @@ def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     (row,) = json.loads((tmp_path / "all.json").read_text())["kernels"]
     line = next(line for line in out.splitlines() if line.split()[1:2] == ["sm_90"])
-    assert line.split("  ")[-1].strip() == "27.6"
+    assert "27.6" in line.split()
+    assert line.split()[-1] == f"{row['share']:.0%}"
+    (expected,) = json.loads((tmp_path / "all.json").read_text())["expected"]
+    assert (expected["kernels"], expected["shares"]) == ([1, 0], None)
     assert f" {row['registers']} " in line
     assert f" {row['instructions']} " in line
     assert (row["spills"], row["narrow"], row["loads"], row["moved"]) == (0, 0, "2x128", 4.0)

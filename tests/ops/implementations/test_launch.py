@@ -1,4 +1,5 @@
 import importlib
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fuselayers.ops.implementations.launch import (
     kernel,
     launch,
     num_processors,
+    programs_at_a_time,
     recorded_launches,
     why_no_kernels,
 )
@@ -171,6 +173,57 @@ def test_recordings_may_be_nested_and_end() -> None:
     assert [one.grid for one in outer] == [(1,), (3,)]
     assert inner == [(function, (2,), (), (8,), 2, None)]
     assert function.runs == []
+
+
+def test_a_recording_stands_for_a_gpu_and_sees_torchs_own_ops() -> None:
+    seen = []
+    x = torch.empty(4, dtype=torch.bfloat16, device="meta")
+    with recorded_launches(
+        processors=7, resident=lambda one: one.num_warps, see=lambda func, *_: seen.append(func.name())
+    ):
+        assert num_processors(x.device) == 7
+        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=4) == 28
+        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=8, most_warps=16) == 14
+        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=8, most_warps=4) == 7
+        x.float()
+    assert "aten::_to_copy" in seen
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+def test_programs_at_a_time_follow_registers_and_the_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        multi_processor_count = 132
+        max_threads_per_multi_processor = 2048
+        shared_memory_per_multiprocessor = 228 << 10
+        warp_size = 32
+
+    class Metadata:
+        shared = 16 << 10
+
+    class Known(Compiled):
+        n_regs, metadata = 164, Metadata
+
+    class Warm(Function):
+        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Known:
+            self.compiled.append(options)
+            return Known(self)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    launch_module._count_processors.cache_clear()
+    function, x = Warm(), torch.zeros(64)
+    try:
+        # 256 threads of 168 registers fit once on a processor, 128 threads three times.
+        for _ in range(2):
+            assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=8) == 132
+        assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=4) == 3 * 132
+        assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=4, most_warps=8) == 2 * 132
+        # The tensor that stands for the dtype runs the same code.
+        launch_module.launch(function, (5,), (x, torch.zeros(8), 3), (8,), num_warps=8)
+    finally:
+        launch_module._count_processors.cache_clear()
+    assert function.compiled == [{"num_warps": 8}, {"num_warps": 4}]
+    assert [grid for grid, _ in function.runs] == [(5, 1, 1)]
 
 
 @needs_triton
