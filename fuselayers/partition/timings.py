@@ -39,8 +39,9 @@ def warm_up(seconds: float) -> Iterator[None]:
     """Change how long "auto" runs a graph with the first backend before it measures the others.
 
     Args:
-        seconds: 0 measures at the first call. With `math.inf` nothing is measured, and a function that is compiled
-            meanwhile stays with the first backend, so that each run gives the same bits. The default is 1.
+        seconds: of calls, by the CPU's clock; on a GPU of launching them, since a call does not wait for its kernels. 0
+            measures at the first call. With `math.inf` nothing is measured, and a function that is compiled meanwhile
+            stays with the first backend, so that each run gives the same bits. The default is 1.
 
     Raises:
         ValueError: the number is below 0.

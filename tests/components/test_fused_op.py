@@ -13,8 +13,8 @@ from fuselayers.components import (
     FusedBiasActivationDropout,
     FusedBiasDropoutResidual,
     FusedBiasDropoutResidualLayerNorm,
-    GatedMLP,
     FusedMLP,
+    GatedMLP,
 )
 from fuselayers.components.fused_op import op_for
 from fuselayers.ops.implementations import dispatch
