@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtypes", help="of suite: comma-separated (default bfloat16,float16,float32; float32 on a CPU)"
     )
-    parser.add_argument("--minutes", type=float, help="of suite: no new measurement begins later (default 7)")
+    parser.add_argument("--minutes", type=float, help="of suite: no measurement begins later (default 7)")
     parser.add_argument("--out", metavar="DIR", help="of suite: the folder to write")
     parser.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
 

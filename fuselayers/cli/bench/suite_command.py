@@ -1,6 +1,7 @@
 """`fuselayers bench suite`: measures the chosen ops, and writes a folder."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from datetime import date
 from importlib import metadata
@@ -64,6 +65,8 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         minutes=minutes,
         say=lambda text: say(console, text),
         keep=keep,
+        # Compiling takes one core longer than all measurements take the GPU.
+        workers=(os.cpu_count() or 1) if device.type == "cuda" else 0,
     )
     files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
     lines = [f"not timed: {name}: {reason}" for name, reason in suite.failed.items()]
