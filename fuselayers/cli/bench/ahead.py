@@ -33,6 +33,8 @@ def _start() -> None:
     import torch._inductor.config as config
 
     config.compile_threads = 1  # else every worker starts a pool of its own
+    # Inductor chooses among some kernels by their times, which mean nothing while other workers use the GPU.
+    config.autotune_local_cache = False
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
