@@ -101,7 +101,7 @@ def test_prices_are_of_this_machine() -> None:
     """Those stated are an H200's; another GPU of these years is within a factor of six."""
     stated = machine_of(DEVICE.type)
     measured = prices.measure(DEVICE, **({} if ON_A_GPU else {"size": 1 << 18, "width": 128}))
-    factor = 6.0 if ON_A_GPU else 1e3
+    factor = 6.0 if ON_A_GPU else 1e5  # a busy CPU says little
     for name in ("bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate", "kernel_seconds"):
         print(f"{name}: {getattr(measured, name):.3g}, stated {getattr(stated, name):.3g}")
         assert 1 / factor < getattr(measured, name) / getattr(stated, name) < factor, name
