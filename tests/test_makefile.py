@@ -99,12 +99,10 @@ def test_gpu_runs_three_parts_within_eight_minutes(tmp_path: Path) -> None:
     assert f'bench suite --out "{tmp_path}"' in parts[2][1]
 
 
-@pytest.mark.parametrize(
-    ("failing", "code"), [("tests/gpu/ready.py", 2), ("cacheprovider tests/gpu", 2), ("suite", 2), ("none", 0)]
-)
-def test_no_part_of_gpu_stops_the_next(failing: str, code: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["tests/gpu/ready.py", "cacheprovider tests/gpu", "suite", "none"])
+def test_no_part_of_gpu_stops_the_next(failing: str, tmp_path: Path) -> None:
     python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text(f'#!/bin/sh\necho "$*" >>{log}\ncase "$*" in *{failing}*) exit 1;; esac\n')
+    python.write_text(f'#!/bin/sh\necho "$*" >>{log}\ncase "$*" in *"{failing}"*) exit 1;; esac\n')
     python.chmod(0o755)
     assert _make("gpu", f"PYTHON={python}", f"GPU_OUT={tmp_path}/out").returncode == (0 if failing == "none" else 2)
     assert len(log.read_text().splitlines()) == (1 if failing == "tests/gpu/ready.py" else 4)

@@ -143,26 +143,18 @@ def measure_suite(
     minutes: float,
     say: Callable[[str], None],
     keep: Callable[[Suite], None] = lambda suite: None,
-    workers: int = 0,
 ) -> Suite:
     """Check and time every op in every width and dtype, one after the other.
 
     No measurement begins after `minutes`; `left_out` names the rest. `say` gets the name of each measurement, `keep`
-    all measurements so far, after each variant. With `workers`, so many processes first run everything once, for
-    `minutes` at most; what they compile is read from the caches on disk, and the clock starts after them.
+    all measurements so far, after each variant.
     """
-    work = [(variant, one) for one in rounds for variant in chosen if _affordable(variant, one.shapes, device)]
-    if workers and minutes > 0:
-        say(f"compiling, on {workers} processes")
-        jobs = [(variant, one, device) for variant, one in work]
-        done = run_ahead(_run_once, jobs, workers=workers, seconds=60 * minutes)
-        say(f"compiled {done} of {len(jobs)}")
     deadline = time.monotonic() + 60 * minutes
     suite = Suite(copy_bandwidth(device))
     if why_no_kernels(device) is None:
         say("what calls cost")
         suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
-    for variant, one in work:
+    for variant, one in _in_order(chosen, rounds, device):
         shapes = _affordable(variant, one.shapes, device)
         name = f"{variant.title}, {dtype_name(one.dtype)}"
         if time.monotonic() > deadline:
@@ -177,6 +169,29 @@ def measure_suite(
                 _measure(variant, _settings(variant, shape, one.dtype, device), implementations, suite, repeats)
         keep(suite)
     return suite
+
+
+def compile_ahead(
+    chosen: Sequence[Variant],
+    *,
+    rounds: Sequence[Round],
+    device: torch.device,
+    workers: int,
+    minutes: float,
+    say: Callable[[str], None],
+) -> None:
+    """Run all that `measure_suite` will run, in so many processes and for so long at most.
+
+    What they compile is then read from the caches on disk.
+    """
+    say(f"compiling, on {workers} processes")
+    jobs = [(variant, one, device) for variant, one in _in_order(chosen, rounds, device)]
+    done = run_ahead(_run_once, jobs, workers=workers, seconds=60 * minutes)
+    say(f"compiled {done} of {len(jobs)}")
+
+
+def _in_order(chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device) -> list[tuple[Variant, Round]]:
+    return [(variant, one) for one in rounds for variant in chosen if _affordable(variant, one.shapes, device)]
 
 
 def _run_once(variant: Variant, one: Round, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from ..._version import __version__
 from ..machine import measured_machine
 from ..text import chosen_names, say
 from .measure import OURS
-from .suite import SHAPES, Round, Suite, measure_suite, variants
+from .suite import SHAPES, Round, Suite, compile_ahead, measure_suite, variants
 from .suite_report import write_data, write_report
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -57,6 +57,15 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         write_data(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
 
     say(console, machine)
+    if device.type == "cuda":  # compiling takes one core longer than all measurements take the GPU
+        compile_ahead(
+            chosen,
+            rounds=rounds,
+            device=device,
+            workers=os.cpu_count() or 1,
+            minutes=minutes,
+            say=lambda text: say(console, text),
+        )
     suite = measure_suite(
         chosen,
         rounds=rounds,
@@ -65,8 +74,6 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         minutes=minutes,
         say=lambda text: say(console, text),
         keep=keep,
-        # Compiling takes one core longer than all measurements take the GPU.
-        workers=(os.cpu_count() or 1) if device.type == "cuda" else 0,
     )
     files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
     lines = [f"not timed: {name}: {reason}" for name, reason in suite.failed.items()]

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,25 +89,21 @@ def test_each_variant_is_checked_just_before_it_is_timed(monkeypatch: pytest.Mon
     assert log == ["check", "time", "keep 3", "check", "time", "keep 6"]
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_the_clock_starts_when_the_workers_have_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, jobs = [0.0], []
+def test_the_workers_run_what_will_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
 
-    def ahead(function: Any, given: list[Any], *, workers: int, seconds: float) -> int:
-        jobs.extend(given)
-        now[0] += seconds
-        return len(given)
+    def ahead(*arguments: Any, workers: int, seconds: float) -> int:
+        calls.append((*arguments, workers, seconds))
+        return 1
 
     monkeypatch.setattr(module, "run_ahead", ahead)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     said: list[str] = []
     chosen = [Variant("layer_norm"), Variant("linear_activation")]
-    rounds = [Round(torch.float32, ((2, 3, 8), (2, 300, 8000)), any_size=True)]
-    arguments: dict[str, Any] = {"rounds": rounds, "device": CPU, "repeats": 1, "minutes": 1.0, "say": said.append}
-    suite = measure_suite(chosen[:1], **arguments, workers=3)
-    assert jobs == [(chosen[0], rounds[0], CPU)]
-    assert (len(suite.rows), suite.left_out) == (6, [])
-    assert said == ["compiling, on 3 processes", "compiled 1 of 1", "layer_norm, float32"]
+    rounds = [Round(dtype, ((2, 300, 8000),), any_size=True) for dtype in (torch.float32, torch.bfloat16)]
+    module.compile_ahead(chosen, rounds=rounds, device=CPU, workers=3, minutes=0.5, say=said.append)
+    # Such a matmul is not measured on a CPU.
+    assert calls == [(module._run_once, [(chosen[0], one, CPU) for one in rounds], 3, 30.0)]
+    assert said == ["compiling, on 3 processes", "compiled 1 of 2"]
 
 
 # Not in pytest's process, where other modules come before torch: see `run_ahead`.
