@@ -1,7 +1,8 @@
 # make train   sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
 # make test    sets up .venv and runs lint, types and tests
-# Other targets: test-all (slow tests too), test-nvfuser (the tests' definitions, built in the real nvFuser), lint,
-# docs (the site, into site/), clean.
+# make gpu     on a machine with a GPU: checks, kernel tests and measurements in eight minutes; uses PYTHON as it is
+# Other targets: test-all (slow tests too), test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry
+# (make gpu without a GPU, small), lint, docs (the site, into site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ WORKERS ?= 2
 # pip 25.3 the latter have a variable of their own.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
-.PHONY: train test test-all test-nvfuser lint docs clean
+.PHONY: train test test-all test-nvfuser gpu gpu-dry lint docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-test
@@ -34,6 +35,27 @@ test: lint
 test-all: lint
 	$(COMPILED) $(ARGS)
 	$(INTERPRETED) -m kernels $(ARGS) || [ $$? -eq 5 ]
+
+# No virtual environment: such a machine has its own torch, and often no network. Every part runs, whatever fails before
+# it, and none longer than its share of eight minutes; the suite compiles for half of its time at most.
+GPU_OUT ?= build/gpu
+GPU_WORKERS ?= 12
+GPU_TESTS ?= tests/ops tests/components/attention tests/testing tests/cli/tune
+GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 2.2
+
+gpu:
+	"$(PYTHON)" tests/gpu/ready.py
+	mkdir -p "$(GPU_OUT)"
+	failed=0; \
+	timeout 60 "$(PYTHON)" -m pytest -v -rP -p no:cacheprovider tests/gpu || failed=1; \
+	timeout 120 "$(PYTHON)" -m pytest -q -n $(GPU_WORKERS) --dist worksteal -p no:cacheprovider -m "kernels and not slow" $(GPU_TESTS) || failed=1; \
+	timeout 300 "$(PYTHON)" -m fuselayers bench suite --out "$(GPU_OUT)" $(GPU_SUITE) || failed=1; \
+	exit $$failed
+
+gpu-dry: export TRITON_INTERPRET := 1
+gpu-dry:
+	$(MAKE) gpu GPU_WORKERS=2 GPU_TESTS=tests/cli/tune/test_prices.py \
+		GPU_SUITE="--device cpu --quick --ops softmax --repeats 2"
 
 # nvFuser's newest wheel needs torch 2.9, and this library needs a newer torch. So the tests write their definitions to
 # files, and the real nvFuser builds them in a separate environment. This needs Python 3.10 or 3.12 and a C++ compiler,

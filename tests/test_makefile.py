@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.gpu import ready
 
 ROOT = Path(__file__).parents[1]
 
@@ -80,3 +87,58 @@ def test_only_the_interpreted_run_may_find_no_test(
     (tmp_path / ".installed-test").touch()
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert (_make("test", f"VENV={tmp_path}").returncode == 0) is passes
+
+
+def test_gpu_runs_three_parts_within_eight_minutes(tmp_path: Path) -> None:
+    done = _make("--dry-run", "gpu", "PYTHON=python3", f"GPU_OUT={tmp_path}")
+    parts = re.findall(r"timeout (\d+) \"python3\" -m (.*?) \|\| failed=1", done.stdout)
+    assert [command.split()[0] for _, command in parts] == ["pytest", "pytest", "fuselayers"]
+    assert sum(int(seconds) for seconds, _ in parts) <= 480
+    assert "tests/gpu" in parts[0][1]
+    assert '-m "kernels and not slow" tests/ops' in parts[1][1]
+    assert f'bench suite --out "{tmp_path}"' in parts[2][1]
+
+
+@pytest.mark.parametrize("failing", ["tests/gpu/ready.py", "cacheprovider tests/gpu", "suite", "none"])
+def test_no_part_of_gpu_stops_the_next(failing: str, tmp_path: Path) -> None:
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(f'#!/bin/sh\necho "$*" >>{log}\ncase "$*" in *"{failing}"*) exit 1;; esac\n')
+    python.chmod(0o755)
+    assert _make("gpu", f"PYTHON={python}", f"GPU_OUT={tmp_path}/out").returncode == (0 if failing == "none" else 2)
+    assert len(log.read_text().splitlines()) == (1 if failing == "tests/gpu/ready.py" else 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there are no kernels without Triton")
+def test_gpu_can_be_tried_without_a_gpu(tmp_path: Path) -> None:
+    done = _make("gpu-dry", f"PYTHON={sys.executable}", f"GPU_OUT={tmp_path}")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert {"results.json", "results.md"} <= {one.name for one in tmp_path.iterdir()}
+    assert "test_the_gradients_of_a_norm" in done.stdout
+
+
+def test_gpu_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name in ("omegaconf", "pytest-timeout"):
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert ready.missing() == ["omegaconf==2.3.1", "pytest-timeout==2.4.0"]
+    assert "PYTHONPATH=folder make gpu" in str(ready.why_not_ready())
+    monkeypatch.setattr(metadata, "version", lambda name: "1.0")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert ready.why_not_ready() is None
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "make gpu-dry" in str(ready.why_not_ready())
+
+
+def test_the_packages_of_gpu_have_the_versions_that_are_pinned() -> None:
+    wanted, pinned = (
+        {line for line in (ROOT / name).read_text().splitlines() if line and not line.startswith("#")}
+        for name in ("tests/gpu/requirements.txt", "constraints.txt")
+    )
+    assert wanted - pinned == set()
+    for package in ("omegaconf", "hydra-core", "antlr4-python3-runtime"):
+        assert any(line.startswith(f"{package}==") for line in wanted)

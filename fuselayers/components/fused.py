@@ -35,7 +35,8 @@ class BiasedOp(nn.Module):
     Args:
         p: dropout probability, 0 <= p <= 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
-        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
+        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend. On a GPU "auto"
+            calls the op directly too, which launches its kernels, unless `partition` is a budget.
         partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
 
     Raises:
@@ -68,7 +69,7 @@ class BiasedOp(nn.Module):
         return None if self.bias is None else self.bias.to(x.dtype)
 
     def _call(self, *tensors: Tensor, bias: Tensor | None, **arguments: Any) -> Any:
-        op = op_for(self.op, backend=self.backend, partition=self.partition)
+        op = op_for(self.op, tensors[0], backend=self.backend, partition=self.partition)
         return op(*tensors, bias=bias, p=self.p, training=self.training, **arguments)
 
     def extra_repr(self) -> str:

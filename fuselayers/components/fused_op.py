@@ -5,18 +5,32 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
+from torch import Tensor
+
 from .._torch.dispatch import is_compiling
+from ..ops.implementations import uses_kernels
 from ..partition import fuse, is_fusion_disabled
 
 # The arguments of ops that are not tensors.
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
-def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Callable[..., Any]:
+def op_for(
+    op: Callable[..., Any], x: Tensor | None = None, *, backend: str | None, partition: str
+) -> Callable[..., Any]:
     """Return `op` itself when `backend` is None or within `partition.disable_fusion`, else `op` fused for that backend.
 
     Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. All layers
     share one fused function per op, backend and partition.
+
+    On a GPU "auto" is `op` itself too where kernels take x: they save next to nothing beside their inputs, and what
+    `fuse` traces is the formula. With a budget the op is fused.
+
+    Args:
+        op: a function of this library.
+        x: its first tensor; None where only the names are checked.
+        backend: as for `fuse`, or None.
+        partition: as for `fuse`.
 
     Raises:
         ValueError: there is no such backend or partition.
@@ -27,6 +41,8 @@ def op_for(op: Callable[..., Any], *, backend: str | None, partition: str) -> Ca
     """
     # A compiler that traces the layer fuses the op with its neighbours.
     if backend is None or is_compiling() or is_fusion_disabled():
+        return op
+    if backend == "auto" and partition in ("default", "min_cut") and x is not None and uses_kernels(backend, x):
         return op
     return _fused(op, backend, partition)
 

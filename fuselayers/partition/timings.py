@@ -39,8 +39,9 @@ def warm_up(seconds: float) -> Iterator[None]:
     """Change how long "auto" runs a graph with the first backend before it measures the others.
 
     Args:
-        seconds: 0 measures at the first call. With `math.inf` nothing is measured, and a function that is compiled
-            meanwhile stays with the first backend, so that each run gives the same bits. The default is 1.
+        seconds: of calls, by the CPU's clock; on a GPU of launching them, since a call does not wait for its kernels. 0
+            measures at the first call. With `math.inf` nothing is measured, and a function that is compiled meanwhile
+            stays with the first backend, so that each run gives the same bits. The default is 1.
 
     Raises:
         ValueError: the number is below 0.
@@ -84,7 +85,7 @@ def may_measure() -> bool:
         or saved_tensors_hooks_are_active()
         or dispatch_mode_is_active()
         or transforms_are_active()
-        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
     )
 
 

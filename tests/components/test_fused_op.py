@@ -1,11 +1,25 @@
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 from fuselayers import ops
-from fuselayers.components import Choice, Decoder, EncoderDecoder, FusedMLP
+from fuselayers.components import (
+    Choice,
+    Decoder,
+    EncoderDecoder,
+    FusedBiasActivationDropout,
+    FusedBiasDropoutResidual,
+    FusedBiasDropoutResidualLayerNorm,
+    FusedMLP,
+    GatedMLP,
+)
 from fuselayers.components.fused_op import op_for
+from fuselayers.ops.implementations import dispatch
+from fuselayers.ops.implementations.launch import INTERPRETED, recorded_launches
+from fuselayers.ops.implementations.triton_language import HAS_TRITON
 from fuselayers.partition import FusedFunction, disable_fusion
 
 
@@ -51,6 +65,51 @@ def test_within_disable_fusion_the_op_is_called_directly() -> None:
         other.join()
     assert seen == [look()]
     assert isinstance(look(), FusedFunction)
+
+
+@pytest.fixture
+def _meta_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_is_on_gpu", lambda tensor: tensor.is_meta)
+
+
+needs_kernels = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="nothing is launched as on a GPU")
+
+
+@needs_kernels
+@pytest.mark.usefixtures("_meta_is_a_gpu")
+@pytest.mark.parametrize(
+    ("make", "kernels"),
+    [
+        (lambda: FusedBiasActivationDropout(0.1, 8, activation="gelu"), 2),
+        (lambda: FusedBiasDropoutResidual(0.1, 8), 2),
+        (lambda: FusedBiasDropoutResidualLayerNorm(0.1, 8, bias_shape=8), 2),
+        (lambda: FusedMLP(8, dropout=0.1, backend="auto"), 2),
+        (lambda: GatedMLP(8, dropout=0.1, backend="auto"), 4),
+    ],
+)
+def test_on_a_gpu_auto_launches_the_kernels(make: Callable[[], nn.Module], kernels: int) -> None:
+    layer = make().to("meta")
+    x = torch.empty(3, 8, device="meta", requires_grad=True)
+    tensors = (x, x) if "Residual" in type(layer).__name__ else (x,)
+    with recorded_launches() as launches:
+        layer(*tensors).sum().backward()
+    assert len(launches) == kernels
+
+
+@needs_kernels
+@pytest.mark.usefixtures("_meta_is_a_gpu")
+@pytest.mark.parametrize(
+    ("backend", "partition", "dtype"),
+    [
+        ("inductor", "min_cut", torch.float32),  # was asked for
+        ("auto", "budget:0.5", torch.float32),  # kernels know no budget
+        ("auto", "min_cut", torch.float64),  # has no kernels
+    ],
+)
+def test_on_a_gpu_the_rest_is_fused(backend: str, partition: str, dtype: torch.dtype) -> None:
+    with recorded_launches():
+        x = torch.empty(3, 8, dtype=dtype, device="meta")
+        assert isinstance(op_for(ops.dropout, x, backend=backend, partition=partition), FusedFunction)
 
 
 def test_no_token_of_a_text_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

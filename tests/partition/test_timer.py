@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from fuselayers._torch.dispatch import TorchDispatchMode
 from fuselayers.partition import timer
 from fuselayers.partition.timer import Step, median_seconds, time_in_turns
 
@@ -70,3 +71,46 @@ def test_the_real_clock() -> None:
     steps = {"sleep": Step(lambda _: time.sleep(0.01)), "nothing": Step(lambda _: None)}
     seconds = median_seconds(time_in_turns(steps, device=CPU, rounds=3, cold=True))
     assert seconds["sleep"] > 0.009 > seconds["nothing"]
+
+
+class Events:
+    """Stands in for `torch.cuda`, and for the GPU: collects the ops between the events, and times them by hand."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def Event(self, *, enable_timing: bool) -> Any:
+        assert enable_timing
+        return SimpleNamespace(record=lambda stream: self.log.append("event"), elapsed_time=lambda end: 0.2)
+
+    def synchronize(self, device: torch.device) -> None:
+        self.log.append("wait")
+
+    def current_stream(self, device: torch.device) -> None: ...
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        writes = any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+        size = args[0].nbytes if args and isinstance(args[0], torch.Tensor) else 0
+        self.log.append(f"{'writes' if writes else 'reads'} {size >> 20} MB" if size else "allocates")
+        return func(*args, **kwargs or {})
+
+
+def test_on_a_gpu_the_caches_are_flooded_by_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that a flood leaves dirty are written back while the step runs, and a step that reads pays for them."""
+    events = Events()
+    for name in ("Event", "synchronize", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(events, name))
+    clock = timer._EventClock(torch.device("meta"))
+    with Ops(events.log):
+        events.log.clear()
+        clock.start()
+        events.log.append("the step")
+        assert clock.stop() == pytest.approx(0.2e-3)
+    # Three floods of 0.2 ms, for half a millisecond of launches.
+    assert events.log == ["wait", *["reads 256 MB"] * 3, "event", "the step", "event", "wait"]

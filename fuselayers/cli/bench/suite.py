@@ -10,6 +10,7 @@ import torch
 
 from ...ops.implementations.launch import why_no_kernels
 from ...partition import saved_bytes
+from .ahead import run_ahead
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, dtype_name, op_case
 from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
@@ -145,7 +146,7 @@ def measure_suite(
     say: Callable[[str], None],
     keep: Callable[[Suite], None] = lambda suite: None,
 ) -> Suite:
-    """Check every op in every width and dtype, then time.
+    """Check and time every op in every width and dtype, one after the other.
 
     No measurement begins after `deadline`, in seconds of `time.monotonic`; `left_out` names the rest. `say` gets the
     name of each measurement, `keep` all measurements so far, after each variant.
@@ -154,35 +155,65 @@ def measure_suite(
     if why_no_kernels(device) is None:
         say("what calls cost")
         suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
-    say("the ops' numbers")
-    right: dict[tuple[str, torch.dtype], set[str]] = {}
-    for dtype in dict.fromkeys(one.dtype for one in rounds):
-        shapes = [shape for one in rounds if one.dtype == dtype for shape in one.shapes]
-        for variant in chosen:
-            ours: dict[str, Implementation] = {OURS: lambda case: case.op}
-            right[variant.title, dtype] = {EAGER, *_check(variant, ours, shapes, dtype, device, suite)}
-    for one in rounds:
-        for variant in chosen:
-            shapes = _affordable(variant, one.shapes, device)
-            name, known = f"{variant.title}, {dtype_name(one.dtype)}", right[variant.title, one.dtype]
-            if shapes and time.monotonic() <= deadline:
-                say(name)
-                implementations = _implementations(variant, one, device)
-                if COMPILE not in known:
-                    others = {key: implementations[key] for key in implementations.keys() - {EAGER, OURS}}
-                    known |= _check(variant, others, shapes, one.dtype, device, suite)
-                    # The code compiled for the checks is not the code that a user with these shapes would get.
-                    implementations = _implementations(variant, one, device)
-                implementations = {key: implementations[key] for key in implementations if key in known}
-                for shape in shapes:
-                    if time.monotonic() > deadline:
-                        suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
-                    else:
-                        _measure(variant, _settings(variant, shape, one.dtype, device), implementations, suite, repeats)
-                keep(suite)
+    for variant, one in _in_order(chosen, rounds, device):
+        shapes = _affordable(variant, one.shapes, device)
+        name = f"{variant.title}, {dtype_name(one.dtype)}"
+        if time.monotonic() > deadline:
+            suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
+            continue
+        say(name)
+        implementations = _right_implementations(variant, one, device, suite)
+        for shape in shapes:
+            if time.monotonic() > deadline:
+                suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
             else:
-                suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
+                _measure(variant, _settings(variant, shape, one.dtype, device), implementations, suite, repeats)
+        keep(suite)
     return suite
+
+
+def compile_ahead(
+    chosen: Sequence[Variant],
+    *,
+    rounds: Sequence[Round],
+    device: torch.device,
+    workers: int,
+    minutes: float,
+    say: Callable[[str], None],
+) -> None:
+    """Run all that `measure_suite` will run, in so many processes and for so long at most.
+
+    What they compile is then read from the caches on disk.
+    """
+    say(f"compiling, on {workers} processes")
+    jobs = [(variant, one, device) for variant, one in _in_order(chosen, rounds, device)]
+    done = run_ahead(_run_once, jobs, workers=workers, seconds=60 * minutes)
+    say(f"compiled {done} of {len(jobs)}")
+
+
+def _in_order(chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device) -> list[tuple[Variant, Round]]:
+    return [(variant, one) for one in rounds for variant in chosen if _affordable(variant, one.shapes, device)]
+
+
+def _run_once(variant: Variant, one: Round, device: torch.device) -> None:
+    """Call all that the suite checks and times of a variant, and so compile it."""
+    suite = Suite(bandwidth=1.0)
+    implementations = _right_implementations(variant, one, device, suite)
+    for shape in _affordable(variant, one.shapes, device):
+        _candidates(variant, _settings(variant, shape, one.dtype, device), implementations, suite)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the other processes need the memory
+
+
+def _right_implementations(
+    variant: Variant, one: Round, device: torch.device, suite: Suite
+) -> dict[str, Implementation]:
+    """The implementations with right numbers in every width of a round; the others are added to `suite.failed`."""
+    implementations = _implementations(variant, one, device)
+    others = {key: implementations[key] for key in implementations.keys() - {EAGER}}
+    right = {EAGER, *_check(variant, others, one.shapes, one.dtype, device, suite)}
+    # The code compiled for the checks is not the code that a user with these shapes would get.
+    return {key: made for key, made in _implementations(variant, one, device).items() if key in right}
 
 
 def _settings(variant: Variant, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Settings:
@@ -264,21 +295,28 @@ def _check(
     return right
 
 
-def _measure(
-    variant: Variant, settings: Settings, implementations: Mapping[str, Implementation], suite: Suite, repeats: int
-) -> None:
-    case = op_case(variant.op, settings)
-    dtype = dtype_name(settings.dtype)
-    candidates = []
+def _candidates(
+    variant: Variant, settings: Settings, implementations: Mapping[str, Implementation], suite: Suite
+) -> tuple[OpCase, list[Candidate]]:
+    """Return the case, and the candidates that run; the errors of the others are added to `suite.failed`."""
+    case, candidates = op_case(variant.op, settings), []
     for name, implementation in implementations.items():
         candidate = _candidate(name, case, implementation(case))
         try:
             results(candidate)
         except Exception as error:
             shape = "x".join(map(str, settings.shape))
-            suite.failed[f"{name}: {variant.title}, {dtype}, {shape}"] = _one_line(error)
+            suite.failed[f"{name}: {variant.title}, {dtype_name(settings.dtype)}, {shape}"] = _one_line(error)
         else:
             candidates.append(candidate)
+    return case, candidates
+
+
+def _measure(
+    variant: Variant, settings: Settings, implementations: Mapping[str, Implementation], suite: Suite, repeats: int
+) -> None:
+    case, candidates = _candidates(variant, settings, implementations, suite)
+    dtype = dtype_name(settings.dtype)
     timings = time_interleaved(candidates, repeats=repeats, device=settings.device)
     floor = {}
     if case.floor is not None:

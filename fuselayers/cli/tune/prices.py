@@ -6,7 +6,10 @@ from typing import Final
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
+from ...ops.implementations.launch import kernel, launch
+from ...ops.implementations.triton_language import tl
 from ...partition import Machine, machine_of
 from ...partition.machine import write_tuned
 from ...partition.timer import Step, median_seconds, time_in_turns
@@ -17,6 +20,9 @@ _REPEATS: Final = 9
 _CHAIN: Final = 32
 # Of a vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
 _EXP_FLOPS: Final = 16
+# On a GPU: for each element, and elements of a program. 2^28 elements take 2 ms of an H200.
+_MULTIPLY_ADDS: Final = 256
+_BLOCK: Final = 1024
 
 
 def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
@@ -41,35 +47,56 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
         console.print(f"stored in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
 
 
-def measure(device: torch.device, *, size: int = 1 << 25, width: int = 1536) -> Machine:
+def measure(device: torch.device, *, size: int | None = None, width: int | None = None) -> Machine:
     """Return the machine that `device` is, from medians of a few runs each.
+
+    On a GPU the times are its own, between two events, and every run but that of the smallest kernel fills the chip.
 
     Args:
         device: what to measure.
-        size: elements of the float32 vector that is streamed; it should not fit into a cache.
-        width: of the square matrices that are multiplied.
+        size: elements of the float32 vector that is streamed; it should not fit into a cache. None is 2^25, and 2^28 on
+            a GPU.
+        width: of the square matrices that are multiplied; None is 1536, and 8192 on a GPU.
     """
+    on_cpu = device.type == "cpu"
+    size, width = size or 1 << (25 if on_cpu else 28), width or (1536 if on_cpu else 8192)
     x = torch.randn(size, device=device)
     out = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)
     rates = {dtype: _matmul_rate(width, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
-    # Small enough for the cache, so that arithmetic takes the time.
-    small = torch.rand(min(size, 1 << 14), device=device)
-    result = torch.empty_like(small)
-    launch = _launch(device)
-    vector = (
-        small.numel()
-        * _EXP_FLOPS
-        / max(_seconds(lambda: _repeat(lambda: torch.exp(small, out=result)), device) / _CHAIN - launch, 1e-9)
-    )
+    kernel_seconds = _launch(device)
     return Machine(
         name=f"measured: {describe_machine(device)}",
         bandwidth=bandwidth,
         flop_rate=rates[torch.float32],
         low_precision_flop_rate=rates[torch.bfloat16],
-        vector_flop_rate=vector,
-        kernel_seconds=launch,
+        vector_flop_rate=_exp_rate(min(size, 1 << 14), kernel_seconds) if on_cpu else _multiply_add_rate(out),
+        kernel_seconds=kernel_seconds,
     )
+
+
+def _exp_rate(size: int, kernel_seconds: float) -> float:
+    """FLOPs per second of exponentials, of a vector that fits into the cache, so that arithmetic takes the time."""
+    x = torch.rand(size)
+    out = torch.empty_like(x)
+    seconds = _seconds(lambda: _repeat(lambda: torch.exp(x, out=out)), torch.device("cpu")) / _CHAIN - kernel_seconds
+    return size * _EXP_FLOPS / max(seconds, 1e-9)
+
+
+def _multiply_add_rate(out: Tensor) -> float:
+    """FLOPs per second of multiply-adds in registers: torch has no elementwise op that memory does not limit."""
+    grid, constants = (out.numel() // _BLOCK,), (_MULTIPLY_ADDS, _BLOCK)
+    seconds = _seconds(lambda: launch(_multiply_add_kernel, grid, (out, 0.999), constants), out.device)
+    return 2 * _MULTIPLY_ADDS * grid[0] * _BLOCK / seconds
+
+
+@kernel
+def _multiply_add_kernel(out_ptr, factor, COUNT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.arange(0, BLOCK).to(tl.float32)
+    for _ in range(COUNT):
+        x = x * factor + 1.0
+    tl.store(out_ptr + places, x)
 
 
 def _matmul_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -90,5 +117,5 @@ def _repeat(run: Callable[[], object]) -> None:
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
     """Return the median time of a run."""
-    times = time_in_turns({"run": Step(lambda _: run())}, device=device, rounds=_REPEATS, warm_up=2)
+    times = time_in_turns({"run": Step(lambda _: run())}, device=device, rounds=_REPEATS, warm_up=2, cold=True)
     return median_seconds(times)["run"]

@@ -37,7 +37,8 @@ class GatedMLP(nn.Module):
             `dict(module.named_parameters())` in place of the state_dict.
         bias: whether the three linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
-        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
+        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend. On a GPU "auto"
+            calls the op directly too, which launches its kernels, unless `partition` is a budget.
         partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
 
     Raises:
@@ -87,7 +88,7 @@ class GatedMLP(nn.Module):
         check_last_dim(x, self.hidden_dim)
         gate, up = (self.gate_up(x), None) if self.packed else (self.gate(x), self.up(x))
         if self.custom_activation is None:
-            op = op_for(_gated_activation_dropout, backend=self.backend, partition=self.partition)
+            op = op_for(_gated_activation_dropout, gate, backend=self.backend, partition=self.partition)
             hidden = op(gate, up, activation=self.activation, p=self.dropout, training=self.training)
         else:
             if up is None:

@@ -83,7 +83,8 @@ class FusedMLP(MLP):
     layer runs as `MLP`.
 
     Args:
-        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend.
+        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend. On a GPU "auto"
+            calls the op directly too, which launches its kernels, unless `partition` is a budget.
         partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
 
     Raises:
@@ -124,7 +125,7 @@ class FusedMLP(MLP):
         hidden = F.linear(x, self.up.weight)
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
         bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
-        op = op_for(bias_activation_dropout, backend=self.backend, partition=self.partition)
+        op = op_for(bias_activation_dropout, hidden, backend=self.backend, partition=self.partition)
         hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training)
         y: Tensor = self.down(hidden)
         return y

@@ -141,7 +141,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
-        if not tensors[0].is_cuda or is_compiling() or INTERPRETED:
+        if not _is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device)
@@ -151,6 +151,10 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     if reason is not None:
         raise RuntimeError(f"backend 'triton' cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda  # a function, so that tests without a GPU can stand in for it
 
 
 def _unsupported_reason(

@@ -1,8 +1,15 @@
+import argparse
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
+from fuselayers.cli.bench import suite_command
+from fuselayers.cli.bench.suite import Suite
 from fuselayers.cli.main import main
 
 
@@ -14,8 +21,8 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = captured.out.splitlines()
-    assert lines[1:4] == ["the ops' numbers", "dropout, bfloat16", "layer_norm, bfloat16"]
-    assert lines[4:] == [
+    assert lines[1:3] == ["dropout, bfloat16", "layer_norm, bfloat16"]
+    assert lines[3:] == [
         str(folder / name)
         for name in (
             "results.json",
@@ -29,6 +36,27 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
         ("dropout", (8, 256, 512)),
         ("layer_norm", (8, 256, 512)),
     }
+
+
+def test_on_a_gpu_everything_is_compiled_before_the_clock_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    def compiled(chosen: Any, *, workers: int, minutes: float, **_: Any) -> None:
+        assert (workers, minutes) == (os.cpu_count(), 3.0)
+        log.append("compiled")
+
+    def measured(chosen: Any, **_: Any) -> Suite:
+        log.append("measured")
+        return Suite(bandwidth=1.0)
+
+    monkeypatch.setattr(suite_command, "compile_ahead", compiled)
+    monkeypatch.setattr(suite_command, "measure_suite", measured)
+    monkeypatch.setattr(suite_command, "measured_machine", lambda device: "an H200")
+    arguments = argparse.Namespace(out=str(tmp_path), minutes=3.0, ops=None, dtypes=None, quick=True, repeats=1)
+    assert suite_command.run_suite(arguments, Console(quiet=True), device=torch.device("cuda")) == 0
+    assert log == ["compiled", "measured"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""The ten checks that decide most on a GPU, which `make gpu` runs first. Each takes less than a second of the GPU.
+
+Those that ask nothing of the GPU itself run in Triton's interpreter too.
+"""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselayers import ops, testing
+from fuselayers.cli.tune import prices
+from fuselayers.components import FusedMLP
+from fuselayers.ops.implementations import launch
+from fuselayers.partition import machine_of
+from tests.ops.contract import DEVICE, assert_as_good_as, seed_of, tensors
+
+pytestmark = pytest.mark.kernels
+ON_A_GPU = DEVICE.type == "cuda"
+on_a_gpu = pytest.mark.skipif(not ON_A_GPU, reason="needs a GPU")
+# The interpreter takes milliseconds for each program, and a GPU is not filled by less.
+ROWS, WIDTH = (8192, 4096) if ON_A_GPU else (9, 264)
+FORMS = {"kernel": "triton", "formula": "eager"}
+
+
+def kept(x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The masks of a forward and of its backward."""
+    x = x.clone().requires_grad_()
+    y = ops.dropout(x, 0.3, **options)
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    return y != 0, x.grad != 0
+
+
+def test_masks_are_equal() -> None:
+    """By the kernel, by the formula op by op, and in compiled code."""
+    # Triton's interpreter and a C++ compiler would add nothing to each other.
+    compiled = torch.compile(kept, fullgraph=False, backend="inductor" if ON_A_GPU else "aot_eager")
+    x = torch.ones(min(ROWS, 1024), WIDTH, device=DEVICE)
+    masks = {name: kept(x, seed=seed_of(), backend=backend) for name, backend in FORMS.items()}
+    masks["compiled"] = compiled(x, seed=seed_of())
+    first = masks["kernel"][0]
+    assert 0.65 < first.float().mean().item() < 0.75
+    for name, both in masks.items():
+        for mask in both:
+            assert torch.equal(mask, first), name
+
+
+@on_a_gpu
+def test_a_second_call_takes_the_fast_path() -> None:
+    """It starts the compiled kernel without Triton's own call, for other rows and another seed too."""
+    ops.dropout(torch.ones(64, WIDTH, device=DEVICE), 0.3, seed=seed_of(1))
+    before = dict(launch._compiled)
+    for rows in (1, 63, 512):
+        y = ops.dropout(torch.ones(rows, WIDTH, device=DEVICE), 0.3, seed=seed_of(2))
+        assert torch.equal(
+            y, ops.dropout(torch.ones(rows, WIDTH, device=DEVICE), 0.3, seed=seed_of(2), backend="eager")
+        )
+    assert launch._compiled == before
+
+
+@on_a_gpu
+def test_a_step_is_captured_in_a_cuda_graph() -> None:
+    inputs = tensors((257, 513), (257, 513), (513,))
+    testing.check_cuda_graph(_sum_and_norm, _sum_and_norm_of_torch, inputs)
+
+
+def _sum_and_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return ops.residual_layer_norm(x, residual, weight=weight)
+
+
+def _sum_and_norm_of_torch(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return F.layer_norm(total, weight.shape, weight), total
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_kernel_spills_registers(dtype: torch.dtype) -> None:
+    before = set(launch._compiled)
+    x, residual, weight = tensors((ROWS, WIDTH), (ROWS, WIDTH), (WIDTH,), dtype=dtype)
+    for one in (x, residual, weight):
+        one.requires_grad_()
+    y = ops.bias_dropout_residual_layer_norm(x, residual, weight=weight, p=0.1)
+    assert isinstance(y, Tensor)
+    y.backward(torch.ones_like(y))
+    made = {key: kernel for key, kernel in launch._compiled.items() if key not in before}
+    for kernel in made.values():
+        kernel._init_handles()
+        print(f"{kernel.name}: {kernel.n_regs} registers, {kernel.n_spills} spills, {kernel.metadata.shared} bytes")
+    assert made
+    assert [kernel.name for kernel in made.values() if kernel.n_spills] == []
+
+
+def test_prices_are_of_this_machine() -> None:
+    """Those stated are an H200's; another GPU of these years is within a factor of six."""
+    stated = machine_of(DEVICE.type)
+    measured = prices.measure(DEVICE, **({} if ON_A_GPU else {"size": 1 << 18, "width": 128}))
+    factor = 6.0 if ON_A_GPU else 1e5  # a busy CPU says little
+    for name in ("bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate", "kernel_seconds"):
+        print(f"{name}: {getattr(measured, name):.3g}, stated {getattr(stated, name):.3g}")
+        assert 1 / factor < getattr(measured, name) / getattr(stated, name) < factor, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradients_of_a_norm(dtype: torch.dtype) -> None:
+    x, weight, bias = tensors((ROWS, WIDTH), (WIDTH,), (WIDTH,), dtype=dtype)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return ops.layer_norm(x, weight=weight, bias=bias, backend="triton")
+
+    assert_as_good_as(norm, lambda x, weight, bias: F.layer_norm(x, weight.shape, weight, bias), [x, weight, bias])
+
+
+@on_a_gpu
+def test_a_kernel_runs_on_the_current_stream() -> None:
+    """Also one that another stream has started before."""
+    x = torch.zeros(ROWS, WIDTH, device=DEVICE)
+    gate = torch.ones_like(x)
+    ops.gated_activation(x, gate, activation="relu")
+    torch.cuda.synchronize()
+    side: Any = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)  # cycles, some 60 ms
+        x.fill_(2.0)
+        y = ops.gated_activation(x, gate, activation="relu")
+    side.synchronize()
+    assert y.eq(2.0).all()
+
+
+def test_ddp_of_one_rank() -> None:
+    """Its hooks see the gradients of kernels, which are those without it."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    layer: nn.Module = FusedMLP(64, dropout=0.2, backend="auto" if ON_A_GPU else None).to(DEVICE)
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{Path(folder) / 'store'}"
+        dist.init_process_group("nccl" if ON_A_GPU else "gloo", init_method=store, rank=0, world_size=1)
+        try:
+            wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(layer))
+            gradients = []
+            for model in (layer, wrapped):
+                torch.manual_seed(3)
+                model(torch.ones(33, 64, device=DEVICE)).square().sum().backward()
+                gradients.append([parameter.grad for parameter in model.parameters()])
+            torch.testing.assert_close(gradients[1], gradients[0])
+            del wrapped
+        finally:
+            dist.destroy_process_group()
+
+
+def test_float16_does_not_overflow_inside_a_kernel() -> None:
+    """Sums of squares of its largest numbers are infinite in float16; an output beyond its range is too."""
+    x = torch.full((5, WIDTH), 60000.0, dtype=torch.float16, device=DEVICE)
+    x[:, ::2] *= -1
+    weight = torch.ones(WIDTH, dtype=torch.float16, device=DEVICE)
+    y = ops.layer_norm(x, weight=weight, bias=torch.zeros_like(weight), backend="triton")
+    torch.testing.assert_close(y, x.sign())
+    total = ops.bias_dropout_residual(x, x, backend="triton")
+    assert total.isinf().all()
+    assert torch.equal(total, x + x)
+
+
+@on_a_gpu
+def test_a_flat_tensor_beyond_the_limit_of_a_grid() -> None:
+    """Of its second dimension: 65,535 programs, 134,215,680 elements."""
+    x = torch.ones(134_215_680 + 8192, dtype=torch.float16, device=DEVICE)
+    y = ops.dropout(x, 0.5, seed=seed_of())
+    share = y.ne(0).float().mean().item()
+    assert share == pytest.approx(0.5, abs=1e-3)
+    assert y[-8192:].ne(0).float().mean().item() == pytest.approx(0.5, abs=0.05)
