@@ -2,8 +2,8 @@
 
 python plots/train_step.py plots/cpu/<processor>    # writes train_step.json and train_step.md there
 
-Phases are medians of wall time, the models in turns. The kinds of op are the profiler's self times of forward and
-backward, on all threads' caller, as shares of the step.
+All figures are medians, the models in turns. Phases are wall time; kinds of op are the profiler's own times of another
+step, in which the profiler itself takes time too.
 """
 
 import json
@@ -65,36 +65,38 @@ def phases(model: nn.Module) -> dict[str, Callable[[], None]]:
 
 
 def kinds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Milliseconds of a step in each kind of op."""
+    """Milliseconds of one step in each kind of op."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(STEPS):
-            for run in steps.values():
-                run()
+        for run in steps.values():
+            run()
     milliseconds = dict.fromkeys((*KINDS, "the rest"), 0.0)
     for event in profiled.key_averages():
         kind = next((kind for kind, names in KINDS.items() if event.key.startswith(names)), "the rest")
-        milliseconds[kind] += event.self_cpu_time_total / 1e3 / STEPS
+        milliseconds[kind] += event.self_cpu_time_total / 1e3
     return milliseconds
 
 
 def measure() -> dict[str, dict[str, dict[str, float]]]:
     """Milliseconds by model: of each phase, and of each kind of op."""
     steps = {name: phases(model.train()) for name, model in models().items()}
-    times: dict[str, dict[str, list[float]]] = {name: {phase: [] for phase in runs} for name, runs in steps.items()}
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+    ops: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
     for number in range(STEPS + 5):
         for name, runs in steps.items():
+            of_step = {}
             for phase, run in runs.items():
                 started = time.perf_counter()
                 run()
-                if number >= 5:
-                    times[name][phase].append(1e3 * (time.perf_counter() - started))
-    return {
-        name: {
-            "phases": {phase: statistics.median(one) for phase, one in times[name].items()},
-            "ops": kinds(runs),
-        }
-        for name, runs in steps.items()
-    }
+                of_step[phase] = 1e3 * (time.perf_counter() - started)
+            if number >= 5:
+                times[name].append(of_step)
+                ops[name].append(kinds(runs))
+    return {name: {"phases": medians(times[name]), "ops": medians(ops[name])} for name in steps}
+
+
+def medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each entry."""
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
