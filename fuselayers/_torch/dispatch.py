@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
@@ -112,8 +113,6 @@ def ops_stay_whole() -> Iterator[None]:
 
 def traces_formulas() -> bool:
     """True while AOTAutograd or make_fx traces a graph that a compiler gets."""
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
     return get_proxy_mode() is not None and not _ops_stay_whole.get()
 
 

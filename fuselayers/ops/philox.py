@@ -32,6 +32,7 @@ from .._torch.dispatch import is_compiling, is_intercepted, jit_is_tracing, trac
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
 from ..partition import FallbackWarning
+from .implementations.dispatch import WIDEST
 from .implementations.launch import kernel, launch, why_no_kernels
 from .implementations.triton_language import tile_function, tl
 from .rows import column_tile, elementwise_plan
@@ -386,7 +387,7 @@ def _keep_on_gpu(
     *,
     again: bool = False,
 ) -> Tensor:
-    if why_no_kernels(seed.device) is not None:
+    if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
         return _keep_by_formula(seed, row_R, num_rows, first_group, groups, threshold, offset)
     keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
     if threshold == _LANE_VALUES:  # `keep_tile` leaves p = 1 to the scale
@@ -469,6 +470,8 @@ def keep_tile(  # type: ignore[no-untyped-def]
     offset=0,
 ):
     """Return `keep_mask` for rows [BLOCK_ROWS] and BLOCK_COLUMNS columns from `first_column`, both multiples of 8.
+
+    For p = 1 it keeps everything; the scale of 0 drops it.
 
     `row_indices_ptr` and `first_group` give the position of rows and columns in the whole tensor of a shard.
     """

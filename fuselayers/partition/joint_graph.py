@@ -220,7 +220,7 @@ class JointGraph:
             num_fwd_outputs=self.num_forward_outputs,
             static_inputs=self.static_inputs,
         )
-        return early_getitems_pass(forward), early_getitems_pass(late_recompute_pass(one_mask_pass(backward)))
+        return early_getitems_pass(forward), early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
 
 
 def _is_cheap(node: fx.Node) -> bool:

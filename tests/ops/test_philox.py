@@ -99,7 +99,7 @@ for index, number in enumerate((0, 7, -1, -2**63, 2**63 - 1, 2**32, 123456789123
     seed = torch.tensor(number)
     for groups in range(1, 18):
         # Every threshold with every size would take a minute.
-        threshold = (0, 1, 6554, 32767, 32768, 65535)[(index + groups) % 6]
+        threshold = (0, 1, 6554, 32767, 32768, 65535, 65536)[(index + groups) % 7]
         for rows in (ROWS, ROWS[::2], None):
             call = seed, rows, 5 if rows is None else len(rows), 3 * index, groups, threshold, 2**32 - 1 - groups
             assert torch.equal(keep(*call), formula_of_keep(*call)), (number, groups, threshold)
@@ -141,7 +141,7 @@ def test_a_mask_of_several_threads_and_pieces_is_the_formula() -> None:
 def test_the_op_on_the_cpu_is_the_formula() -> None:
     keep = torch.ops.fuselayers.keep_factors
     row_R = torch.tensor([4, 0, 2**32 - 1])
-    for threshold in (0, 1, 30000, 65535):
+    for threshold in (0, 1, 30000, 65535, 65536):
         expected = formula_of_keep(seed_of(), row_R, 3, 5, 3, threshold, 2)
         for again in (False, True):
             assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, 2, again=again), expected)

@@ -288,7 +288,7 @@ def _check(
                     name, implementations[name], settings, variant.op, candidate=_candidate, same_masks=name == OURS
                 )
             except Exception as error:
-                reason = _one_line(error)
+                reason = one_line(error)
             if reason is not None:
                 right.remove(name)
                 suite.failed[f"{name}: {variant.title}, {dtype_name(dtype)}, width {width}"] = reason
@@ -306,7 +306,7 @@ def _candidates(
             results(candidate)
         except Exception as error:
             shape = "x".join(map(str, settings.shape))
-            suite.failed[f"{name}: {variant.title}, {dtype_name(settings.dtype)}, {shape}"] = _one_line(error)
+            suite.failed[f"{name}: {variant.title}, {dtype_name(settings.dtype)}, {shape}"] = one_line(error)
         else:
             candidates.append(candidate)
     return case, candidates
@@ -337,6 +337,7 @@ def _measure(
         )
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """The kind of an error and the first line of its text. Used by the suite's models too."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

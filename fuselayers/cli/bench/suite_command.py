@@ -18,11 +18,13 @@ from ..machine import measured_machine
 from ..text import chosen_names, say
 from .measure import OURS
 from .suite import SHAPES, Round, Suite, compile_ahead, measure_suite, variants
-from .suite_models import FUSED, MODELS, measure_models
+from .suite_models import MODELS, OWN_MODELS, measure_models
 from .suite_report import write_data, write_report
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _MINUTES: Final = 12.0
+# Each holds a context and tensors of the largest shape on the GPU.
+_WORKERS: Final = 16
 _QUICK: Final = ((8, 256, 512),)
 # Eager dropout on a CPU takes 6 ns an element: the larger shapes of SHAPES would take minutes each.
 _ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
@@ -44,7 +46,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     ops = chosen_names("op of bench suite", arguments.ops, dict.fromkeys(variant.op for variant in variants()))
     chosen = [variant for variant in variants() if variant.op in ops]
-    # Whoever names ops wants those alone.
+    # `--ops` measures those ops alone.
     models = list(MODELS) if arguments.ops is None and not arguments.quick else []
     default = None if device.type == "cuda" else "float32"
     dtypes = chosen_names("dtype of bench suite", arguments.dtypes or default, _DTYPES)
@@ -68,7 +70,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
             chosen,
             rounds=rounds,
             device=device,
-            workers=os.cpu_count() or 1,
+            workers=min(len(os.sched_getaffinity(0)), _WORKERS),
             minutes=minutes,
             say=progress,
         )
@@ -97,7 +99,8 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     if suite.left_out:
         lines.append(f"left out after {minutes:g} minutes: {len(suite.left_out)}; see results.md")
     say(console, *lines, *map(str, files))
-    return int(any(name.startswith((OURS, FUSED)) for name in suite.failed))
+    own = {OURS, *OWN_MODELS}
+    return int(any(name.partition(":")[0] in own for name in suite.failed))
 
 
 def _rounds(dtypes: Sequence[torch.dtype], shapes: tuple[tuple[int, ...], ...]) -> list[Round]:

@@ -11,7 +11,7 @@ from ...partition import saved_bytes
 from .cases import dtype_name
 from .measure import peak_bytes, time_interleaved
 from .subjects import COMPILE, PLAIN, Subject, model_subject
-from .suite import Measured, Suite
+from .suite import Measured, Suite, one_line
 
 _SIZE: Final = ("model.hidden_dim=128", "model.num_layers=3")
 _TEXT: Final = (*_SIZE, "model.context_length=128")
@@ -23,6 +23,8 @@ _BATCH: Final = 8
 _TOKENS: Final = 128
 DROPOUTS: Final = (0.1, 0.0)
 FUSED: Final = "inductor"
+OWN_MODELS: Final = (FUSED, f"{PLAIN}, {FUSED}")
+"""The candidates that this library makes."""
 
 
 def measure_models(
@@ -57,17 +59,20 @@ def measure_models(
             say(title)
             shape = (_BATCH,) if name.startswith("vit") else (_BATCH, _TOKENS)
             torch.compiler.reset()
-            subject = model_subject(
-                name,
-                MODELS[name],
-                shape=shape,
-                dropout=dropout,
-                backends=(FUSED, COMPILE),
-                dtype=dtype,
-                device=device,
-            )
-            suite.failed |= {f"{candidate}: {title}": reason for candidate, reason in subject.wrong.items()}
-            suite.models += _rows(subject, title, shape, dtype_name(dtype), repeats=repeats, device=device)
+            try:
+                subject = model_subject(
+                    name,
+                    MODELS[name],
+                    shape=shape,
+                    dropout=dropout,
+                    backends=(FUSED, COMPILE),
+                    dtype=dtype,
+                    device=device,
+                )
+                suite.failed |= {f"{candidate}: {title}": reason for candidate, reason in subject.wrong.items()}
+                suite.models += _rows(subject, title, shape, dtype_name(dtype), repeats=repeats, device=device)
+            except Exception as error:
+                suite.failed[f"{FUSED}: {title}"] = one_line(error)
             keep(suite)
 
 

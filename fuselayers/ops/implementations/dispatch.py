@@ -34,7 +34,7 @@ COMPILED_FROM: Final = 1 << 16
 """The usual number of elements from which the compiled implementation is faster: its call costs about 50 us."""
 
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
-_WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
+WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -169,8 +169,8 @@ def _unsupported_reason(
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
-        if dtypes is not None and not compiling and tensor.dim() and tensor.shape[-1] > _WIDEST:
-            return f"its kernels are for at most {_WIDEST} columns, got {tensor.shape[-1]}"
+        if dtypes is not None and not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
+            return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
     if not compiling and jit_is_tracing():
         return "torch.jit.trace cannot record its gradients"
     return "inside a transform of torch.func" if not compiling and transforms_are_active() else None

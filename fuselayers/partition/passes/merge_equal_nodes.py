@@ -63,8 +63,8 @@ def _key(node: fx.Node) -> Any:
     """A hashable description of the call, or None where an argument cannot be hashed."""
     key = (
         node.target,
-        hashable(node.args),
-        hashable(node.kwargs),
+        _hashable(node.args),
+        _hashable(node.kwargs),
         node.meta.get("recompute"),
         node.meta.get("ac_graph_id"),
         is_tagged_backward(node),
@@ -76,14 +76,14 @@ def _key(node: fx.Node) -> Any:
     return key
 
 
-def hashable(argument: Any) -> Any:
-    """Return a hashable form of an argument: lists become tuples, and 1, 1.0 and True stay apart. Used by one_mask."""
+def _hashable(argument: Any) -> Any:
+    """Return a hashable form of an argument: lists become tuples, and 1, 1.0 and True stay apart."""
     if isinstance(argument, list | tuple):
-        return (type(argument), *map(hashable, argument))
+        return (type(argument), *map(_hashable, argument))
     if isinstance(argument, dict):
-        return tuple((name, hashable(value)) for name, value in argument.items())
+        return tuple((name, _hashable(value)) for name, value in argument.items())
     if isinstance(argument, slice):
-        return (slice, hashable(argument.start), hashable(argument.stop), hashable(argument.step))
+        return (slice, _hashable(argument.start), _hashable(argument.stop), _hashable(argument.step))
     if isinstance(argument, float | complex):
         return (type(argument), repr(argument))  # 0.0 and -0.0 are equal, and nan is not equal to itself
     return argument if isinstance(argument, fx.Node) else (type(argument), argument)

@@ -1,27 +1,28 @@
-"""one_mask -- make each dropout's mask once in backward, for its gradient and for the dropped values made again."""
+"""one_mask -- make a dropout's mask once in backward, for its gradient and for the dropped values made again."""
 
 from typing import Any
 
 import torch.fx as fx
 
-from .merge_equal_nodes import hashable
 from .seeded_dropout import mask_ops
 
 
 def one_mask_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Merge masks of equal arguments in a backward graph.
+    """Merge each mask of a backward graph with an equal one that was made last before it.
 
     An op's backward makes its own mask and says so by `again`, so that torch's partitioner does not merge it with
     forward's and save it. In backward the two are one: recomputing a dropped value would make forward's a third time.
+    Masks further apart are made twice, so that no more than one of them waits in memory for its second reader.
     """
     graph = graph_module.graph
-    first: dict[Any, fx.Node] = {}
+    last, last_key = None, None
     for node in [node for node in graph.nodes if node.target in mask_ops()]:
-        others = {name: value for name, value in node.kwargs.items() if name != "again"}
-        equal = first.setdefault((node.target, hashable(node.args), hashable(others)), node)
-        if equal is not node:
-            node.replace_all_uses_with(equal)
+        key: Any = node.target, node.args, {name: value for name, value in node.kwargs.items() if name != "again"}
+        if last is not None and key == last_key:
+            node.replace_all_uses_with(last)
             graph.erase_node(node)
+        else:
+            last, last_key = node, key
     graph.lint()
     graph_module.recompile()
     return graph_module
