@@ -45,7 +45,7 @@ def option_rows(kind: str) -> list[OptionRow]:
         ValueError: there is no such kind or section.
 
     >>> [row.range for row in option_rows("feedforward") if row.option == "dropout"][0]
-    'at least 0 and below 1'
+    'at least 0 and at most 1'
     """
     if kind not in TABLES:
         raise ValueError(no_such("kind", kind, TABLES))

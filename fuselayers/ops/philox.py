@@ -216,8 +216,7 @@ def _keep_by_formula(
     row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
     group_G = positions(first_group, groups, device=seed.device)
     packed = _packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset))
-    # On a CPU without a copy, which torch would make of bools too.
-    return packed.view(torch.uint8) if seed.device.type == "cpu" and not jit_is_tracing() else _unpacked(packed)
+    return _unpacked(packed)
 
 
 def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:

@@ -19,8 +19,9 @@ from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph, JointGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
-from .node_kinds import is_view, num_bytes, source_line, storage_of, why_runs_once
+from .node_kinds import is_view, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
+from .passes import mask_ops
 from .saved_bytes import saved_bytes
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
@@ -231,13 +232,20 @@ def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
-    """Count the values that a forward and backward save and recompute, on the graphs of any partitioner."""
+    """Count the values that a forward and backward save and recompute, on the graphs of any partitioner.
+
+    A mask counts one byte for each element, as the bools that torch saves in its place.
+    """
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[index] for index in static if index < len(inputs)}
     storages = dict.fromkeys(storage_of(node) for node in _saved_nodes(forward, num_outputs))
     recomputed = [node for node in _recomputed_nodes(forward, backward) if not is_view(node)]
     return Totals(
-        saved_bytes=sum(num_bytes(node) for node in storages if node not in free),
+        saved_bytes=sum(
+            num_elements(node) if node.target in mask_ops() else num_bytes(node)
+            for node in storages
+            if node not in free
+        ),
         recomputed_ops=len(recomputed),
         recomputed_flops=sum(flops_of(node) for node in recomputed),
     )

@@ -104,6 +104,8 @@ class Stack(Model):
         Raises:
             RuntimeError: a reversible block has a hook; the block itself is never called.
         """
+        # A block of the user's need not know an input that is not given.
+        inputs = {name: value for name, value in inputs.items() if value is not None}
         first = caches[0].length if caches else 0
         if "rotate" in self.position.needs:
             rotate = self.position.rotate

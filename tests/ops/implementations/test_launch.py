@@ -152,7 +152,7 @@ def test_launches_are_recorded_instead_of_made() -> None:
         y.backward(torch.empty_like(y))
     assert [one.function.__name__ for one in launches] == ["_forward_kernel", "_backward_kernel"]
     forward = launches[0]
-    assert forward.grid == (32, 2)
+    assert forward.grid == (32, 2, 1)
     assert [one.shape if isinstance(one, torch.Tensor) else one for one in forward.arguments] == [
         *(x.shape, None, y.shape, seed.shape, None, 0),
         *(64, 512, 512, 6554, pytest.approx(65536 / (65536 - 6554))),
