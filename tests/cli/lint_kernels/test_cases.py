@@ -40,7 +40,7 @@ def test_every_kernel_is_compiled_every_day() -> None:
 def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
     (case,) = (case for case in CASES if case.title == "bias_activation_dropout gelu 4096 bfloat16")
     forward, *_ = launches_of(case)
-    assert forward.grid == (4096, 2)  # 8192 rows in tiles of 2 x 2048
+    assert forward.grid == (4096, 2, 1)  # 8192 rows in tiles of 2 x 2048
     assert forward.constants == ("gelu", False, 8, 2, 2048)
     assert [None if one is None else tuple(one.shape) for one in forward.arguments[:4]] == [
         (8192, 4096),
