@@ -172,6 +172,8 @@ class TestBytes:
         case = CASES[name]
         inputs = [value.requires_grad_() for value in tensors(*case.shapes((5, 9000)), dtype=torch.bfloat16)]
         for floor, moved in zip((forward, backward), self.launched(case, inputs, launches), strict=True):
+            # Not the kernel that sums the partial gradients.
+            moved = [launch for launch in moved if "sums_ptr" not in launch.traffic]
             got = sum(launch.loaded + launch.stored for launch in moved)
             sums = sum(launch.traffic["partial_ptr"].stored for launch in moved if "partial_ptr" in launch.traffic)
             assert floor * inputs[0].nbytes <= got - sums <= 1.001 * floor * inputs[0].nbytes
