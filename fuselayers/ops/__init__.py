@@ -9,6 +9,7 @@ from .bias_dropout_residual import bias_dropout_residual as bias_dropout_residua
 from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm as bias_dropout_residual_layer_norm
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
 from .cross_entropy import cross_entropy as cross_entropy
+from .draw import draw_seed as draw_seed
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
@@ -17,7 +18,6 @@ from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from .normalise import NormStyle as NormStyle
 from .normalise import check_style as check_style
 from .philox import check_probability as check_probability
-from .philox import draw_seed as draw_seed
 from .philox import keep_mask as keep_mask
 from .philox import keep_scale as keep_scale
 from .residual_layer_norm import residual_layer_norm as residual_layer_norm

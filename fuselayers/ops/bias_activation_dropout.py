@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
+from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
 from .implementations import COMPILED_FROM, define, differentiable_gradients, run
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
+from .philox import keep_scale, keep_threshold, keep_tile
 from .rows import WARPS_WITH_SUMS, as_rows, column_tile, elementwise_plan, persistent_programs
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from .bias_activation_dropout import activation_gradients, gradients_formula
+from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
 from .implementations import COMPILED_FROM, define, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile, seed_or_draw
+from .philox import keep_scale, keep_threshold, keep_tile
 from .rows import as_rows, column_tile, elementwise_plan
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate

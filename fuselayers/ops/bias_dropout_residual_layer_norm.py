@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 
 from .bias_dropout_residual import bias_dropout_residual_reference
+from .draw import seed_or_draw
 from .dropout import dropout_reference
 from .normalise import LayerNormOptions, NormStyle, check_style, norm_reference, normalise
-from .philox import seed_or_draw
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 

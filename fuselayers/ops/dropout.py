@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
+from .draw import seed_or_draw
 from .implementations import COMPILED_FROM, define, needs_grad, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .philox import keep_factors, keep_scale, keep_threshold, keep_tile, seed_or_draw
+from .philox import keep_factors, keep_scale, keep_threshold, keep_tile
 from .rows import as_rows, column_tile, elementwise_plan
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices

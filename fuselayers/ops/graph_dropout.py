@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..partition.passes import SeededMask, provide_seeded_mask
+from .draw import draw_seed
 from .dropout import dropout_reference
-from .philox import draw_seed, keep_mask, keep_scale
+from .philox import keep_mask, keep_scale
 
 __all__: list[str] = []
 

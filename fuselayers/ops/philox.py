@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .._torch.cpp import load_cpp
-from .._torch.dispatch import is_compiling, is_intercepted, jit_is_tracing, traces_formulas
+from .._torch.dispatch import is_compiling, jit_is_tracing, traces_formulas
 from .._torch.guards import disable_dynamo
 from .._torch.tracing import statically_known_true
 from ..partition import FallbackWarning
@@ -41,20 +41,17 @@ from .shards import Shard, check_shard, first_column, positions, row_indices
 __all__ = [
     "check_probability",
     "check_seed",
-    "draw_seed",
     "keep_factors",
     "keep_mask",
     "keep_scale",
     "keep_threshold",
     "keep_tile",
     "philox_4x32",
-    "seed_or_draw",
 ]
 
 LANES: Final = 8
 _LANE_VALUES: Final = 1 << 16
 _WORD: Final = 0xFFFFFFFF
-_LOWEST_SEED, _HIGHEST_SEED = -(1 << 63), (1 << 63) - 1
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 # The shift of the first of eight neighbours within an int64.
@@ -252,67 +249,7 @@ def keep_threshold(p: float) -> int:
     return _LANE_VALUES if p == 1 else min(round(p * _LANE_VALUES), _LANE_VALUES - 1)
 
 
-def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
-    """Draw a seed from torch's default generator of `device`: an int64 tensor of shape [] on that device.
-
-    This is the library's only source of randomness. Fused ops take a seed and draw nothing, so that
-    `torch.manual_seed`, `torch.utils.checkpoint` and `torch.compile` replay exactly this one call. Under a compiler, a
-    dispatch mode or a transform it is a registered op; else it is `torch.randint`, which takes a tenth of the time.
-    Inside `torch.vmap` it obeys `randomness`: "error" raises, "same" draws one seed for all samples, "different" one
-    for each.
-
-    Raises:
-        RuntimeError: inside a `torch.vmap` whose `randomness` is "error", which is its default.
-
-    >>> _ = torch.manual_seed(0)
-    >>> first = draw_seed()
-    >>> _ = torch.manual_seed(0)
-    >>> bool(first == draw_seed())
-    True
-    """
-    device = torch.device(device)
-    if not is_intercepted():
-        return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
-    # Note: [a fresh tensor for every draw] torch's partitioner merges equal calls and knows only its own random ops as
-    # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. vmap checks
-    # `randomness` for torch's random ops only. An empty permutation is such an op: it takes no number from the
-    # generator, is never merged, raises where vmap forbids randomness, and is batched where samples must differ.
-    fresh = torch.randperm(0, device=device)
-    seed: Tensor = torch.ops.fuselayers.draw_seed(fresh, device=device)
-    return seed
-
-
-def seed_or_draw(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
-    """Return the given seed, or draw one; None if the call drops nothing. Used by ops with dropout.
-
-    Raises:
-        ValueError, TypeError: as `check_probability` and `check_seed`.
-        RuntimeError: as `draw_seed`.
-    """
-    check_probability(p)
-    if seed is not None:
-        check_seed(seed, x.device)
-    if not (training and p):
-        return None
-    return draw_seed(device=x.device) if seed is None else seed
-
-
-# The tag tells partitioners and checkpoint policies that the draw must not run twice. The device is keyword-only, where
-# selective checkpointing looks for it when it replays the call.
 _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped-call]
-_library.define("draw_seed(Tensor fresh, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
-
-
-def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
-    return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
-
-
-def _draw_for_every_sample(
-    info: Any, in_dims: tuple[int | None, ...], fresh: Tensor, *, device: torch.device
-) -> tuple[Tensor, int]:
-    # `fresh` is batched only where vmap's randomness is "different".
-    draw = torch.ops.fuselayers.draw_seed
-    return torch.stack([draw(one, device=device) for one in fresh.unbind(in_dims[0] or 0)]), 0
 
 
 # Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
@@ -332,24 +269,14 @@ for _name in ("keep_factors", "keep_factors_or_formula"):
 # speed with AVX-512 and AVX2. With AVX2 a uint8 or a bool takes four times as long (2048x512 float32, two cores of an
 # AMD EPYC, times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32).
 @disable_dynamo("an op of torch calls it, perhaps after a graph break")
-def _keep_on_cpu(
-    seed: Tensor,
-    row_R: Tensor | None,
-    num_rows: int,
-    first_group: int,
-    groups: int,
-    threshold: int,
-    offset: int,
-    *,
-    again: bool = False,
-) -> Tensor:
+def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
     fill = _fill_keep()
     if fill is None:
-        return _keep_by_formula(seed, row_R, num_rows, first_group, groups, threshold, offset).to(torch.bfloat16)
-    keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
+        return _keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
+    keep = _empty_keep(seed, row_R, *numbers)
     row_R = None if row_R is None else row_R.contiguous()
     pointers = keep.data_ptr(), seed.data_ptr(), None if row_R is None else row_R.data_ptr()
-    fill(*pointers, num_rows, first_group, groups, threshold, offset, torch.get_num_threads())
+    fill(*pointers, *numbers, torch.get_num_threads())
     return keep
 
 
@@ -375,20 +302,11 @@ def _fill_keep() -> Callable[..., None] | None:
 
 # On a GPU a compiler traces the formula instead and inlines it, which avoids a trip to memory. Op by op the formula
 # would be 223 kernels that move 11.2 GB for [8192, 4096].
-def _keep_on_gpu(
-    seed: Tensor,
-    row_R: Tensor | None,
-    num_rows: int,
-    first_group: int,
-    groups: int,
-    threshold: int,
-    offset: int,
-    *,
-    again: bool = False,
-) -> Tensor:
+def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+    num_rows, first_group, groups, threshold, offset = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
-        return _keep_by_formula(seed, row_R, num_rows, first_group, groups, threshold, offset)
-    keep = _empty_keep(seed, row_R, num_rows, first_group, groups)
+        return _keep_by_formula(seed, row_R, *numbers)
+    keep = _empty_keep(seed, row_R, *numbers)
     if threshold == _LANE_VALUES:  # `keep_tile` leaves p = 1 to the scale
         return keep.zero_()
     if keep.numel():
@@ -399,7 +317,8 @@ def _keep_on_gpu(
     return keep
 
 
-# Of Dynamo's graphs for a GPU: only when AOTAutograd traces them is it known whether they are compiled.
+# Dynamo's graph for a GPU holds this op. AOTAutograd replaces it: by the formula where the graph is compiled, by the op
+# where the graph runs op by op.
 def _keep_or_formula(seed: Tensor, *arguments: Any, again: bool = False) -> Tensor:
     make = _keep_by_formula if traces_formulas() else torch.ops.fuselayers.keep_factors
     keep: Tensor = make(seed, *arguments, again=again)
@@ -431,11 +350,6 @@ _library.impl("keep_factors", _keep_by_formula, "CompositeExplicitAutograd")  # 
 _library.impl("keep_factors_or_formula", _keep_or_formula, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)
-_library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake(
-    "fuselayers::draw_seed", lambda fresh, *, device: torch.empty((), dtype=torch.int64, device=device), lib=_library
-)
-torch.library.register_vmap("fuselayers::draw_seed", _draw_for_every_sample, lib=_library)
 
 
 @tile_function

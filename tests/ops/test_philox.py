@@ -149,7 +149,7 @@ def test_the_op_on_the_cpu_is_the_formula() -> None:
     assert keep(seed_of(), None, 0, 0, 3, 9, 2).shape == (0, 24)
 
 
-@pytest.mark.parametrize("threshold", [0, 1, 30000, 65535])
+@pytest.mark.parametrize("threshold", [0, 1, 30000, 65535, 65536])
 def test_the_formula_of_a_gpu_has_the_same_mask(threshold: int) -> None:
     row_R, group_G = torch.tensor([4, 0, 2**32 - 1]), torch.arange(5, 8)
     made = _unpacked(_packed(seed_of(), row_R, group_G, torch.tensor(threshold), torch.tensor(2)))
@@ -267,15 +267,25 @@ def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups:
     for number, first_group, offset in ((7, 0, 0), (-1, 2**33 + 5, 2**32 - 1), (2**32, 3, 2**31)):
         seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554, offset)
         made = _keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
-        assert torch.equal(made.to("cpu", torch.uint8), formula_of_keep(seed, row_R, *call))
+        assert torch.equal(made.cpu(), formula_of_keep(seed, row_R, *call).bool())
     assert _keep_on_gpu(seed_of(), None, 0, 0, 3, 9, 2).shape == (0, 24)
 
 
 @pytest.mark.kernels
 def test_the_kernel_of_a_mask_runs_many_tiles() -> None:
     for rows, groups in ((300, 33), (1, 1300), (7, 600)):
-        made = _keep_on_gpu(seed_of(), None, rows, 0, groups, 32768, 0)
-        assert torch.equal(made.to(torch.uint8), formula_of_keep(seed_of(), None, rows, 0, groups, 32768, 0))
+        for threshold in (0, 32768, 65536):
+            call = seed_of(), None, rows, 0, groups, threshold, 0
+            assert torch.equal(_keep_on_gpu(*call), formula_of_keep(*call).bool())
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_a_row_too_wide_for_the_kernel_has_its_mask_by_the_formula() -> None:
+    seed = torch.empty((), dtype=torch.int64, device="meta")
+    with recorded_launches() as launches:
+        for groups, kernels in ((2**28 - 2**13, 1), (2**28, 1)):
+            assert _keep_on_gpu(seed, None, 1, 0, groups, 6554, 0).shape == (1, 8 * groups)
+            assert len(launches) == kernels
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -327,35 +337,6 @@ def test_vmap_over_seeds_is_one_mask_for_each() -> None:
     seeds = torch.stack([seed_of(number) for number in range(1, 4)])
     got = torch.func.vmap(lambda seed: keep_mask(seed, (3, 21), p=0.5))(seeds)
     assert torch.equal(got, torch.stack([keep_mask(seed, (3, 21), p=0.5) for seed in seeds]))
-
-
-def test_a_draw_takes_one_number_from_the_generator() -> None:
-    torch.manual_seed(0)
-    expected = torch.randint(-(1 << 63), (1 << 63) - 1, (2,))
-    torch.manual_seed(0)
-    assert [draw_seed(), draw_seed()] == expected.tolist()
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition", "inductor"])
-def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
-    def two_masks(x: torch.Tensor) -> torch.Tensor:
-        first = keep_mask(draw_seed(device=x.device), x.shape, p=0.5)
-        return (x * first * keep_mask(draw_seed(device=x.device), x.shape, p=0.5)).cos()
-
-    x = torch.ones(16, 64, requires_grad=True)
-    torch.manual_seed(1)
-    expected = two_masks(x)
-    torch.manual_seed(1)
-    torch.testing.assert_close(torch.compile(two_masks, backend=backend)(x), expected)
-    assert 0.15 < (expected != 1).double().mean() < 0.35  # a quarter survives two masks, a half would survive one
-
-
-def test_torch_accepts_the_drawing_op() -> None:
-    fresh = torch.empty((), dtype=torch.int64)
-    tests = ("test_schema", "test_faketensor")  # nothing to differentiate, and no two draws agree
-    torch.library.opcheck(
-        torch.ops.fuselayers.draw_seed.default, (fresh,), {"device": torch.device("cpu")}, test_utils=tests
-    )
 
 
 def test_torch_accepts_the_masking_op() -> None:

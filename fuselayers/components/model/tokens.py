@@ -150,8 +150,17 @@ def token_loss(
         bias_V: as for `to_logits`.
         scale: as for `to_logits`.
         soft_cap: as for `to_logits`.
+
+    Raises:
+        ValueError: a target is outside of the vocabulary, or the loss is "fused" and the head cannot be.
     """
     weight_VD = None if soft_cap is not None else _fused_weight(head, loss)
+    if loss == "fused" and weight_VD is None:
+        found = f"{type(head).__name__} with a bias" if getattr(head, "bias", None) is not None else type(head).__name__
+        raise ValueError(
+            "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
+            f"{found}; take loss='auto'"
+        )
     if weight_VD is not None:
         vocab_size = weight_VD.shape[0]
         inputs = x_BTD if scale == 1 else x_BTD * scale, weight_VD, targets_BT

@@ -98,13 +98,18 @@ def test_in_16_bits_the_loss_is_float32(casts: dict[str, Any]) -> None:
 
 
 def test_an_adapter_on_the_head_is_called() -> None:
-    model = made(Decoder, tie_embeddings=False, loss="fused")
+    model = made(Decoder, tie_embeddings=False, loss="auto")
     adapted = copy.deepcopy(model)
     adapted.head = Adapter(adapted.head)
     nn.init.normal_(adapted.head.high)
     loss, gradients = step(adapted)
     assert not torch.allclose(loss, step(model)[0])
     assert gradients["head.low"].any()
+    adapted.loss = "fused"
+    with pytest.raises(
+        ValueError, match=r"^the loss 'fused' needs an output layer that is one matrix, .* got Adapter; take"
+    ):
+        step(adapted)
 
 
 def test_a_target_outside_the_vocabulary() -> None:
