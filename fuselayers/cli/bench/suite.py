@@ -181,9 +181,9 @@ def compile_ahead(
     minutes: float,
     say: Callable[[str], None],
 ) -> None:
-    """Run all that `measure_suite` will run, in so many processes and for so long at most.
+    """Call everything that `measure_suite` will call, in `workers` processes and for `minutes` at most.
 
-    What they compile is then read from the caches on disk.
+    The suite then reads the compiled code from the caches on disk.
     """
     say(f"compiling, on {workers} processes")
     jobs = [(variant, one, device) for variant, one in _in_order(chosen, rounds, device)]
