@@ -73,6 +73,8 @@ def fake_gpu() -> Iterator[Gpu]:
     from torch.utils import _triton
 
     patch_interpreter()
+    # Dynamo compiles a function for eight kinds of call in a process, and all tests share the ops' code.
+    torch.compiler.reset()
     gpu = Gpu()
     load = AsyncCompile.triton
 
