@@ -17,14 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from ...ops.implementations.launch import Launch
-from ..bench.cases import OpCase
 from ..files import write_text
 from .assembly import Code
-from .cases import Case, call_of, steps_of
+from .cases import Case, steps_of
 from .compile import compile_for, threads_of
 from .roofline import GPUS, Work, seconds_of, share_of
 
@@ -213,14 +211,6 @@ def expected_of(case: Case, arch: str) -> Expected:
         forward, backward = case.floor
         shares = round(share_of(forward, seconds[0], gpu), 2), round(share_of(forward + backward, sum(seconds), gpu), 2)
     return Expected(case.title, arch, (len(steps[0]), len(steps[1])), (seconds[0], sum(seconds)), shares)
-
-
-def expected_seconds(found: OpCase, arch: str) -> tuple[float, float]:
-    """Return the expected seconds of forward and of both, of a case of `bench` on meta tensors.
-
-    To print the prediction beside a measurement; the kernels are compiled once more for it.
-    """
-    return expected_of(Case("", "", 0, torch.float32, lambda _: call_of(found)()), arch).seconds
 
 
 def faults(rows: Iterable[Row], figures: Figures, *, compiler: str, expected: Iterable[Expected] = ()) -> list[str]:

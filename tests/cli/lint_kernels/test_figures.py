@@ -3,11 +3,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from fuselayers.cli.bench.cases import Settings, op_case
 from fuselayers.cli.lint_kernels.assembly import Code
-from fuselayers.cli.lint_kernels.cases import CASES, ROWS, Case, launches_of
+from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
 from fuselayers.cli.lint_kernels.figures import (
     BUDGET,
     Accepted,
@@ -15,7 +13,6 @@ from fuselayers.cli.lint_kernels.figures import (
     Figures,
     Row,
     expected_of,
-    expected_seconds,
     faults,
     measure,
     read_figures,
@@ -159,15 +156,6 @@ def test_torchs_own_kernels_count_too() -> None:
     assert expected.seconds[0] < expected.seconds[1] < 1e-3
     assert expected.shares is not None
     assert 0.8 < expected.shares[1] < expected.shares[0] < 1
-
-
-@compiles
-def test_a_case_of_bench_has_expected_seconds() -> None:
-    (case,) = (case for case in CASES if case.title == "residual_rms_norm 4096 bfloat16")
-    settings = Settings(
-        (ROWS, 4096), dropout=0.0, activation="gelu", dtype=torch.bfloat16, device=torch.device("meta"), bias=True
-    )
-    assert expected_seconds(op_case(case.op, settings), "sm_90") == expected_of(case, "sm_90").seconds
 
 
 def test_writing_and_reading(tmp_path: Path) -> None:
