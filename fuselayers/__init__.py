@@ -5,6 +5,8 @@ from . import configs as configs
 from . import ops as ops
 from . import partition as partition
 from ._version import __version__ as __version__
+from .components.swap import swap as swap
+from .components.swap import unswap as unswap
 from .configs import build as build
 from .configs import rebuild as rebuild
 from .partition import backends as backends

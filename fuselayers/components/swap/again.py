@@ -1,0 +1,64 @@
+"""linear_again -- a linear layer whose input is made again in backward, and not saved."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..._torch.dispatch import is_compiling, transforms_are_active
+
+__all__ = ["linear_again"]
+
+
+def linear_again(
+    make: Callable[..., Tensor], sources: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return make(*sources) @ weight.T + bias, and save the sources for backward in place of what is made of them.
+
+    A compiler that traces this sees the plain functions and decides by itself. A transform of `torch.func` runs them.
+    In eager mode there is no second derivative.
+
+    Args:
+        make: a function of the sources that gives the same values each time, [..., K].
+        sources: tensors; what they require gradients for is computed through `make`.
+        weight: [N, K].
+        bias: [N], or None.
+    """
+    if is_compiling() or transforms_are_active() or not torch.is_grad_enabled():
+        return F.linear(make(*sources), weight, bias)
+    y: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _LinearAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, make: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *sources: Tensor) -> Tensor:
+        made = make(*sources)
+        ctx.make = make
+        ctx.save_for_backward(weight, *sources)
+        ctx.has_bias = bias is not None
+        return F.linear(made, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *sources = ctx.saved_tensors
+        _, needs_weight, needs_bias, *needs = ctx.needs_input_grad
+        with torch.enable_grad():
+            inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
+            made = ctx.make(*inputs)
+        dy = dy.to(made.dtype)
+        dweight = dbias = None
+        dsources: list[Tensor | None] = [None] * len(inputs)
+        if any(needs):
+            wanted = [one for one in inputs if one.requires_grad]
+            dmade = dy @ weight.to(dy.dtype)
+            given = iter(torch.autograd.grad(made, wanted, dmade))
+            dsources = [next(given) if one.requires_grad else None for one in inputs]
+        if needs_weight:
+            dweight = (dy.flatten(0, -2).T @ made.detach().flatten(0, -2)).to(weight.dtype)
+        if needs_bias and ctx.has_bias:
+            dbias = dy.flatten(0, -2).sum(0)
+        return None, dweight, dbias, *dsources

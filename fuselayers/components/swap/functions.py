@@ -1,0 +1,103 @@
+"""The functions that `swap` puts in place of what a forward computes."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ... import ops
+from .again import linear_again
+
+
+def _weight(layer: nn.Module) -> Tensor:
+    """[N, K], of either kind of linear layer."""
+    weight: Tensor = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T  # type: ignore[assignment]
+    return weight
+
+
+def _linear(x: Tensor, layer: nn.Module) -> Tensor:
+    return F.linear(x, _weight(layer), layer.bias)  # type: ignore[arg-type]
+
+
+def mlp(
+    x: Tensor,
+    *,
+    up: nn.Module,
+    activation: Callable[[Tensor], Tensor],
+    down: nn.Module,
+    inner: nn.Dropout | None = None,
+    outer: nn.Dropout | None = None,
+    training: bool,
+) -> Tensor:
+    """down(activation(up(x))), which saves x and up(x)."""
+    p = 0.0 if inner is None or not training else inner.p
+    seed = ops.draw_seed() if p else None
+
+    def hidden(z: Tensor) -> Tensor:
+        return ops.dropout(activation(z), p, seed=seed)
+
+    y = linear_again(hidden, (_linear(x, up),), _weight(down), down.bias)  # type: ignore[arg-type]
+    return y if outer is None else ops.dropout(y, outer.p, training=training)
+
+
+def gated_mlp(
+    x: Tensor, *, gate: nn.Module, up: nn.Module, activation: Callable[[Tensor], Tensor], down: nn.Module
+) -> Tensor:
+    """down(activation(gate(x)) * up(x)), which saves x, gate(x) and up(x)."""
+    return linear_again(
+        lambda g, u: activation(g) * u,
+        (_linear(x, gate), _linear(x, up)),
+        _weight(down),
+        down.bias,  # type: ignore[arg-type]
+    )
+
+
+def packed_gated_mlp(
+    x: Tensor, *, gate_up: nn.Module, activation: Callable[[Tensor], Tensor], down: nn.Module
+) -> Tensor:
+    """The same with one linear layer for gate and up."""
+
+    def hidden(both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return up * activation(gate)
+
+    return linear_again(hidden, (_linear(x, gate_up),), _weight(down), down.bias)  # type: ignore[arg-type]
+
+
+def linear_dropout_residual_norm(
+    x: Tensor, residual: Tensor, *, dense: nn.Module, dropout: nn.Dropout, norm: nn.LayerNorm, training: bool
+) -> Tensor:
+    """norm(dropout(dense(x)) + residual)."""
+    y = ops.bias_dropout_residual_layer_norm(
+        F.linear(x, _weight(dense)),
+        residual,
+        weight=norm.weight,
+        norm_bias=norm.bias,
+        bias=dense.bias,  # type: ignore[arg-type]
+        p=dropout.p,
+        eps=norm.eps,
+        training=training,
+    )
+    assert isinstance(y, Tensor)
+    return y
+
+
+def dropout_residual(x: Tensor, residual: Tensor, *, dropout: nn.Dropout | float, training: bool) -> Tensor:
+    """dropout(x) + residual."""
+    p = dropout.p if isinstance(dropout, nn.Dropout) else dropout
+    return ops.bias_dropout_residual(x, residual, p=p, training=training)
+
+
+def dropout(x: Tensor, *, p: float, training: bool, inplace: bool = False) -> Tensor:
+    """Dropout that saves no mask."""
+    return ops.dropout(x, p, training=training)
+
+
+def rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight, in x's dtype or the weight's, whichever is wider."""
+    return ops.rms_norm(x, weight=weight, eps=eps)
+
+
+def rms_norm_from_one(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * (1 + weight), in x's dtype."""
+    return ops.rms_norm(x, weight=1.0 + weight.float(), eps=eps).type_as(x)

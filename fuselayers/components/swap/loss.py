@@ -1,0 +1,196 @@
+"""The loss of a causal language model of transformers, without its logits.
+
+Their forwards compute logits, then, under `if labels is not None`, a loss from them, and return both:
+
+    logits = self.lm_head(hidden_states[:, slice_indices, :])
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits, ...)
+
+In training with labels, `ops.linear_cross_entropy` takes the place of both, and the logits returned are None. In
+evaluation mode, or without labels, nothing changes.
+"""
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ... import ops
+from .slots import is_linear
+from .source import Branch, Forward, Global, Local, OfSelf, Operation, Ref, Run, Step
+
+__all__ = ["NAME", "SLOTS", "with_fused_loss"]
+
+NAME: Final = "causal_lm_loss"
+SLOTS: Final = {"head": is_linear}
+_HIDDEN: Final = "_fuselayers_hidden"
+_CALL_OF_HEAD: Final = ("call", None, (False,), ())
+
+
+def with_fused_loss(forward: Forward, holds: Callable[[str, str], bool]) -> tuple[Forward, str, dict[str, Any]] | None:
+    """Return the forward with the fused loss, the path of its head, and the functions it calls; None if it is another.
+
+    Args:
+        forward: what was read.
+        holds: whether the attribute at a path is what a slot asks for.
+    """
+    if not any(argument.arg == "labels" for argument in forward.arguments.args):
+        return None
+    if any("labels" in run.bound for run in forward.runs()):
+        return None
+    for place, run in enumerate(forward.body):
+        if not isinstance(run, Run):
+            continue
+        for name, ref in run.bound.items():
+            head = _head(run, ref, holds)
+            body = None if head is None else _rewritten(forward.body, place, name, head)
+            if body is not None:
+                assert head is not None
+                return replace(forward, body=body), head, {"_fuselayers_logits": _logits, "_fuselayers_loss": _loss}
+    return None
+
+
+def _head(run: Run, ref: Ref, holds: Callable[[str, str], bool]) -> str | None:
+    """The path of the linear layer that a value is the result of."""
+    if isinstance(ref, Step) and (operation := run.steps[ref.number]).kind == _CALL_OF_HEAD:
+        called = operation.operands[0]
+        if isinstance(called, OfSelf) and holds("head", called.path) and _uses(run, ref) == 0:
+            return called.path
+    return None
+
+
+def _uses(run: Run, ref: Ref) -> int:
+    return sum(operation.operands.count(ref) for operation in run.steps)
+
+
+def _rewritten(body: list[Any], place: int, name: str, head: str) -> list[Any] | None:
+    """The body with logits called `name` left out; None if they are used in another way than for the loss."""
+    loss = next((index for index, one in enumerate(body) if index > place and _is_of_loss(one, name)), None)
+    if loss is None or any(not _only_returns(one, name) for one in body[place + 1 : loss] + body[loss + 1 :]):
+        return None
+    run, branch = body[place], body[loss]
+    made = run.bound[name]
+    _, hidden = run.steps[made.number].operands
+    call = Operation(
+        ("call", None, (False,) * 4, ()),
+        (Global(None, "_fuselayers_logits"), OfSelf(""), OfSelf(head), hidden, Local("labels")),
+    )
+    steps = [call if number == made.number else step for number, step in enumerate(run.steps)]
+    first = replace(run, steps=steps, bound={**run.bound, _HIDDEN: hidden})
+    (inner,) = branch.body
+    steps = [_fused_call(step, head) if _is_loss_call(step, name) else step for step in inner.steps]
+    second = replace(branch, body=[replace(inner, steps=steps)])
+    return [{place: first, loss: second}.get(index, one) for index, one in enumerate(body)]
+
+
+def _is_of_loss(one: Any, name: str) -> bool:
+    """Whether this is `if labels is not None:` with nothing but the loss of these logits in it."""
+    if not isinstance(one, Branch) or ast.unparse(one.test) != "labels is not None" or one.orelse:
+        return False
+    if len(one.body) != 1 or not isinstance(one.body[0], Run):
+        return False
+    run = one.body[0]
+    uses = [step for step in run.steps if Local(name) in step.operands]
+    return len(uses) == 1 and _is_loss_call(uses[0], name) and Local(name) not in run.bound.values()
+
+
+def _is_loss_call(step: Operation, name: str) -> bool:
+    arguments = _arguments(step)
+    return (
+        arguments is not None
+        and arguments.get("logits") == Local(name)
+        and arguments.get("labels") == Local("labels")
+        and arguments.keys() <= {"logits", "labels", "vocab_size", "**"}
+    )
+
+
+def _arguments(step: Operation) -> dict[str, Ref] | None:
+    """The arguments of a call of self.loss_function by name; None for another step."""
+    if step.kind[0] != "call" or step.operands[0] != OfSelf("loss_function") or any(step.kind[2]):
+        return None
+    _, _, stars, names = step.kind
+    values = step.operands[1:]
+    return dict(zip((*("logits", "labels", "vocab_size")[: len(stars)], *names), values, strict=False))
+
+
+def _fused_call(step: Operation, head: str) -> Operation:
+    arguments = {**(_arguments(step) or {}), "hidden": Local(_HIDDEN), "head": OfSelf(head)}
+    more = {"**": arguments.pop("**")} if "**" in arguments else {}
+    names = (*arguments, *more)
+    operands = (Global(None, "_fuselayers_loss"), OfSelf(""), *arguments.values(), *more.values())
+    return Operation(("call", None, (False,), names), operands)
+
+
+def _only_returns(one: Any, name: str) -> bool:
+    """Whether a part of the body does no more with the logits than to put them into an output by that name."""
+    if isinstance(one, Branch):
+        return not _mentions(one.test, name) and all(_only_returns(inner, name) for inner in one.body + one.orelse)
+    if isinstance(one, ast.stmt):
+        return not _mentions(one, name)
+    return all(_is_output(step, name) for step in one.steps if Local(name) in step.operands) and Local(name) not in (
+        one.returned,
+        *one.bound.values(),
+    )
+
+
+def _is_output(step: Operation, name: str) -> bool:
+    if step.kind[0] != "call" or not isinstance(step.operands[0], Global):
+        return False
+    _, _, stars, names = step.kind
+    made = step.operands[0].value
+    given = dict(zip(names, step.operands[1 + len(stars) :], strict=True))
+    return isinstance(made, type) and issubclass(made, dict) and given.get("logits") == Local(name)
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
+
+
+def _logits(model: nn.Module, head: nn.Linear, hidden: Tensor, labels: Tensor | None) -> Tensor | None:
+    """The logits; None where the loss does without them."""
+    if labels is not None and model.training and torch.is_grad_enabled() and _is_causal(model.loss_function):
+        return None
+    logits: Tensor = head(hidden)
+    return logits
+
+
+def _is_causal(loss_function: Any) -> bool:
+    return (loss_function.__module__, loss_function.__name__) == ("transformers.loss.loss_utils", "ForCausalLMLoss")
+
+
+def _loss(
+    model: Any,
+    *,
+    logits: Tensor | None,
+    labels: Tensor,
+    hidden: Tensor,
+    head: nn.Linear,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """The loss of transformers' `ForCausalLMLoss`."""
+    if logits is not None:
+        given = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
+        loss: Tensor = model.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **given, **options)
+        return loss
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    loss = ops.linear_cross_entropy(
+        hidden,
+        head.weight,
+        shift_labels.to(hidden.device).view(hidden.shape[:-1]),
+        bias=head.bias,
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+        dtype=torch.float32,
+    )
+    return loss if num_items_in_batch is None else loss / num_items_in_batch

@@ -1,0 +1,164 @@
+"""Where a pattern stands in a run, and the run with one step in its place."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from .source import Global, Local, OfSelf, Operation, Ref, Run, Step
+
+_EITHER_ORDER = frozenset({("binary", "Add"), ("binary", "Mult")})
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place where a pattern stands.
+
+    Attributes:
+        bound: what each name of the pattern stands for.
+        steps: the numbers of the run's steps that it takes the place of, in order.
+        results: the numbers of those that are its results.
+    """
+
+    bound: Mapping[str, Ref]
+    steps: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+def matches(
+    pattern: Run, run: Run, *, results: tuple[str, ...], slots: Mapping[str, Callable[[str], bool]]
+) -> Iterator[Match]:
+    """All places in `run` where `pattern` stands, the first ones first; they may overlap.
+
+    Args:
+        pattern: a run whose names are slots and inputs.
+        run: the run of a forward.
+        results: the names of the pattern's results; only they are used outside.
+        slots: for each slot a test of an attribute of self, by its path.
+    """
+    last = Step(len(pattern.steps) - 1)
+    for number in range(len(run.steps)):
+        found = _Matcher(pattern, run, slots)
+        if found.same(last, Step(number)):
+            match = found.finish(results)
+            if match is not None:
+                yield match
+
+
+class _Matcher:
+    """One attempt to lay a pattern over a run."""
+
+    def __init__(self, pattern: Run, run: Run, slots: Mapping[str, Callable[[str], bool]]) -> None:
+        self.pattern, self.run, self.slots = pattern, run, slots
+        self.bound: dict[str, Ref] = {}
+        self.steps: dict[int, int] = {}
+
+    def same(self, pattern: Ref, ref: Ref) -> bool:
+        if isinstance(pattern, Local):
+            return self._bind(pattern.name, ref)
+        if not isinstance(pattern, Step):
+            return pattern == ref
+        if not isinstance(ref, Step):
+            return False
+        if pattern.number in self.steps:
+            return self.steps[pattern.number] == ref.number
+        wanted = self.pattern.steps[pattern.number]
+        found = _as_method(self.run.steps[ref.number], wanted.kind)
+        if wanted.kind != found.kind or len(wanted.operands) != len(found.operands):
+            return False
+        kept = dict(self.bound), dict(self.steps)
+        orders = [found.operands]
+        if wanted.kind in _EITHER_ORDER:
+            orders.append(found.operands[::-1])
+        for operands in orders:
+            self.bound, self.steps = dict(kept[0]), dict(kept[1])
+            if all(self.same(one, other) for one, other in zip(wanted.operands, operands, strict=True)):
+                self.steps[pattern.number] = ref.number
+                return True
+        self.bound, self.steps = kept
+        return False
+
+    def _bind(self, name: str, ref: Ref) -> bool:
+        if name in self.bound:
+            return self.bound[name] == ref
+        if name in self.slots and not (isinstance(ref, OfSelf) and self.slots[name](ref.path)):
+            return False
+        self.bound[name] = ref
+        return True
+
+    def finish(self, results: tuple[str, ...]) -> Match | None:
+        """The match, if nothing else uses what is inside of it and nothing between its steps could change a tensor."""
+        if set(self.steps) != set(range(len(self.pattern.steps))):
+            return None
+        steps = tuple(sorted(self.steps.values()))
+        given = tuple(self.steps[ref.number] for ref in map(self.pattern.bound.get, results) if isinstance(ref, Step))
+        hidden = set(steps) - set(given)
+        if any(number in hidden for number in _used(self.run, outside=set(steps))):
+            return None
+        inputs = [ref.number for ref in self.bound.values() if isinstance(ref, Step)]
+        first, last = max(inputs, default=-1) + 1, steps[-1]
+        if any(_may_change(self.run.steps[number]) for number in range(first, last) if number not in steps):
+            return None
+        return Match(self.bound, steps, given)
+
+
+def _as_method(operation: Operation, kind: tuple[object, ...]) -> Operation:
+    """A call of `self.weight.float` as the method `float` of `self.weight`, where `kind` is such a call."""
+    called = operation.operands[0] if operation.operands else None
+    if kind[0] == "call" and kind[1] is not None and isinstance(called, OfSelf):
+        base, _, method = called.path.rpartition(".")
+        if operation.kind[:2] == ("call", None) and method == kind[1] and base:
+            return Operation(("call", method, *operation.kind[2:]), (OfSelf(base), *operation.operands[1:]))
+    return operation
+
+
+def _used(run: Run, *, outside: set[int]) -> Iterator[int]:
+    for number, operation in enumerate(run.steps):
+        if number not in outside:
+            yield from (ref.number for ref in operation.operands if isinstance(ref, Step))
+    yield from (ref.number for ref in (run.returned, *run.bound.values()) if isinstance(ref, Step))
+
+
+def _may_change(operation: Operation) -> bool:
+    """Whether a step may write into a tensor: a method whose name ends in _, as add_ does."""
+    kind = operation.kind
+    return kind[0] == "call" and kind[1] is not None and kind[1].endswith("_")
+
+
+def replaced(run: Run, match: Match, function: str, arguments: tuple[str, ...], by_name: tuple[str, ...]) -> Run:
+    """Return the run with one call in place of a match.
+
+    Args:
+        run: it stays as it is.
+        match: of this run.
+        function: the global name of the function to call.
+        arguments: names in `match.bound`, given in this order.
+        by_name: names in `match.bound`, given by name.
+    """
+    kind = ("call", None, (False,) * len(arguments), by_name)
+    operands = Global(None, function), *(match.bound[name] for name in (*arguments, *by_name))
+    calls = [(Operation(kind, operands), match.results[0] if len(match.results) == 1 else None)]
+    # As early as its inputs allow: one of its results may be used before the last one is there.
+    place = max((ref.number for ref in match.bound.values() if isinstance(ref, Step)), default=-1) + 1
+    if len(match.results) > 1:
+        calls += [(Operation(("item", index), (_CALL,)), number) for index, number in enumerate(match.results)]
+    order: list[tuple[Operation, int | None]] = []
+    for number, operation in [*enumerate(run.steps), (len(run.steps), None)]:
+        if number == place:
+            order += calls
+        if operation is not None and number not in match.steps:
+            order.append((operation, number))
+    new = {old: Step(index) for index, (_, old) in enumerate(order) if old is not None}
+    call = Step(next(index for index, (operation, _) in enumerate(order) if operation is calls[0][0]))
+
+    def moved(ref: Ref) -> Ref:
+        if ref is _CALL:
+            return call
+        return new[ref.number] if isinstance(ref, Step) else ref
+
+    return Run(
+        [Operation(operation.kind, tuple(map(moved, operation.operands))) for operation, _ in order],
+        {name: moved(ref) for name, ref in run.bound.items()},
+        None if run.returned is None else moved(run.returned),
+    )
+
+
+_CALL = Step(-1)

@@ -1,0 +1,55 @@
+"""What `swap` looks for, and what it puts there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .source import Run, parse_run
+
+__all__ = ["Rule"]
+
+_NAMES: Final = {"torch": torch, "F": F, "nn": nn}
+"""The globals of a pattern."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A computation to look for in forwards, and the function that takes its place.
+
+    A pattern is Python: plain statements that call modules, functions of torch and methods of tensors. Its names:
+
+    - those in `slots` are attributes of the module whose forward it is. The value is a test of such an attribute,
+      called when the model is swapped, and again in each call of the forward. Where it is False, nothing is replaced.
+    - `torch`, `F` and `nn` are what they are everywhere.
+    - those that the pattern assigns and `results` names are its results.
+    - all others are inputs: any value.
+
+    Of +, * and their kin, both orders match. How the source names values, and how it nests calls, does not matter.
+
+    Attributes:
+        name: what the report calls it.
+        patterns: the pattern, or several that `replacement` computes alike.
+        slots: a test for each attribute.
+        inputs: names of inputs, in the order in which `replacement` takes them, before the slots.
+        results: names of what `replacement` returns: one value, or a tuple of several.
+        replacement: called with the inputs, then the slots by name, and `training` if it takes it.
+
+    >>> double = Rule("double", ("y = x + x",), inputs=("x",), results=("y",), replacement=lambda x: 2 * x)
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    replacement: Callable[..., Any]
+    slots: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The patterns, read."""
+        return tuple(parse_run(pattern, _NAMES) for pattern in self.patterns)

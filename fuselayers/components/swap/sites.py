@@ -1,0 +1,192 @@
+"""A module whose class is a subclass with another forward, and the way back."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from torch import nn
+
+from . import loss
+from .match import Match, matches, replaced
+from .rules import Rule
+from .shipped import RULES
+from .source import Branch, Forward, OfSelf, Run, Unreadable, read
+from .write import guard, write
+
+__all__ = ["Found", "is_swapped", "layer_class", "subclass", "swap_class", "unswap_class"]
+
+Found = tuple[str, tuple[tuple[str, str], ...]]
+"""The name of a rule that was found, and its slots with the paths of their attributes."""
+
+_Holds = Callable[[str, Mapping[str, Callable[[Any], bool]], str, str], bool]
+"""Whether an attribute is what a slot of a rule asks for: name of the rule, its slots, slot, path."""
+
+_PREFIX: Final = "_fuselayers_"
+
+
+def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
+    """Return a subclass of the module's class whose forward has what the rules find replaced; None for nothing found.
+
+    One class serves all modules of a class in which the same is found. Its attribute `found` is a tuple of `Found`.
+    """
+    if "forward" in module.__dict__:
+        return None
+    return _class_with(type(module), tuple(rules), lambda _, slots, slot, path: _passes(module, path, slots[slot]))
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Return whether a module has a class that `swap` made."""
+    return hasattr(type(module), "swapped_from")
+
+
+def swap_class(module: nn.Module, kind: type) -> None:
+    """Give the module a class that `layer_class` or `block_class` made."""
+    module.__class__ = kind
+
+
+def unswap_class(module: nn.Module) -> bool:
+    """Give a module its own class back; return whether it had another one."""
+    if not is_swapped(module):
+        return False
+    module.__class__ = type(module).swapped_from  # type: ignore[attr-defined]
+    return True
+
+
+def subclass(cls: type, members: dict[str, Any]) -> type:
+    """Return a subclass of the same name: wrap policies and `_no_split_modules` go by names."""
+    face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
+    return type(cls.__name__, (cls,), {**members, **face})
+
+
+def _passes(module: nn.Module, path: str, test: Callable[[Any], bool]) -> bool:
+    try:
+        value = functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        return False
+    return bool(test(value))
+
+
+def _class_with(cls: type, rules: tuple[Rule, ...], holds: _Holds) -> type | None:
+    forward = _read(cls)
+    if forward is None:
+        return None
+    rewriting = _Rewriting(rules, holds)
+    forward = rewriting.whole(forward)
+    if not rewriting.found:
+        return None
+    key = cls, tuple(rewriting.found), rewriting.key()
+    if key not in _classes:
+        _classes[key] = _make_class(cls, forward, rewriting)
+    return _classes[key]
+
+
+_classes: dict[Any, type] = {}
+
+
+@functools.cache
+def _read(cls: type) -> Forward | None:
+    try:
+        return read(cls)
+    except Unreadable:
+        return None
+
+
+class _Rewriting:
+    """Replaces what rules find in one forward.
+
+    Attributes:
+        found: what was found.
+        tests: the tests that must hold in each call, each with the path of its attribute.
+        functions: what the new forward calls, by name.
+    """
+
+    def __init__(self, rules: tuple[Rule, ...], holds: _Holds) -> None:
+        self.rules, self.holds = rules, holds
+        self.found: list[Found] = []
+        self.tests: list[tuple[str, Callable[[Any], bool]]] = []
+        self.functions: dict[str, Any] = {}
+
+    def key(self) -> tuple[Any, ...]:
+        """Rules of one name may differ."""
+        return tuple(self.functions.values())
+
+    def whole(self, forward: Forward) -> Forward:
+        forward = replace(forward, body=[self._part(one) for one in forward.body])
+        fused = loss.with_fused_loss(forward, functools.partial(self.holds, loss.NAME, loss.SLOTS))
+        if fused is None:
+            return forward
+        forward, head, functions = fused
+        self._note(loss.NAME, loss.SLOTS, {"head": head})
+        self.functions |= functions
+        return forward
+
+    def _part(self, one: Any) -> Any:
+        if isinstance(one, Branch):
+            return Branch(one.test, [*map(self._part, one.body)], [*map(self._part, one.orelse)])
+        return self._run(one) if isinstance(one, Run) else one
+
+    def _run(self, run: Run) -> Run:
+        for rule in self.rules:
+            while (match := self._first(rule, run)) is not None:
+                slots = [name for name in rule.slots if name in match.bound]
+                bound = {**match.bound, "training": OfSelf("training")}
+                named = [*slots, *({"training"} & inspect.signature(rule.replacement).parameters.keys())]
+                function = f"{_PREFIX}rule_{len(self.functions)}"
+                run = replaced(run, replace(match, bound=bound), function, rule.inputs, tuple(named))
+                self.functions[function] = rule.replacement
+                self._note(
+                    rule.name, rule.slots, {name: ref.path for name in slots if isinstance(ref := bound[name], OfSelf)}
+                )
+        return run
+
+    def _first(self, rule: Rule, run: Run) -> Match | None:
+        tests = {slot: functools.partial(self.holds, rule.name, rule.slots, slot) for slot in rule.slots}
+        return next((one for each in rule.runs for one in matches(each, run, results=rule.results, slots=tests)), None)
+
+    def _note(self, name: str, slots: Mapping[str, Callable[[Any], bool]], paths: Mapping[str, str]) -> None:
+        self.found.append((name, tuple(paths.items())))
+        self.tests += [(path, slots[slot]) for slot, path in paths.items()]
+
+
+def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
+    tests = tuple(dict.fromkeys(rewriting.tests))
+
+    def may(module: nn.Module) -> bool:
+        return all(_passes(module, path, test) for path, test in tests)
+
+    added = {**rewriting.functions, f"{_PREFIX}may": may, f"{_PREFIX}original": forward.function}
+    body = [guard(f"{_PREFIX}may", f"{_PREFIX}original", forward), *forward.body]
+    function = write(replace(forward, body=body), added, title=f"swap of {cls.__module__}.{cls.__qualname__}")
+    return subclass(cls, {"forward": function, "found": tuple(rewriting.found), "__reduce_ex__": _reduce})
+
+
+def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
+    kind: Any = type(module)
+    return _Loader(kind), (kind.swapped_from, kind.found), module.__dict__
+
+
+class _Loader:
+    """Makes a copied or unpickled module, empty yet. A copy has the class; another process makes it again."""
+
+    def __init__(self, kind: type | None = None) -> None:
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Loader, ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Loader":
+        return self
+
+    def __call__(self, cls: type, found: tuple[Found, ...]) -> nn.Module:
+        kind = self.kind or _class_as_found(cls, found)
+        module: nn.Module = object.__new__(kind)
+        return module
+
+
+def _class_as_found(cls: type, found: tuple[Found, ...]) -> type:
+    """The class of shipped rules that were found; the original class where this process does not find them."""
+    known = {(name, pair) for name, paths in found for pair in paths}
+    kind = _class_with(cls, RULES, lambda name, _, slot, path: (name, (slot, path)) in known)
+    return cls if kind is None or kind.found != found else kind  # type: ignore[attr-defined]

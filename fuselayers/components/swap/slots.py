@@ -1,0 +1,87 @@
+"""The tests of the attributes that a rule's slots ask for."""
+
+import numbers
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from ..hooks import has_hooks
+
+__all__ = [
+    "is_activation",
+    "is_dropout",
+    "is_false",
+    "is_layer_norm",
+    "is_linear",
+    "is_number",
+    "is_parameter",
+    "original_type",
+]
+
+
+def original_type(value: Any) -> type:
+    """Return the type that a value had before it was swapped."""
+    kind: type = getattr(type(value), "swapped_from", type(value))
+    return kind
+
+
+def is_plain(module: Any) -> bool:
+    """Return whether calling a module does no more than its class says."""
+    return isinstance(module, nn.Module) and "forward" not in module.__dict__ and not has_hooks(module)
+
+
+def is_linear(value: Any) -> bool:
+    """`nn.Linear`, or the `Conv1D` of transformers, whose weight is transposed, with plain parameters."""
+    kind = original_type(value)
+    if not (kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")):
+        return False
+    return is_plain(value) and is_parameter(value.weight) and (value.bias is None or is_parameter(value.bias))
+
+
+def is_parameter(value: Any) -> bool:
+    """A parameter in one piece: no shard of one, and no quantised one."""
+    return type(value) is nn.Parameter and value.is_floating_point()
+
+
+def is_dropout(value: Any) -> bool:
+    """`nn.Dropout` that is not in place."""
+    return original_type(value) is nn.Dropout and is_plain(value) and not value.inplace
+
+
+def is_layer_norm(value: Any) -> bool:
+    """`nn.LayerNorm` over the last dimension, with a weight."""
+    return (
+        original_type(value) is nn.LayerNorm
+        and is_plain(value)
+        and len(value.normalized_shape) == 1
+        and is_parameter(value.weight)
+    )
+
+
+_ACTIVATION_MODULES: Final = frozenset(
+    {"torch.nn.modules.activation", "transformers.activations", "timm.layers.activations"}
+)
+
+
+def is_activation(value: Any) -> bool:
+    """An elementwise function of torch, or an activation without parameters from torch, transformers or timm."""
+    if isinstance(value, nn.Module):
+        return (
+            original_type(value).__module__ in _ACTIVATION_MODULES and is_plain(value) and not any(value.parameters())
+        )
+    return getattr(value, "__module__", None) in {"torch.nn.functional", "torch._C._nn"} or value in {
+        torch.relu,
+        torch.tanh,
+        torch.sigmoid,
+    }
+
+
+def is_number(value: Any) -> bool:
+    """A plain number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_false(value: Any) -> bool:
+    """False."""
+    return value is False

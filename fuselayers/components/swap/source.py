@@ -1,0 +1,400 @@
+"""What a forward computes, as a list of steps, and the forward made of such a list again.
+
+A forward's source is parsed. Each run of plain statements becomes one list of steps, in which every step has its own
+number: other names for the same value are gone, and so is the way in which the source nests its calls. Everything else,
+loops for instance, stays as it is.
+
+    x = self.up(x)                         step 0   call  self.up, x
+    x = F.relu(x)                 ->       step 1   call  F.relu, step 0
+    return self.down(x)                    step 2   call  self.down, step 1;  return step 2
+"""
+
+import ast
+import builtins
+import copy
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Unreadable(Exception):
+    """This source has a form that is not looked into."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A reference to the value of a step."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local variable as it was before the run."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class OfSelf:
+    """An attribute of self, or of an attribute of it: `weight.dtype`."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Global:
+    """What a global name stands for; the text says how the source spells it."""
+
+    value: Any
+    text: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A constant. 1, 1.0 and True are three of them."""
+
+    kind: type
+    value: Any
+
+
+Ref = Step | Local | OfSelf | Global | Literal
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step: `kind` says what is done with the operands, and holds all of it that is no value."""
+
+    kind: tuple[Any, ...]
+    operands: tuple[Ref, ...]
+
+
+@dataclass
+class Run:
+    """Plain statements that follow each other.
+
+    Attributes:
+        steps: what they compute, in order.
+        bound: the local variables that they assign and that are read later, with their values.
+        returned: the value that the run returns; None where it does not end the function.
+    """
+
+    steps: list[Operation]
+    bound: dict[str, Ref]
+    returned: Ref | None = None
+
+
+@dataclass
+class Forward:
+    """A forward, read.
+
+    Attributes:
+        function: the function whose source it is.
+        outer: what the class has: the function, or what its decorators made of it.
+        arguments: its arguments, without annotations and defaults.
+        body: runs, and the statements that are kept as they are.
+    """
+
+    function: types.FunctionType
+    outer: types.FunctionType
+    arguments: ast.arguments
+    body: "list[Run | ast.stmt | Branch]"
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, in order of the source."""
+        yield from _runs(self.body)
+
+
+@dataclass
+class Branch:
+    """An if statement; its test is kept as it is."""
+
+    test: ast.expr
+    body: "list[Run | ast.stmt | Branch]"
+    orelse: "list[Run | ast.stmt | Branch]"
+
+
+def _runs(body: list[Any]) -> Iterator[Run]:
+    for one in body:
+        if isinstance(one, Run):
+            yield one
+        elif isinstance(one, Branch):
+            yield from _runs(one.body)
+            yield from _runs(one.orelse)
+
+
+def read(cls: type) -> Forward:
+    """Read the forward of a class.
+
+    Raises:
+        Unreadable: it has no source, or uses something that another function could not.
+    """
+    outer: Any = getattr(cls, "forward", None)
+    function = inspect.unwrap(outer) if callable(outer) else outer
+    definition = _definition(function)
+    assert isinstance(function, types.FunctionType)
+    arguments = copy.deepcopy(definition.args)
+    for argument in ast.walk(arguments):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [None if one is None else ast.Constant(None) for one in arguments.kw_defaults]
+    reader = _Reader(cls, function, definition)
+    return Forward(function, outer, arguments, reader.block(definition.body))
+
+
+def _definition(function: Any) -> ast.FunctionDef:
+    if not isinstance(function, types.FunctionType):
+        raise Unreadable("its forward is no plain function")
+    if function.__closure__ or hasattr(function, "__wrapped__"):
+        raise Unreadable("its forward uses a variable of a function around it")
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise Unreadable("its forward has no source") from error
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        raise Unreadable("its forward is no plain function")
+    if not definition.args.args or definition.args.posonlyargs:
+        raise Unreadable("its forward has no self, or arguments by position alone")
+    return definition
+
+
+def parse_run(text: str, names: Mapping[str, Any]) -> Run:
+    """Read a pattern: plain statements whose globals are `names` and `self`; every other name is a `Local`."""
+    tree = ast.parse(textwrap.dedent(text))
+    reader = _Reader(None, types.FunctionType((lambda: None).__code__, dict(names)), None)
+    reader.self_name = "self"
+    run = reader.run(tree.body, read_later=None)
+    assert run is not None, text
+    return run
+
+
+class _Reader:
+    """Reads the statements of one function."""
+
+    def __init__(self, cls: type | None, function: types.FunctionType, definition: ast.FunctionDef | None) -> None:
+        self.cls = cls
+        self.globals = function.__globals__
+        self.definition = definition
+        self.self_name = None if definition is None else definition.args.args[0].arg
+        self.locals = set() if definition is None else _assigned(definition)
+        self.steps: list[Operation] = []
+        self.names: dict[str, Ref] = {}
+        self.inlined = 0
+
+    def block(self, statements: list[ast.stmt]) -> "list[Run | ast.stmt | Branch]":
+        body: list[Run | ast.stmt | Branch] = []
+        waiting: list[ast.stmt] = []
+
+        def flush() -> None:
+            if waiting:
+                run = self.run(waiting, read_later=self._read_outside(waiting))
+                body.extend(waiting if run is None else [run])
+                waiting.clear()
+
+        for statement in statements:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue  # a docstring
+            if self._is_plain(statement):
+                waiting.append(statement)
+                continue
+            flush()
+            if isinstance(statement, ast.If):
+                body.append(Branch(statement.test, self.block(statement.body), self.block(statement.orelse)))
+            else:
+                body.append(statement)
+        flush()
+        return body
+
+    def run(self, statements: list[ast.stmt], *, read_later: set[str] | None) -> Run | None:
+        """The run of these statements; None if something in them is not looked into."""
+        self.steps, self.names = [], {}
+        returned = None
+        try:
+            for statement in statements:
+                returned = self._statement(statement)
+        except Unreadable:
+            return None
+        bound = {name: ref for name, ref in self.names.items() if read_later is None or name in read_later}
+        return Run(self.steps, bound, returned)
+
+    def _is_plain(self, statement: ast.stmt) -> bool:
+        """Whether a statement can be part of a run; tried alone, so that one that cannot does not spoil others."""
+        kept = self.steps, self.names
+        self.steps, self.names = [], {}
+        try:
+            self._statement(statement)
+        except Unreadable:
+            return False
+        finally:
+            self.steps, self.names = kept
+        return True
+
+    def _read_outside(self, statements: list[ast.stmt]) -> set[str]:
+        assert self.definition is not None
+        inside = {id(node) for statement in statements for node in ast.walk(statement)}
+        return {
+            node.id
+            for node in ast.walk(self.definition)
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store) and id(node) not in inside
+        }
+
+    def _statement(self, statement: ast.stmt) -> Ref | None:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.names[name] = self._value(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self.names[name] = self._value(value)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value) if all(
+                isinstance(target, ast.Name) for target in targets
+            ):
+                parts = self._step(("unpack", len(targets)), self._value(value))
+                items = [self._step(("item", index), parts) for index in range(len(targets))]
+                self.names.update({target.id: item for target, item in zip(targets, items, strict=True)})  # type: ignore[attr-defined]
+            case ast.Return(value=ast.expr() as value):
+                return self._value(value)
+            case _:
+                raise Unreadable(type(statement).__name__)
+        return None
+
+    def _step(self, kind: tuple[Any, ...], *operands: Ref) -> Step:
+        self.steps.append(Operation(kind, operands))
+        return Step(len(self.steps) - 1)
+
+    def _value(self, node: ast.expr) -> Ref:
+        match node:
+            case ast.Constant(value=value):
+                return Literal(type(value), value)
+            case ast.Name(id=name):
+                return self._name(name)
+            case ast.Attribute(value=value, attr=attr):
+                return self._attribute(value, attr)
+            case ast.Call():
+                return self._call(node)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._step(("binary", type(op).__name__), self._value(left), self._value(right))
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+                return Literal(type(value), -value)
+            case ast.UnaryOp(op=op, operand=operand):
+                return self._step(("unary", type(op).__name__), self._value(operand))
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._step(("compare", type(op).__name__), self._value(left), self._value(right))
+            case ast.Tuple(elts=parts):
+                return self._step(("tuple",), *(self._value(part) for part in parts))
+            case ast.Subscript(value=value, slice=index):
+                return self._step(("subscript",), self._value(value), self._value(index))
+            case ast.Slice(lower=lower, upper=upper, step=step):
+                given = tuple(part is not None for part in (lower, upper, step))
+                return self._step(("slice", given), *(self._value(part) for part in (lower, upper, step) if part))
+            case ast.IfExp() | ast.BoolOp() | ast.Compare():
+                return self._as_written(node)
+        raise Unreadable(type(node).__name__)
+
+    def _as_written(self, node: ast.expr) -> Ref:
+        """An expression that need not be evaluated whole: kept, with the names of the values in it."""
+        if any(isinstance(one, _SCOPES) for one in ast.walk(node)):
+            raise Unreadable(type(node).__name__)
+        names = sorted({one.id for one in ast.walk(node) if isinstance(one, ast.Name)} & set(self.names))
+        return self._step(("written", ast.unparse(node), tuple(names)), *(self.names[name] for name in names))
+
+    def _name(self, name: str) -> Ref:
+        if name in self.names:
+            return self.names[name]
+        if name == self.self_name:
+            return OfSelf("")
+        if name in self.locals:
+            return Local(name)
+        if name in self.globals:
+            return Global(_hashable(self.globals[name]), name)
+        if hasattr(builtins, name):
+            return Global(getattr(builtins, name), name)
+        if self.cls is None:
+            return Local(name)
+        raise Unreadable(name)
+
+    def _attribute(self, value: ast.expr, attr: str) -> Ref:
+        base = self._value(value)
+        if isinstance(base, OfSelf):
+            return OfSelf(f"{base.path}.{attr}" if base.path else attr)
+        if isinstance(base, Global) and isinstance(base.value, types.ModuleType) and hasattr(base.value, attr):
+            return Global(_hashable(getattr(base.value, attr)), f"{base.text}.{attr}")
+        return self._step(("attribute", attr), base)
+
+    def _call(self, node: ast.Call) -> Ref:
+        function = node.func
+        method = None
+        if isinstance(function, ast.Attribute):
+            base = self._attribute(function.value, function.attr)
+            if isinstance(base, Step):  # a method of a value: its attribute is no step of its own
+                called = self.steps.pop()
+                method, target = function.attr, called.operands[0]
+            else:
+                target = base
+        else:
+            target = self._value(function)
+        if isinstance(target, Global) and target.value in (super, locals, eval, exec):
+            raise Unreadable(target.text)
+        stars = tuple(isinstance(argument, ast.Starred) for argument in node.args)
+        arguments = [
+            self._value(argument.value if isinstance(argument, ast.Starred) else argument) for argument in node.args
+        ]
+        by_name = {keyword.arg or "**": self._value(keyword.value) for keyword in node.keywords}
+        if len(by_name) < len(node.keywords):
+            raise Unreadable("two **")
+        if isinstance(target, OfSelf) and not any(stars) and not by_name:
+            inlined = self._inline(target.path, arguments)
+            if inlined is not None:
+                return inlined
+        kind = ("call", method, stars, tuple(by_name))
+        return self._step(kind, target, *arguments, *by_name.values())
+
+    def _inline(self, name: str, arguments: list[Ref]) -> Ref | None:
+        """The value of a method of the class itself whose body is plain; None if it is another thing."""
+        method = self.cls.__dict__.get(name) if self.cls is not None else None
+        if method is None or self.inlined > 3:
+            return None
+        try:
+            definition = _definition(method)
+        except Unreadable:
+            return None
+        taken = definition.args
+        if len(taken.args) != len(arguments) + 1 or taken.vararg or taken.kwarg or taken.kwonlyargs:
+            return None
+        inner = _Reader(self.cls, method, definition)
+        inner.inlined = self.inlined + 1
+        inner.steps = list(self.steps)
+        inner.names = {argument.arg: value for argument, value in zip(taken.args[1:], arguments, strict=True)}
+        returned = None
+        try:
+            for statement in definition.body:
+                if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                    returned = inner._statement(statement)
+        except Unreadable:
+            return None
+        if returned is not None:
+            self.steps = inner.steps
+        return returned
+
+
+_SCOPES = (
+    *(ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    *(ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom),
+)
+
+
+def _assigned(definition: ast.FunctionDef) -> set[str]:
+    arguments = {one.arg for one in ast.walk(definition.args) if isinstance(one, ast.arg)}
+    stored = {one.id for one in ast.walk(definition) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
+    return arguments | stored
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError as error:
+        raise Unreadable("a global that cannot be hashed") from error
+    return value

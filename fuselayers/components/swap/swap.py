@@ -1,0 +1,145 @@
+"""swap and unswap -- fused layers inside a model that exists."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from ...names import no_such
+from ...partition import backends
+from .blocks import block_class, repeated_blocks
+from .report import Site, Skipped, SwapReport
+from .rules import Rule
+from .shipped import RULES
+from .sites import is_swapped, layer_class, swap_class, unswap_class
+from .verify import Check, check, inputs_of_sites
+
+__all__ = ["swap", "unswap"]
+
+_LEVELS: Final = ("auto", "layers", "blocks")
+
+
+def swap(
+    model: nn.Module,
+    where: str | Sequence[str] = "*",
+    *,
+    rules: Sequence[Rule] | None = None,
+    level: Literal["auto", "layers", "blocks"] = "auto",
+    backend: str = "auto",
+    verify: bool = True,
+    batch: Any = None,
+) -> SwapReport:
+    """Put fused layers into a model, in place, wherever its modules compute what can be fused.
+
+    Parameters, buffers, hooks, names of modules and keys of the state_dict stay the same objects. A swapped module gets
+    a subclass of its own class, of the same name. `unswap` takes it back.
+
+    What a module computes is read from the source of its forward, so a model of any library will do, and one's own.
+    In each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
+    adapter, a quantised layer, a hook, a sharded parameter) the original forward runs.
+
+    Args:
+        model: any module.
+        where: only modules whose qualified name matches this pattern, or one of these: `layers.1[0-9].*`.
+        rules: what to look for; None for all that are shipped, `swap.RULES`.
+        level: "layers" replaces parts of forwards by this library's functions. "blocks" sends each repeated block of
+            the model (a decoder layer) through `fuse`, all blocks of a class as one function, and replaces parts
+            of what is outside of them. "auto" is "blocks" where Inductor can compile and there are blocks.
+        backend: of `fuse`, for blocks.
+        verify: whether each module is compared with its original, on inputs from `batch`, and stays as it is if its
+            error is more than twice the original's, or more than twice the dtype's rounding.
+        batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. None takes the
+            `dummy_inputs` that models of transformers have; without any, nothing can be verified, and the report says
+            so.
+
+    Raises:
+        TypeError: `model` is not a module.
+        ValueError: there is no such level, or a model that is swapped already.
+
+    >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
+    >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
+    >>> [(site.name, site.rules) for site in report.sites]
+    [('2', ('dropout',))]
+    >>> unswap(model)
+    1
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"swap takes a module, got {type(model).__name__}")
+    if level not in _LEVELS:
+        raise ValueError(no_such("level", level, _LEVELS))
+    if any(map(is_swapped, model.modules())):
+        raise ValueError("this model is swapped already; call unswap(model) first")
+    patterns = (where,) if isinstance(where, str) else tuple(where)
+    chosen = RULES if rules is None else tuple(rules)
+    blocks = [] if level == "layers" else [one for one in repeated_blocks(model) if _matches(one[0], patterns)]
+    if level == "auto" and not (blocks and _inductor_compiles(model)):
+        blocks = []
+    kinds = {name: block_class(_type(block), backend) for name, block in blocks}
+    for name, module in model.named_modules():
+        if _matches(name, patterns) and not any(f"{name}.".startswith(f"{block}.") for block, _ in blocks):
+            kind = layer_class(module, chosen)
+            if kind is not None:
+                kinds[name] = kind
+    report = SwapReport("blocks" if blocks else "layers", (), ())
+    return _checked(model, kinds, report, batch) if verify else _swapped(model, kinds, report)
+
+
+def _inductor_compiles(model: nn.Module) -> bool:
+    device = next((one.device for one in model.parameters()), torch.device("cpu"))
+    return any(status.available for status in backends(device=device) if status.name == "inductor")
+
+
+def _type(module: nn.Module) -> Any:
+    return type(module)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def unswap(model: nn.Module) -> int:
+    """Give each swapped module of the model its own class back; return how many there were."""
+    return sum(unswap_class(module) for module in model.modules())
+
+
+def _swapped(model: nn.Module, kinds: Mapping[str, type], report: SwapReport) -> SwapReport:
+    modules = dict(model.named_modules())
+    for name, kind in kinds.items():
+        swap_class(modules[name], kind)
+    return replace(report, sites=tuple(_site(name, kind) for name, kind in kinds.items()))
+
+
+def _site(name: str, kind: Any) -> Site:
+    return Site(name, kind.__name__, tuple(name for name, _ in kind.found) or ("block",))
+
+
+def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, batch: Any) -> SwapReport:
+    batch = getattr(model, "dummy_inputs", None) if batch is None else batch
+    calls = {} if batch is None else inputs_of_sites(model, kinds, batch)
+    modules = dict(model.named_modules())
+    sites: list[tuple[Site, type]] = []
+    skipped: list[Skipped] = []
+    seen: dict[type, Check | None] = {}
+    for name, kind in kinds.items():
+        site = _site(name, kind)
+        if name in calls:
+            found = seen.get(kind) if site.rules == ("block",) else None  # one graph serves all blocks
+            found = found or check(modules[name], kind, calls[name])
+            seen[kind] = found
+            if found.reason is not None:
+                skipped.append(Skipped(name, site.kind, found.reason))
+                continue
+            site = replace(
+                site,
+                error=found.error,
+                error_before=found.error_before,
+                saved_before=found.saved_before,
+                saved_after=found.saved_after,
+            )
+        sites.append((site, kind))
+    for site, kind in sites:
+        swap_class(modules[site.name], kind)
+    return replace(report, sites=tuple(site for site, _ in sites), skipped=tuple(skipped))

@@ -1,0 +1,167 @@
+"""Whether a swapped module gives the numbers of the original one."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...partition import saved_bytes
+from . import loss
+from .sites import swap_class, unswap_class
+
+__all__ = ["Call", "Check", "check", "inputs_of_sites"]
+
+_ALLOWED: Final = 2.0
+"""How many times the original's error, or the dtype's own, a swapped module may have."""
+
+_ROUNDINGS: Final = 16
+"""The error in units of the dtype's rounding that counts as the original's own where it cannot run in float64."""
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, by position and by name."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found; `reason` says what is wrong, and is None where nothing is."""
+
+    reason: str | None
+    error: float | None = None
+    error_before: float | None = None
+    saved_before: int | None = None
+    saved_after: int | None = None
+
+
+def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
+    """Run the model once, in evaluation mode and without gradients, and return each module's first arguments by name.
+
+    Args:
+        model: its modes and torch's random state stay as they are.
+        names: qualified names of modules of it; those that the model does not call are missing in the result.
+        batch: the model's arguments: a mapping by name, a tuple by position, or one tensor.
+    """
+    calls: dict[str, Call] = {}
+
+    def keeper(name: str) -> Callable[..., None]:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.setdefault(name, tree_map(_copied, (args, kwargs)))
+
+        return keep
+
+    modules = dict(model.named_modules())
+    hooks = [modules[name].register_forward_pre_hook(keeper(name), with_kwargs=True) for name in names]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            model.eval()
+            args, kwargs = _as_call(batch)
+            model(*args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    return calls
+
+
+def _copied(value: Any) -> Any:
+    # Other objects too: a call may write into a cache of keys and values.
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+
+
+def _as_call(batch: Any) -> Call:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
+
+
+def check(module: nn.Module, kind: type, call: Call) -> Check:
+    """Compare the module with what it will be as a `kind`: results, gradients, and the bytes saved for backward.
+
+    Both run in evaluation mode, in which nothing is dropped, and a copy in float64 says what is right; where that
+    cannot run, the original does. The module stays as it is.
+    """
+    original, swapped, wide = (copy.deepcopy(module).eval() for _ in range(3))
+    unswap_inside(wide)
+    swap_class(swapped, kind)
+    for one in (original, swapped, wide):  # a loss without logits is for training alone
+        one.training = any(name == loss.NAME for name, _ in kind.found)  # type: ignore[attr-defined]
+    before, after = (_run(one, call) for one in (original, swapped))
+    dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
+    try:
+        truth = _run(wide.double(), tree_map(_double, call))
+        least = torch.finfo(dtype).eps
+    except RuntimeError:  # some forwards insist on float32
+        truth, least = before, _ROUNDINGS * torch.finfo(dtype).eps
+    error_before, error = (_error(one, truth) for one in (before, after))
+    allowed = _ALLOWED * max(error_before, least)
+    reason = None
+    if not error <= allowed:
+        reason = f"its error is {error:.1e}, the original's {error_before:.1e}"
+    return Check(reason, error, error_before, _saved(original, call), _saved(swapped, call))
+
+
+def unswap_inside(module: nn.Module) -> None:
+    for inner in module.modules():
+        unswap_class(inner)
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.detach().clone().requires_grad_()
+    return _copied(value)
+
+
+def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
+    """The results of a call, and the gradients."""
+    args, kwargs = tree_map(_leaf, call)
+    inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+    with torch.enable_grad(), torch.random.fork_rng():
+        result = module(*args, **kwargs)
+        if isinstance(result, Mapping) and result.get("loss") is not None:
+            result = result["loss"]
+        results = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.is_floating_point()]
+        generator = torch.Generator().manual_seed(0)
+        weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one) for one in results]
+        total = sum((one * weight).sum() for one, weight in zip(results, weights, strict=True) if one.requires_grad)
+        wanted = [*inputs, *(one for one in module.parameters() if one.requires_grad)]
+        gradients: Sequence[Tensor | None] = ()
+        if isinstance(total, Tensor):
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+    return [one.detach() for one in results], [torch.zeros(()) if one is None else one for one in gradients]
+
+
+def _error(values: tuple[list[Tensor], list[Tensor]], truth: tuple[list[Tensor], list[Tensor]]) -> float:
+    """The largest error of the results, and of the gradients, in units of the largest result, and gradient.
+
+    Not of each tensor's own largest value: a gradient may be zero but for rounding, as that of a key's bias is.
+    """
+    return max(_error_of(one, right) for one, right in zip(values, truth, strict=True))
+
+
+def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
+    if [value.shape for value in values] != [right.shape for right in truth]:
+        return float("inf")
+    errors = [
+        (value.double() - right.double()).abs().max().item()
+        for value, right in zip(values, truth, strict=True)
+        if value.numel()
+    ]
+    largest = max((right.abs().max().item() for right in truth if right.numel()), default=1.0)
+    error = max(errors, default=0.0) / (largest or 1.0)
+    return error if all(map(math.isfinite, errors)) else float("inf")
+
+
+def _saved(module: nn.Module, call: Call) -> int:
+    args, kwargs = tree_map(_leaf, call)
+    with torch.random.fork_rng():
+        return saved_bytes(module.train(), *args, **kwargs)

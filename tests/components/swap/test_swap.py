@@ -1,0 +1,163 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components.swap import Rule, swap, unswap
+from fuselayers.components.swap.slots import is_linear
+from fuselayers.partition import saved_bytes
+from tests.components.swap.models import FAMILIES, batch_for, loss_of
+
+
+def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
+    model.zero_grad()
+    loss_of(model, batch).backward()
+    return [one.grad for one in model.parameters()]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_families(name: str) -> None:
+    make, rules = FAMILIES[name]
+    model, batch = make().eval(), batch_for(name)
+    keys, parameters = list(model.state_dict()), [id(one) for one in model.parameters()]
+    loss, expected = loss_of(model, batch), gradients(model, batch)
+    classes = [type(one) for one in model.modules()]
+    report = swap(model, level="layers", batch=batch)
+    assert {rule for site in report.sites for rule in site.rules} == rules
+    assert report.skipped == ()
+    assert all(site.error is not None for site in report.sites if site.kind != "Dropout")  # some are never called
+    assert list(model.state_dict()) == keys
+    assert [id(one) for one in model.parameters()] == parameters
+    assert [type(one).__name__ for one in model.modules()] == [one.__name__ for one in classes]
+    assert all(isinstance(one, kind) for one, kind in zip(model.modules(), classes, strict=True))
+    torch.testing.assert_close(loss_of(model, batch), loss, atol=1e-6, rtol=1e-5)
+    for got, wanted in zip(gradients(model, batch), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
+    assert unswap(model) == len(report.sites)
+    assert [type(one) for one in model.modules()] == classes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_copies_and_pickles_are_swapped_too(name: str) -> None:
+    model, batch = FAMILIES[name][0]().eval(), batch_for(name)
+    swap(model, level="layers", verify=False)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert [type(one) for one in other.modules()] == [type(one) for one in model.modules()]
+        assert torch.equal(loss_of(other, batch), loss_of(model, batch))
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("gpt2", 0.75), ("vit", 0.8), ("llama", 0.9), ("qwen3", 0.9), ("gemma", 0.9)]
+)
+def test_fewer_bytes_are_saved(name: str, most: float) -> None:
+    model, batch = FAMILIES[name][0]().train(), batch_for(name)
+    before = saved_bytes(model, **batch)
+    swap(model, level="layers", verify=False)
+    assert saved_bytes(model, **batch) <= most * before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def test_the_loss_in_training_makes_no_logits(name: str) -> None:
+    model, batch = FAMILIES[name][0](), batch_for(name)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.train()
+    with torch.no_grad():
+        expected = model(**batch).loss
+    wanted = gradients(model, batch)
+    swap(model, level="layers", batch=batch)
+    output = model(**batch)
+    assert output.logits is None
+    torch.testing.assert_close(output.loss, expected)
+    for got, right in zip(gradients(model, batch), wanted, strict=True):
+        torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-4)
+    assert model.eval()(**batch).logits is not None
+    counted = model.train()(**batch, num_items_in_batch=torch.tensor(11)).loss
+    torch.testing.assert_close(counted, expected * 22 / 11)
+
+
+class Adapted(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def test_a_layer_that_is_replaced_later_is_called() -> None:
+    model, batch = FAMILIES["llama"][0]().eval(), batch_for("llama")
+    swap(model, level="layers", verify=False)
+    layer = model.model.layers[0].mlp  # type: ignore[union-attr, index]
+    adapted = Adapted(32, 64, bias=False)
+    adapted.weight = layer.gate_proj.weight  # type: ignore[union-attr]
+    layer.gate_proj = adapted  # type: ignore[union-attr]
+    swapped = loss_of(model, batch)
+    unswap(model)
+    assert torch.equal(loss_of(model, batch), swapped)
+
+
+def test_a_hook_is_called() -> None:
+    model, batch = FAMILIES["llama"][0]().eval(), batch_for("llama")
+    swap(model, level="layers", verify=False)
+    called = []
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: called.append(1))  # type: ignore[union-attr, index]
+    loss_of(model, batch)
+    assert called == [1]
+
+
+class Feedforward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.act = nn.Linear(8, 16), nn.Linear(16, 8), nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(1):
+            x = x + 0
+        hidden = self.a(x)
+        return self.b(self.act(hidden))
+
+
+def test_where_and_own_rules() -> None:
+    model = nn.ModuleDict({"one": Feedforward(), "two": Feedforward()})
+    report = swap(model, "tw*", level="layers", verify=False)
+    assert [(site.name, site.rules) for site in report.sites] == [("two", ("mlp",))]
+    unswap(model)
+
+    def doubled(x: torch.Tensor, *, layer: nn.Linear) -> torch.Tensor:
+        return 2 * layer(x)
+
+    rule = Rule("doubled", ("y = layer(x)",), ("x",), ("y",), doubled, {"layer": is_linear})
+    report = swap(model["one"], rules=[rule], batch=torch.randn(3, 8))
+    assert report.sites == ()
+    (skipped,) = report.skipped
+    assert skipped.reason.startswith("its error is ")
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(TypeError, match="swap takes a module, got Tensor"):
+        swap(torch.ones(2))  # type: ignore[arg-type]
+    model = Feedforward()
+    with pytest.raises(ValueError, match="no level 'layer'"):
+        swap(model, level="layer")  # type: ignore[arg-type]
+    swap(model, verify=False)
+    with pytest.raises(ValueError, match=r"swapped already; call unswap\(model\) first"):
+        swap(model)
+
+
+def test_own_dropout_is_swapped_in_place_of_torchs() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train()
+    swap(model, level="layers", batch=torch.randn(4, 8))
+    torch.manual_seed(3)
+    dropped = model(torch.ones(64, 8))
+    torch.manual_seed(3)
+    assert torch.equal(model(torch.ones(64, 8)), dropped)
+    assert 0.3 < (dropped == 0).float().mean() < 0.7
+
+
+def test_a_compiled_model_has_no_graph_break() -> None:
+    model, batch = FAMILIES["llama"][0]().eval(), batch_for("llama")
+    swap(model, level="layers", verify=False)
+    expected = loss_of(model, batch)
+    compiled = torch.compile(model.model, backend="eager", fullgraph=True)  # type: ignore[arg-type]
+    torch.testing.assert_close(compiled(batch["input_ids"]).last_hidden_state, model.model(batch["input_ids"])[0])  # type: ignore[operator]
+    assert torch.equal(loss_of(model, batch), expected)
