@@ -44,7 +44,7 @@ class HierarchicalVision(Model):
     Args:
         image_size: S, the side of the square images in pixels.
         num_classes: number of different classes.
-        hidden_dims: D of each stage.
+        widths: D of each stage.
         depths: number of blocks of each stage.
         patch_sizes: side of the patches of each stage, in pixels of the images, then in tokens of the stage before.
         strides: distance of neighbouring patches of each stage.
@@ -57,7 +57,7 @@ class HierarchicalVision(Model):
         ValueError: also lists of different lengths, or a stage without patches.
 
     >>> heads = Choice("multi_head", {"num_heads": 1})
-    >>> sizes = {"hidden_dims": (8, 16), "depths": (1, 1), "patch_sizes": (3, 3), "strides": (2, 2)}
+    >>> sizes = {"widths": (8, 16), "depths": (1, 1), "patch_sizes": (3, 3), "strides": (2, 2)}
     >>> model = HierarchicalVision(image_size=8, num_classes=5, **sizes, attention=heads)
     >>> [stage.context_length for stage in model.stages], model(torch.zeros(2, 3, 8, 8)).shape
     ([16, 4], torch.Size([2, 5]))
@@ -69,7 +69,7 @@ class HierarchicalVision(Model):
         *,
         image_size: Size,
         num_classes: Size,
-        hidden_dims: tuple[int, ...],
+        widths: tuple[int, ...],
         depths: tuple[int, ...],
         patch_sizes: tuple[int, ...],
         strides: tuple[int, ...],
@@ -90,7 +90,7 @@ class HierarchicalVision(Model):
         if init == "mup":
             raise ValueError("init 'mup' is for models of one width; take another scheme")
         check_scheme(init, base_width=None)
-        _check_stages(hidden_dims=hidden_dims, depths=depths, patch_sizes=patch_sizes, strides=strides)
+        _check_stages(widths=widths, depths=depths, patch_sizes=patch_sizes, strides=strides)
         super().__init__()
         self.image_size = image_size
         self.channels = channels
@@ -98,7 +98,7 @@ class HierarchicalVision(Model):
         self.patch = nn.ModuleList()
         self.stages = nn.ModuleList()
         side, first, changes = image_size, 0, [(change, matching_layers(change.at, sum(depths))) for change in layers]
-        for hidden_dim, depth, patch_size, stride in zip(hidden_dims, depths, patch_sizes, strides, strict=True):
+        for hidden_dim, depth, patch_size, stride in zip(widths, depths, patch_sizes, strides, strict=True):
             patch = PatchEmbedding(
                 hidden_dim, patch_size=patch_size, channels=channels, stride=stride, padding=(patch_size - 1) // 2
             )
@@ -106,7 +106,7 @@ class HierarchicalVision(Model):
                 side = patch.patches_along(side)
             except ValueError as error:
                 raise ValueError(f"the sides of the images of stage {len(self.stages)} {error}, got {side}") from None
-            wider = hidden_dim, hidden_dims[0]
+            wider = hidden_dim, widths[0]
             own = [
                 _of_stage(replace(change, at=str(layer - first)), wider)
                 for change, at in changes
@@ -135,7 +135,7 @@ class HierarchicalVision(Model):
             channels, first = hidden_dim, first + depth
         # Of the first stage, which has the most tokens.
         self.context_length = self.stages[0].context_length
-        self.head = nn.Linear(hidden_dims[-1], num_classes)
+        self.head = nn.Linear(widths[-1], num_classes)
         initialise(self, init, num_layers=sum(depths), std=init_std)
 
     def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
@@ -177,7 +177,7 @@ class HierarchicalVision(Model):
 
 
 def _check_stages(**lists: tuple[int, ...]) -> None:
-    stages = len(lists["hidden_dims"])
+    stages = len(lists["widths"])
     for name, values in lists.items():
         if len(values) != stages or not values:
             raise ValueError(f"{name} must have one number for each stage, {stages or 'at least one'}, got {[*values]}")

@@ -18,7 +18,7 @@ HEADS = Choice("multi_head", {"num_heads": 1, "num_kv_heads": 1})
 SIZES: dict[str, Any] = {
     "image_size": 10,
     "num_classes": 5,
-    "hidden_dims": (4, 8),
+    "widths": (4, 8),
     "depths": (1, 2),
     "patch_sizes": (5, 2),
     "strides": (3, 2),
@@ -56,9 +56,7 @@ class WrittenOut(nn.Module):
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize(
-    "sizes", [{}, {"image_size": 8, "patch_sizes": (4, 1), "strides": (2, 1), "hidden_dims": (6, 6)}]
-)
+@pytest.mark.parametrize("sizes", [{}, {"image_size": 8, "patch_sizes": (4, 1), "strides": (2, 1), "widths": (6, 6)}])
 def test_values_and_gradients(sizes: dict[str, Any], p: float) -> None:
     model = randomise(made(dropout=p, **sizes)).double()
     images = torch.randn(3, 3, model.image_size, model.image_size).double()  # type: ignore[arg-type]
@@ -70,16 +68,16 @@ def test_heads_are_as_wide_in_every_stage_and_layers_count_through_them() -> Non
         LayerChange(":2", attention="pooling"),
         LayerChange("-1", attention=Choice("multi_head", {"num_heads": 2})),
     )
-    model = made(hidden_dims=(8, 16), depths=(1, 2), layers=changes)
+    model = made(widths=(8, 16), depths=(1, 2), layers=changes)
     found = [block.attention for stage in model.stages for block in stage.blocks]
     assert [type(one) for one in found[:2]] == [PoolingMix, PoolingMix]
     assert (found[2].num_heads, found[2].head_dim) == (4, 4)
-    plain = [block.attention for stage in made(hidden_dims=(8, 16)).stages for block in stage.blocks]
+    plain = [block.attention for stage in made(widths=(8, 16)).stages for block in stage.blocks]
     assert [(one.num_heads, one.num_kv_heads, one.head_dim) for one in plain] == [(1, 1, 8), (2, 2, 8), (2, 2, 8)]
 
 
 def test_the_shipped_config_trains() -> None:
-    model = build("hierarchical_vision", ["model.image_size=8", "model.hidden_dims=[16,32,32]", "fusion=off"])
+    model = build("hierarchical_vision", ["model.image_size=8", "model.widths=[16,32,32]", "fusion=off"])
     assert [stage.context_length for stage in model.stages] == [16, 4, 1]
     images, targets = torch.randn(6, 3, 8, 8), torch.arange(6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -100,7 +98,7 @@ def test_the_shipped_config_trains() -> None:
 
 def test_a_fused_model_and_experts() -> None:
     mixture = ["feedforward=mixture_of_experts", "feedforward.num_experts=2", "feedforward.capacity_factor=2"]
-    sizes = ["model.image_size=8", "model.hidden_dims=[8,8,16]", "model.depths=[1,1,1]"]
+    sizes = ["model.image_size=8", "model.widths=[8,8,16]", "model.depths=[1,1,1]"]
     plain = build("hierarchical_vision", [*sizes, *mixture, "fusion=off"])
     fused = build("hierarchical_vision", [*sizes, *mixture, "fusion=eager"])
     fused.load_state_dict(plain.state_dict())
@@ -130,7 +128,7 @@ def test_meta_and_copies() -> None:
     ("options", "text"),
     [
         ({"depths": (1,)}, "depths must have one number for each stage, 2, got [1]"),
-        ({"hidden_dims": ()}, "hidden_dims must have one number for each stage, at least one, got []"),
+        ({"widths": ()}, "widths must have one number for each stage, at least one, got []"),
         ({"depths": (1, 0)}, "depths[1] must be at least 1, got 0"),
         ({"strides": (3, 3)}, "stride must be at most patch_size, 2, got 3: pixels would be left out"),
         (
@@ -138,7 +136,7 @@ def test_meta_and_copies() -> None:
             "the sides of the images of stage 1 must be at least 2 pixels, for one patch, got 1",
         ),
         (
-            {"hidden_dims": (4, 6)},
+            {"widths": (4, 6)},
             "a stage of hidden_dim 6 cannot have heads as wide as those of the first, of 4 with num_heads 1; make its "
             "hidden_dim a multiple of 4",
         ),
