@@ -6,6 +6,7 @@ from . import ops as ops
 from . import partition as partition
 from ._version import __version__ as __version__
 from .configs import build as build
+from .configs import from_pretrained as from_pretrained
 from .configs import rebuild as rebuild
 from .partition import backends as backends
 from .partition import explain as explain
