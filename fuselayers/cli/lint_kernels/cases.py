@@ -7,7 +7,7 @@ The shapes are [8192, N], say 4 sequences of 2048 tokens, except for heads, whic
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -112,6 +112,12 @@ def _tensors(case: Case) -> dict[str, Tensor]:
     return {"weight": case.tensor(32_000, case.width)} if case.op == "linear_cross_entropy" else {}
 
 
+def call_of(found: OpCase) -> Callable[[], object]:
+    """Return the call of a case of `bench` on meta tensors, with kernels."""
+    seed = {"seed": torch.empty((), dtype=torch.int64, device=_META)} if "p" in found.options else {}
+    return partial(found.op, **found.tensors, **found.options, **seed, backend="triton")
+
+
 class _OpCall:
     """A call of an op as `bench` makes it, except for the inputs in `without`; `options` are the op's own."""
 
@@ -130,8 +136,7 @@ class _OpCall:
         """Return the call, with its inputs."""
         found = self.found(case)
         tensors = {name: value for name, value in found.tensors.items() if name not in self.without} | _tensors(case)
-        seed = {"seed": torch.empty((), dtype=torch.int64, device=_META)} if "p" in found.options else {}
-        return partial(found.op, **tensors, **found.options, **self.options, **seed, backend="triton")
+        return call_of(replace(found, tensors=tensors, options=found.options | self.options))
 
     def floor(self, case: Case) -> tuple[float, float] | None:
         """As `OpCase.floor`."""
