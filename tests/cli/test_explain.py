@@ -64,7 +64,7 @@ def test_what_a_model_is_explained_with(
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
-    assert main(["explain", f"model={model}", *rest]) == 0
+    assert main(["explain", model, *rest]) == 0
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ def test_what_a_model_is_explained_with(
         (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
         (["--svg", "cut.pdf"], "a picture's file must end in .svg or .dot, got 'cut.pdf'"),
+        (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )
