@@ -7,15 +7,25 @@ from typing import Final
 # Our name -> theirs, in lower case, without hyphens and underscores. Theirs may have several meanings: an error text
 # takes the first of ours that is valid in its place. Words after our name go into the hint.
 _THEIRS: Final = {
+    # groups of a config
+    "model": "arch architecture",
+    "attention": "attn selfattn mixer multihead multiheadconfig",
+    "feedforward": "ffn mlp ff feedforwardconfig",
+    "norm": "normalization normalisation",
+    "residual": "residualnormstyle layernormstyle normstyle",
+    "position": "positionalencoding positionencoding posemb posenc positionencodingconfig",
+    "train": "trainer training optimizer optim",
+    "data": "dataset",
     # options
     "hidden_dim": "dmodel dim dimmodel modeldim hiddensize nembd embeddim embdim embeddingdim embeddingsize modelsize",
     "num_layers": "nlayers nlayer numhiddenlayers depth numblocks nblocks numencoderlayers",
     "context_length": "maxseqlen seqlen maxpositionembeddings npositions nctx blocksize maxlen maxlength",
     "vocab_size": "vocab nvocab numtokens ntokens vocabularysize",
-    "tie_embeddings": "tieweights tiewordembeddings weighttying tieembedding",
+    "tie_embeddings": "tieweights tiewordembeddings weighttying tieembedding tieembeddingweights",
     "num_heads": "nheads nhead heads numattentionheads",
     "num_kv_heads": "nkvheads kvheads numkeyvalueheads",
     "head_dim": "dimhead dhead headsize dkv dimkey",
+    "num_features": "dimfeatures nbfeatures",
     "window": "slidingwindow windowsize attentionwindow",
     "soft_cap": "attnlogitsoftcapping logitcap",
     "width": "dff dffn ffndim intermediatesize dimfeedforward ninner dinner ffnhiddensize hiddenfeatures mlpdim",
@@ -94,7 +104,7 @@ def _ours() -> Mapping[str, tuple[str, ...]]:
 def ours_for(name: str) -> tuple[str, ...]:
     """Return what this library calls a thing that others call so; with words after a name that is not all.
 
-    >>> ours_for("n_heads"), ours_for("GEGLU"), ours_for("mlp")
+    >>> ours_for("n_heads"), ours_for("GEGLU"), ours_for("gated_mlp")
     (('num_heads',), ('gated_mlp with activation=gelu', 'gelu'), ())
     """
     return _ours().get(plain(name), ())

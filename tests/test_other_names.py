@@ -7,6 +7,7 @@ from fuselayers.other_names import _THEIRS, ours_for, plain
 def test_every_name_that_a_hint_gives_is_ours() -> None:
     known = {row.option for table in TABLES for row in option_rows(table)}
     known |= {name for kind in registry.KINDS for name in registry.names(kind)}
+    known |= set(GROUPS)
     known |= {name for group in GROUPS for name in choices(group)}
     assert {ours.partition(" ")[0] for ours in _THEIRS} <= known
 

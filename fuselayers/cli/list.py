@@ -85,7 +85,7 @@ def _print_names(taken: Mapping[str, Sequence[str]], console: Console) -> None:
         size = max(map(len, names), default=0) + 4
         for name in names:
             summary = _summary(registry.get(kind, name), None if width is None else width - size)
-            say(console, f"  {name}".ljust(size) + summary)
+            say(console, (f"  {name}".ljust(size) + summary).rstrip())
     say(console, "in a config", bold=True)
     for group in (group for group in taken if group not in COMPONENT_GROUPS):
         say(console, *folded(f"  {group}=".ljust(10) + ", ".join(taken[group]), width, hanging=10))
@@ -121,8 +121,8 @@ def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Cons
         if row.name != before:
             title = kind if kind in SECTIONS else f"{kind}.{row.name}"
             say(console, *([""] if before else []), title, bold=True)
-            if kind not in SECTIONS:
-                summary = _summary(registry.get(kind, row.name), None)
+            summary = "" if kind in SECTIONS else _summary(registry.get(kind, row.name), None)
+            if summary:
                 say(console, *folded(f"  {summary}", width, hanging=2))
             before = row.name
         text = f"  {row.option}".ljust(size) + _described(row) if row.option else f"  {row.meaning}"

@@ -114,7 +114,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def complete_override(prefix: str, **_: object) -> Iterable[str]:
-    """Return the overrides that begin with a prefix: groups, their choices, or a section's options."""
+    """Return what begins with a prefix: groups and models, the choices of a group, or a section's options."""
     from ..configs import GROUPS, choices
     from ..configs.tables import option_rows
 
@@ -125,5 +125,5 @@ def complete_override(prefix: str, **_: object) -> Iterable[str]:
     elif dot:
         found = [f"{section}.{row.option}=" for row in option_rows(section) if row.option] if section in GROUPS else []
     else:
-        found = [f"{group}=" for group in GROUPS]
+        found = [*(f"{group}=" for group in GROUPS), *choices("model")]
     return [text for text in dict.fromkeys(found) if text.startswith(prefix)]

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from fuselayers.cli.main import main
 from fuselayers.components import registry
@@ -58,6 +59,12 @@ def test_a_component_shows_every_option(capsys: pytest.CaptureFixture[str]) -> N
             assert {option.name for option in registry.options(kind, name)} <= set(words), (kind, name)
 
 
+def test_a_class_without_a_docstring(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWNERS, "norm", {"bare": type("Bare", (nn.Module,), {})})
+    assert "\n  bare\n" in _list(capsys)
+    assert _list(capsys, "norm.bare") == "norm.bare\n  no options\n"
+
+
 @pytest.mark.usefixtures("_narrow")
 def test_options_fold_below_themselves(capsys: pytest.CaptureFixture[str]) -> None:
     assert _list(capsys, "position.relative").splitlines() == [
@@ -88,7 +95,7 @@ def test_overrides_show_the_config_they_make_and_its_parameters(capsys: pytest.C
 
 @pytest.mark.usefixtures("_narrow")
 def test_a_config_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert max(map(len, _list(capsys, "model=gpt2_small").splitlines())) <= 80
+    assert max(map(len, _list(capsys, "model=gpt_nano").splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,9 @@ def _error(*overrides: str) -> str:
         ("position=rope", "no position 'rope'; did you mean 'rotary'? "),
         ("attention=scaled_dot_product", "no attention 'scaled_dot_product'; did you mean 'multi_head'? "),
         ("residual=pre_norm", "no residual 'pre_norm'; did you mean 'pre'? "),
+        ("attention.dim_features=8", "no multi_head option 'dim_features'; "),
+        ("ffn=mlp", "no config group 'ffn'; did you mean 'feedforward'? "),
+        ("normalization=layer_norm", "no config group 'normalization'; did you mean 'norm'? "),
         ("fusion=none", "no fusion 'none'; did you mean 'off'? "),
     ],
 )
