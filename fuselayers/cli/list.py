@@ -98,8 +98,11 @@ def _summary(component: type, room: int | None) -> str:
     text = first.rstrip(".")
     if room is None or len(text) <= room:
         return text
-    ends = [found.start() for found in re.finditer(r"[.;:] | \(", text) if found.start() <= room]
-    return text[: ends[-1]] if ends else textwrap.shorten(text, room, placeholder=" ...")
+    for end_of_clause in (r"[.;:] | \(", ", "):
+        ends = [found.start() for found in re.finditer(end_of_clause, text) if found.start() <= room]
+        if ends:
+            return text[: ends[-1]]
+    return textwrap.shorten(text, room, placeholder=" ...")
 
 
 def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Console) -> None:

@@ -59,7 +59,7 @@ class TokenEmbedding(nn.Embedding):
 
 @register("embedding", "patch")
 class PatchEmbedding(nn.Module):
-    """A convolution whose stride is as large as its kernel; so patches do not overlap.
+    """A convolution whose stride is as large as its kernel, so that patches do not overlap.
 
     Args:
         hidden_dim: D, the width of the model.

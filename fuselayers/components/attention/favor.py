@@ -27,7 +27,7 @@ from .packed_heads import PackedHeads
 
 @register("attention", "favor")
 class FavorAttention(PackedHeads):
-    """An unbiased estimate of softmax attention. Its time and memory grow with the number of tokens.
+    """An unbiased estimate of softmax attention's weights, in time and memory that grow with the number of tokens.
 
     The random directions are a buffer, which a state_dict holds; all heads share them. They stay as they were drawn
     until `redraw` is called. It has no dropout: no probability is ever computed by itself, and the paper drops none.
