@@ -47,6 +47,7 @@ setup(
         "omegaconf>=2.3,<2.4",
         "PyYAML>=6",
         "rich>=13",
+        "argcomplete>=3",
         "matplotlib>=3.8",
         "numpy>=1.26",
         "typing-extensions>=4.10",

@@ -13,24 +13,24 @@ from ..partition import PARTITIONERS, FusedModule, explain, partitioner
 from ..partition.draw import check_suffix
 from .example import example_batch
 from .files import write_text
+from .parser import add_imports, add_overrides
 
-SUMMARY = "show what a model saves for backward, and why"
 DESCRIPTION = """\
 Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and
 prints what is saved, what is recomputed, why, and what eager and PyTorch's own partitioners would save.
 
-  fuselayers explain model=gpt_nano
-  fuselayers explain model=gpt2_small --svg gpt2.svg --pareto curve.png
-  fuselayers explain model=gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
+  fuselayers explain gpt_nano
+  fuselayers explain gpt2_small --svg gpt2.svg --pareto curve.png
+  fuselayers explain gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the partitioner, and the files to write."""
-    parser.add_argument(
-        "overrides",
+    add_overrides(
+        parser,
         nargs="+",
-        metavar="FILE | OVERRIDE",
-        help="a config file, then overrides: model=gpt2_small norm=rms_norm",
+        metavar="MODEL | FILE | OVERRIDE",
+        help="a model of the configs or a config file, then overrides: gpt2_small norm=rms_norm",
     )
     parser.add_argument("--batch", help="sequences x tokens, or images (default 1, of all the model takes)")
     parser.add_argument("--backend", default="inductor", help="inductor, triton, nvfuser or eager (default inductor)")
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="draw the graph there; a .dot file is for Graphviz")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the report there")
+    add_imports(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

@@ -48,7 +48,8 @@ class FusedModule(nn.Module):
     `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
     the module's own names. Other attributes and methods are the module's too, to read and to set, and so are the
     special methods of containers (`len(fused)`, `fused[0]`); only calling it is different. A method that calls `self`
-    calls the module, unfused; `generate` of transformers warns of it.
+    calls the module, unfused; `generate` of transformers warns of it. Its class is not the module's, so ask
+    `isinstance(fused.module, ...)`.
 
     Attributes:
         module: the module as it was given, which still runs eagerly.

@@ -64,7 +64,7 @@ def test_what_a_model_is_explained_with(
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
-    assert main(["explain", f"model={model}", *rest]) == 0
+    assert main(["explain", model, *rest]) == 0
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,7 @@ def test_a_wrong_suffix_is_refused_before_the_work(
         (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
         (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
+        (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )

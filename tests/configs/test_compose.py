@@ -295,7 +295,10 @@ class TestSources:
             "there are: activation, bias, dropout, expansion",
         ),
         (["feedforward=mlp", "feedforward.multiple_of=2"], "no mlp option 'multiple_of'; there are: activation, bias"),
-        (["feedforward.backend=eager"], "no fused_mlp option 'backend'; there are: activation"),
+        (
+            ["feedforward.backend=eager"],
+            "no fused_mlp option 'backend'; did you mean 'fusion.backend'?",
+        ),
         (["model.hidden_dims=8"], "no decoder option 'hidden_dims'; did you mean 'hidden_dim'?"),
         (
             ["position=rotry"],

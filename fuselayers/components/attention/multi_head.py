@@ -37,7 +37,7 @@ Projections = Literal["packed", "separate", "shared"]
 
 @register("attention", "multi_head")
 class MultiHeadAttention(PackedHeads):
-    """Attention, by default with one packed projection for queries, keys and values.
+    """Softmax attention. By default one packed projection makes queries, keys and values.
 
     It runs on torch's `scaled_dot_product_attention` where that supports the options. With dropout in training it
     computes the softmax by itself, because the mask must be the library's own, the same on every backend: that saves

@@ -30,7 +30,7 @@ from .packed_heads import CrossHeads
 
 @register("attention", "nystrom")
 class NystromAttention(CrossHeads):
-    """An approximation of softmax attention in time and memory that grow with the number of tokens.
+    """An approximation of softmax attention. Its time and memory grow with the number of tokens.
 
     A landmark is a mean over tokens on both sides of any token, so it cannot be causal, nor look at a memory in a
     causal model. The real tokens of a row are split into `num_landmarks` segments of nearly equal length. With as many

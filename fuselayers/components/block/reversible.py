@@ -48,7 +48,7 @@ _SHARDED: Final = (
 
 @register("block", "reversible")
 class ReversibleBlock(TransformerBlock):
-    """A transformer block on two streams, which pass through all such blocks of a stack.
+    """A transformer block on two streams. They pass through all such blocks of a stack.
 
     Its parameters are those of `TransformerBlock`, and so are its norms, LayerScale and stochastic depth; the function
     is a different one, and a stack of such blocks has a norm at its end. Under `torch.compile` and `fuselayers.fuse` of

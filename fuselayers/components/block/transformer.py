@@ -25,7 +25,7 @@ from ..residual import Residual, Sublayer
 
 @register("block", "transformer")
 class TransformerBlock(nn.Module):
-    """Self-attention, cross-attention where one is chosen, and a feedforward.
+    """Self-attention, cross-attention if chosen, and a feedforward.
 
     The arguments of `Model`, of which it takes those of a single block, and:
 
