@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "bench": "time an op, a model, or the fusion core, against eager PyTorch",
     "explain": "show what a model saves for backward, and why",
     "tune": "measure this machine, or which backend serves a model best",
+    "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
     "lint-kernels": "compile every kernel for several GPUs, and check its figures",
 }

@@ -4,5 +4,5 @@ from .report import Site as Site
 from .report import SwapReport as SwapReport
 from .rules import Rule as Rule
 from .shipped import RULES as RULES
-from .swap import swap as swap
-from .swap import unswap as unswap
+from .call import swap as swap
+from .call import unswap as unswap

@@ -1,0 +1,81 @@
+"""`fuselayers swap`: what `fuselayers.swap` finds in a model, and whether it gives the same numbers."""
+
+import argparse
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from ..components.swap import swap
+from ..configs import build, compose
+from ..names import shown
+from .example import example_batch
+from .files import write_text
+from .text import say
+
+DESCRIPTION = """\
+Puts fused layers into a model, compares each with its original, and prints what was found. The model is one of the
+configs, or one of transformers: a folder with config.json. Without weights in the folder they are random.
+
+  fuselayers swap gpt_nano --level blocks
+  fuselayers swap path/to/folder --where "model.layers.0.*" """.rstrip()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model and the options of `swap`."""
+    parser.add_argument("model", metavar="MODEL | FOLDER", help="a model of the configs, or a folder with config.json")
+    parser.add_argument("--where", default="*", help="qualified names of modules: layers.1[0-9].* (default all)")
+    parser.add_argument("--level", default="auto", choices=("auto", "layers", "blocks"), help="default auto")
+    parser.add_argument("--json", metavar="FILE", help="write the report there")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Swap and print the report.
+
+    Raises:
+        ValueError: the folder holds no model of transformers.
+        ImportError: it does, and `transformers` is not installed.
+    """
+    folder = Path(arguments.model)
+    model, batch = _of_transformers(folder) if folder.is_dir() else _of_configs(arguments.model)
+    report = swap(model, arguments.where, level=arguments.level, batch=batch)
+    say(console, *str(report).splitlines())
+    if arguments.json:
+        write_text(Path(arguments.json), json.dumps(report.to_dict(), indent=1) + "\n")
+        say(console, f"written: {arguments.json}")
+    return 0
+
+
+def _of_configs(name: str) -> tuple[nn.Module, Any]:
+    config = compose(name, ["fusion=off"])
+    model = build(config)
+    context = config.model.options.get("context_length")
+    return model, example_batch(model, config, (2,) if context is None else (2, min(context, 16)), device="cpu")
+
+
+def _of_transformers(folder: Path) -> tuple[nn.Module, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{shown(str(folder))} has no config.json; name a folder that save_pretrained wrote")
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    name = (config.architectures or [""])[0]
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        raise ValueError(f"{file}: transformers {transformers.__version__} has no class {name!r} (architectures)")
+    has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+    model: nn.Module = kind.from_pretrained(folder) if has_weights else kind(config)
+    return model, _batch(model, config)
+
+
+def _batch(model: nn.Module, config: Any) -> Any:
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        return {"pixel_values": torch.randn(2, config.num_channels, config.image_size, config.image_size)}
+    ids = torch.arange(32).reshape(2, 16) % config.vocab_size
+    takes_labels = "labels" in inspect.signature(model.forward).parameters
+    return {"input_ids": ids, "labels": ids} if takes_labels else {"input_ids": ids}

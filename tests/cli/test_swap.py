@@ -1,0 +1,36 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fuselayers.cli.main import main
+
+transformers = pytest.importorskip("transformers")
+
+
+def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    report = tmp_path / "report.json"
+    assert main(["swap", str(tmp_path), "--level", "layers", "--where", "model.layers.*", "--json", str(report)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "swap, level layers: 6 modules"
+    assert lines[2].startswith("LlamaMLP      2        gated_mlp  ") or lines[3].startswith("LlamaMLP")
+    sites = json.loads(report.read_text())["sites"]
+    assert {site["name"] for site in sites} >= {"model.layers.0.mlp", "model.layers.1.input_layernorm"}
+    assert all(site["error"] is not None for site in sites)
+
+
+def test_a_model_of_the_configs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swap", "gpt2_tiny", "--level", "layers"]) == 0
+    assert capsys.readouterr().out.startswith("swap, level layers: ")
+
+
+def test_a_folder_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["swap", str(tmp_path)]) == 2
+    assert "has no config.json; name a folder that save_pretrained wrote" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForNothing"]}')
+    assert main(["swap", str(tmp_path)]) == 2
+    assert "has no class 'LlamaForNothing' (architectures)" in capsys.readouterr().err
