@@ -53,8 +53,11 @@ setup(
         "typing-extensions>=4.10",
     ],
     extras_require={
+        # For from_pretrained.
+        "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
-        # compared with. expecttest: PyTorch's databases of ops and modules import it.
+        # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of ops and modules
+        # import it.
         "test": [
             "expecttest",
             "pytest>=8",

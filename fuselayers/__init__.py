@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import ops as ops
     from . import partition as partition
     from .configs import build as build
+    from .configs import from_pretrained as from_pretrained
     from .configs import rebuild as rebuild
     from .partition import backends as backends
     from .partition import explain as explain
@@ -26,6 +27,7 @@ __all__ = [
     "components",
     "configs",
     "explain",
+    "from_pretrained",
     "fuse",
     "memory_efficient_fusion",
     "ops",
@@ -36,6 +38,7 @@ _HOMES = {
     "backends": "partition",
     "build": "configs",
     "explain": "partition",
+    "from_pretrained": "configs",
     "fuse": "partition",
     "memory_efficient_fusion": "partition",
     "rebuild": "configs",

@@ -10,6 +10,7 @@ from ..configs import build, compose
 from ..configs.sources import split_source
 from ..names import shown
 from ..partition import PARTITIONERS, FusedModule, explain, partitioner
+from ..partition.draw import check_suffix
 from .example import example_batch
 from .files import write_text
 from .parser import add_imports, add_overrides
@@ -54,6 +55,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     if arguments.rows < 1:
         raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
+    for file, suffixes in ((arguments.svg, (".svg", ".dot")), (arguments.pareto, (".svg", ".png"))):
+        if file:
+            check_suffix(Path(file), *suffixes)
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition)
@@ -63,7 +67,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         plain = model.module if isinstance(model, FusedModule) else model
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
         inputs = example_batch(plain, config, sizes, device="meta")
-    report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
+    with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
+        report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
     report.print(console, most=arguments.rows)
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")

@@ -69,7 +69,8 @@ class BiasedOp(nn.Module):
         return None if self.bias is None else self.bias.to(x.dtype)
 
     def _call(self, *tensors: Tensor, bias: Tensor | None, **arguments: Any) -> Any:
-        op = op_for(self.op, tensors[0], backend=self.backend, partition=self.partition)
+        others = (one for one in arguments.values() if isinstance(one, Tensor))
+        op = op_for(self.op, *tensors, bias, *others, backend=self.backend, partition=self.partition)
         return op(*tensors, bias=bias, p=self.p, training=self.training, **arguments)
 
     def extra_repr(self) -> str:

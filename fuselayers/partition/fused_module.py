@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import html
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -164,6 +165,14 @@ class FusedModule(nn.Module):
 
     def extra_repr(self) -> str:
         return f"fused {type(self.__dict__['module']).__name__}"
+
+    def _repr_html_(self) -> str:
+        """Return what serves the module and its parts, for a notebook."""
+        name = type(self.__dict__["module"]).__name__
+        return (
+            f"<p><b>fused {html.escape(name)}</b></p><pre>{html.escape(str(self.report()))}</pre>"
+            f"<details><summary>parts</summary><pre>{html.escape(repr(self))}</pre></details>"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Hooks, above all. nn.Module does not pickle what its `compile` made either.

@@ -87,7 +87,7 @@ def test_what_is_registered() -> None:
         "embedding": ("patch", "token"),
         "residual": ("deepnorm", "parallel", "post", "pre", "sandwich"),
         "block": ("reversible", "transformer"),
-        "model": ("decoder", "encoder", "encoder_decoder", "vision_transformer"),
+        "model": ("decoder", "encoder", "encoder_decoder", "hierarchical_vision", "vision_transformer"),
         "fused": ("bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"),
     }
 

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "mixtral": ("decoder", "mixture_of_experts", "rms_norm", "pre", "rotary"),
     "gemma2": ("decoder", "gated_mlp", "rms_norm", "sandwich", "rotary"),
     "qwen3": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
+    "hierarchical_vision": ("hierarchical_vision", "fused_mlp", "layer_norm", "pre", "learned"),
     "vit": ("vision_transformer", "fused_mlp", "layer_norm", "pre", "learned"),
     "t5": ("encoder_decoder", "fused_mlp", "rms_norm", "pre", "relative"),
 }

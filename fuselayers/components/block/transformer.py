@@ -105,6 +105,11 @@ class TransformerBlock(nn.Module):
             of_memory = accepted("attention", cross_attention, **{**offered, "causal": False})
             self.cross_attention = create("attention", cross_attention, hidden_dim, **of_memory)
             _check_memory(self.cross_attention, as_choice(cross_attention).name)
+            if causal and getattr(self.cross_attention, "mixes_queries", False):
+                raise ValueError(
+                    f"cross_attention {as_choice(cross_attention).name!r} mixes the queries of all tokens, so a later "
+                    "token would change an earlier one; a causal block needs another one, such as 'multi_head'"
+                )
             self.takes_of_memory = takes(self.cross_attention.forward)
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)

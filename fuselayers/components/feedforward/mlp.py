@@ -125,7 +125,7 @@ class FusedMLP(MLP):
         hidden = F.linear(x, self.up.weight)
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
         bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
-        op = op_for(bias_activation_dropout, hidden, backend=self.backend, partition=self.partition)
+        op = op_for(bias_activation_dropout, hidden, bias, backend=self.backend, partition=self.partition)
         hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training)
         y: Tensor = self.down(hidden)
         return y
