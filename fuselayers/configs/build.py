@@ -33,8 +33,8 @@ _log = logging.getLogger("fuselayers")
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
 
-    Its state_dict has the plain model's keys at every scope. The attribute `built_from` of the model, and of no module
-    in it, is the `Config`, for `rebuild`. Under `torch.device("meta")` it is built without memory.
+    The keys of its state_dict are the plain model's at every scope of fusion. Its attribute `built_from` holds the
+    `Config`, which `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`, as for `compose`.
