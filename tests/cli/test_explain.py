@@ -64,7 +64,18 @@ def test_what_a_model_is_explained_with(
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
-    assert main(["explain", f"model={model}", *rest]) == 0
+    assert main(["explain", model, *rest]) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "allowed"), [("--svg", "cut.pdf", ".svg or .dot"), ("--pareto", "cut.dot", ".svg or .png")]
+)
+def test_a_wrong_suffix_is_refused_before_the_work(
+    option: str, file: str, allowed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuselayers.cli.explain.compose", lambda *_: pytest.fail("the model is composed"))
+    assert main(["explain", *MODEL, option, file]) == 2
+    assert f"fuselayers: a picture's file must end in {allowed}, got '{file}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +87,7 @@ def test_what_a_model_is_explained_with(
         (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
         (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
-        (["--svg", "cut.pdf"], "a picture's file must end in .svg or .dot, got 'cut.pdf'"),
+        (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )
