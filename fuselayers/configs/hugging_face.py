@@ -302,6 +302,8 @@ _VIT: Final = Family(
         *_both("vit.layernorm", "norm"),
         *_both("classifier", "head"),
     ),
+    # The head of another task.
+    skipped=(r"vit\.pooler\..*",),
     older=(
         (r"^vit\.encoder\.layer\.", "vit.layers."),
         (r"\.attention\.attention\.query\.", ".attention.q_proj."),

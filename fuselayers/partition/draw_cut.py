@@ -296,7 +296,9 @@ def _row_shapes(row: _Row, x: int, y: float, *, below: str) -> list[str]:
     # Titles are what a pointer over the row shows.
     names = "\n".join(_described(node, row.saved.get(node)) for node in dict.fromkeys((*row.nodes, *row.saved)))
     words = [f'<tspan class="module">{escape(module)}</tspan>'] if module else []
-    words.append(escape(textwrap.shorten(", ".join(row.ops), _LONGEST, placeholder=" ...")))
+    # The first op is named, however long.
+    room = max(_LONGEST, len(row.ops[0]) + len(", ..."))
+    words.append(escape(textwrap.shorten(", ".join(row.ops), room, placeholder=" ...")))
     if row.num_bytes:
         words.append(f'<tspan class="saved">{readable_bytes(row.num_bytes)}</tspan>')
     anchor, offset = ("end", -10) if x == _LEFT else ("start", 10)

@@ -1,11 +1,15 @@
+import argparse
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from fuselayers.cli import explain as command
 from fuselayers.cli.main import main
 from fuselayers.partition import MemoryReport, default, explain
 from tests.cli.conftest import TINY_MODEL
@@ -65,6 +69,15 @@ def test_what_a_model_is_explained_with(
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
     assert main(["explain", model, *rest]) == 0
+
+
+def test_a_terminal_shows_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.cli.explain.explain", explain_a_sine)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    console = Console(force_terminal=True, width=80, file=io.StringIO())
+    assert command.run(parser.parse_args([*MODEL, "--partition", "default"]), console) == 0
+    assert "tracing and cutting the graphs" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

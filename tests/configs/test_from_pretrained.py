@@ -216,8 +216,10 @@ def test_names_in_older_files() -> None:
     llama["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     t5 = small_state(build("t5_tiny", OFF), "t5")
     t5["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(32, 4)
+    vit = small_state(build("vit_tiny", OFF), "vit")
+    vit["vit.pooler.dense.bias"] = torch.zeros(32)
     assert any("gamma" in name for name in bert)
-    for name, state in (("bert_tiny", bert), ("llama3_8b", llama), ("t5_tiny", t5)):
+    for name, state in (("bert_tiny", bert), ("llama3_8b", llama), ("t5_tiny", t5), ("vit_tiny", vit)):
         wanted = build(name, [*TWINS[name].overrides, *OFF]).state_dict()
         assert matched(wanted, state, family=TWINS[name].family).keys() == wanted.keys()
 
@@ -567,6 +569,14 @@ def test_a_damaged_folder(damage: Callable[[Path], None], kind: type[Exception],
     damage(gpt2)
     with pytest.raises(kind, match=re.escape(text)):
         from_pretrained(gpt2, OFF)
+
+
+@pytest.mark.parametrize("scope", ["layer", "block", "model"])
+def test_fused_models_take_the_weights_too(scope: str, gpt2: Path) -> None:
+    tokens_BT = torch.arange(12)[None]
+    plain: Any = from_pretrained(gpt2, OFF)
+    fused: Any = from_pretrained(gpt2, ["fusion=eager", f"fusion.scope={scope}"])
+    assert torch.equal(fused.generate(tokens_BT, 4, temperature=0.0), plain.generate(tokens_BT, 4, temperature=0.0))
 
 
 def test_what_is_neither_a_folder_nor_a_repository(tmp_path: Path) -> None:

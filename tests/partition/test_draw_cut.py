@@ -83,6 +83,23 @@ def test_values_are_named_by_module_and_op(deep: MemoryReport) -> None:
     assert not any("getitem" in text for text in found)
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_a_long_name_is_whole() -> None:
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    found = texts(picture(explain(Attention(), x, backend="eager")))
+    assert "scaled_dot_product_flash_attention_for_cpu_backward, cat" in found
+    assert all(len(text) < 80 for text in found)
+
+
 def test_a_pointer_finds_the_nodes_of_the_report(deep: MemoryReport) -> None:
     titles = "\n".join(one.text or "" for one in elements(picture(deep), "title"))
     first_blocks = [value for value in deep.saved if value.num_bytes][:3]
