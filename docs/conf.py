@@ -24,7 +24,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["README.md"]
 
 html_theme = "furo"
 html_title = "fuselayers"
