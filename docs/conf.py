@@ -53,7 +53,7 @@ def setup(app: Sphinx) -> None:
     # Before napoleon, which reads the sections.
     app.connect("autodoc-process-docstring", _read_docstring, priority=400)
     app.connect("autodoc-before-process-signature", _fold_overloads)
-    app.connect("autodoc-process-signature", _without_ranges)
+    app.connect("autodoc-process-signature", _shorten)
 
 
 def _fill(app: Sphinx, page: str, source: list[str]) -> None:
@@ -73,9 +73,10 @@ def _fold_overloads(app: Sphinx, value: object, bound_method: bool) -> None:
     analyzer.overloads.clear()
 
 
-def _without_ranges(
+def _shorten(
     app: Sphinx, what: str, name: str, value: object, options: Any, arguments: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Show `Annotated[int, Range(...)]` as `int`: the guide's tables have the ranges."""
+    """Show `Annotated[int, Range(...)]` as `int`: the guide's tables have the ranges; and any default as Python."""
     plain = re.sub(r"Annotated\[(.+?), [~\w.]*(?:Range|Component)\([^)]*\)\]", r"\1", arguments or "")
+    plain = re.sub(r"<[^<>]*>", "...", plain)
     return plain or arguments, returned
