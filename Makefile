@@ -41,7 +41,7 @@ test-all: lint
 GPU_OUT ?= build/gpu
 GPU_WORKERS ?= 12
 GPU_TESTS ?= tests/ops tests/components/attention tests/testing tests/cli/tune
-GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 1.8
+GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 2
 
 gpu:
 	"$(PYTHON)" tests/gpu/ready.py

@@ -268,7 +268,7 @@ def _model() -> Figure:
     tokens, embedding, logits = ("tokens", "name"), ("embedding,\nposition", "part"), ("logits", "name")
     norm, head = ("norm", "part"), ("head", "weights")
     blocks, causal = ("blocks", "part"), ("causal\nblocks", "part")
-    drawn = _Diagram(7.4, 7.8)
+    drawn = _Diagram(7.4, 9.2)
     drawn.chain(0.4, [tokens, embedding, causal, norm, head, logits], first=1.5, title="decoder")
     drawn.chain(1.8, [tokens, embedding, blocks, ("dense, norm,\nhead", "weights"), logits], first=1.5, title="encoder")
     source = drawn.chain(3.2, [("source", "name"), embedding, blocks, norm], first=1.5, title="encoder_decoder")
@@ -278,6 +278,8 @@ def _model() -> Figure:
     drawn.arrow(source[3], memory, elbow=True)
     images = [("images", "name"), ("patches, class\ntoken, position", "part"), blocks, norm, head, logits]
     drawn.chain(6.8, images, first=1.5, title="vision_transformer")
+    stages = [("patches,\nblocks, norm", "part"), ("next\nstages", "part"), ("mean", "plain")]
+    drawn.chain(8.2, [("images", "name"), *stages, head, logits], first=1.5, title="hierarchical\n_vision")
     return drawn.figure
 
 

@@ -8,6 +8,7 @@ launches them, is its own. Needs TRITON_INTERPRET=1.
 import contextlib
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fuselayers._torch.dispatch import FakeTensor
+from fuselayers.ops import philox
 from fuselayers.ops.implementations.interpreter import patch_interpreter
 from fuselayers.ops.implementations.triton_language import tl
 
@@ -85,7 +87,8 @@ def fake_gpu() -> Iterator[Gpu]:
     guards, cuda, interface = torch._C._dynamo.guards, torch.cuda, device_interface.CudaInterface
     cached = (hints.DeviceProperties.create, _triton.has_triton)
     settings = {"force_disable_caches": True, "joint_custom_pre_pass": _move_to_cpu}
-    with pytest.MonkeyPatch.context() as patch, config.patch(settings):
+    with pytest.MonkeyPatch.context() as patch, config.patch(settings), _bool_masks():
+        patch.setattr(philox, "_dtype_on_cpu", torch.bool)
         patch.setattr(compile_fx, "compile_fx", functools.partial(gpu._compile, compile_fx.compile_fx))
         patch.setattr(AsyncCompile, "triton", noted)
         patch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu)
@@ -110,6 +113,21 @@ def fake_gpu() -> Iterator[Gpu]:
         finally:
             for one in cached:
                 one.cache_clear()
+
+
+@contextlib.contextmanager
+def _bool_masks() -> Iterator[None]:
+    """Let the op that makes masks return bools on the CPU too, as on a GPU."""
+    library = torch.library.Library("fuselayers", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it replaces an implementation
+        library.impl(
+            "keep_factors", lambda *call, again=False: philox._keep_on_cpu(*call).bool(), "CPU", allow_override=True
+        )
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 def _compile_on_cuda(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
@@ -96,24 +94,6 @@ def is_compiling() -> bool:
     return torch.compiler.is_dynamo_compiling() or (
         torch.compiler._is_compiling_flag and _compiling_thread in (None, threading.get_ident())
     )
-
-
-_ops_stay_whole: ContextVar[bool] = ContextVar("_ops_stay_whole", default=False)
-
-
-@contextlib.contextmanager
-def ops_stay_whole() -> Iterator[None]:
-    """Within it `traces_formulas` is False: for graphs that run op by op."""
-    token = _ops_stay_whole.set(True)
-    try:
-        yield
-    finally:
-        _ops_stay_whole.reset(token)
-
-
-def traces_formulas() -> bool:
-    """True while AOTAutograd or make_fx traces a graph that a compiler gets."""
-    return get_proxy_mode() is not None and not _ops_stay_whole.get()
 
 
 def is_intercepted() -> bool:

@@ -62,11 +62,6 @@ def symbolic_shapes() -> types.ModuleType:
     return symbolic_shapes
 
 
-def statically_known_true(value: Any) -> bool:
-    """True if a comparison of sizes holds for every size that its symbols may have; asking adds no guard."""
-    return value if isinstance(value, bool) else bool(symbolic_shapes().statically_known_true(value))
-
-
 def _partitioners() -> Any:
     """Return torch's partitioners, whose private names are not exported. They import sympy."""
     from torch._functorch import partitioners

@@ -69,7 +69,8 @@ class BiasedOp(nn.Module):
         return None if self.bias is None else self.bias.to(x.dtype)
 
     def _call(self, *tensors: Tensor, bias: Tensor | None, **arguments: Any) -> Any:
-        op = op_for(self.op, tensors[0], backend=self.backend, partition=self.partition)
+        others = (one for one in arguments.values() if isinstance(one, Tensor))
+        op = op_for(self.op, *tensors, bias, *others, backend=self.backend, partition=self.partition)
         return op(*tensors, bias=bias, p=self.p, training=self.training, **arguments)
 
     def extra_repr(self) -> str:
@@ -148,7 +149,7 @@ class FusedBiasDropoutResidual(BiasedOp):
 
 @register("fused", "bias_dropout_residual_layer_norm")
 class FusedBiasDropoutResidualLayerNorm(BiasedOp):
-    """Bias, dropout, the residual sum and a layer norm in one op.
+    """Bias, dropout, sum and layer norm in one op.
 
     With d = dropout(x + bias, p) and s = d + residual, the style "post" is norm(s), "pre" is norm(d) + residual and
     "prenorm" is the pair (norm(s), s).

@@ -15,20 +15,18 @@ from ..partition import fuse, is_fusion_disabled
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
-def op_for(
-    op: Callable[..., Any], x: Tensor | None = None, *, backend: str | None, partition: str
-) -> Callable[..., Any]:
+def op_for(op: Callable[..., Any], *tensors: Tensor | None, backend: str | None, partition: str) -> Callable[..., Any]:
     """Return `op` itself when `backend` is None or within `partition.disable_fusion`, else `op` fused for that backend.
 
     Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. All layers
     share one fused function per op, backend and partition.
 
-    On a GPU "auto" is `op` itself too where kernels take x: they save next to nothing beside their inputs, and what
-    `fuse` traces is the formula. With a budget the op is fused.
+    On a GPU "auto" is `op` itself too where kernels take the tensors: they save next to nothing beside their inputs,
+    and what `fuse` traces is the formula. With a budget the op is fused.
 
     Args:
         op: a function of this library.
-        x: its first tensor; None where only the names are checked.
+        tensors: all tensors of the call; none where only the names are checked.
         backend: as for `fuse`, or None.
         partition: as for `fuse`.
 
@@ -42,7 +40,7 @@ def op_for(
     # A compiler that traces the layer fuses the op with its neighbours.
     if backend is None or is_compiling() or is_fusion_disabled():
         return op
-    if backend == "auto" and partition in ("default", "min_cut") and x is not None and uses_kernels(backend, x):
+    if backend == "auto" and partition in ("default", "min_cut") and tensors and uses_kernels(backend, *tensors):
         return op
     return _fused(op, backend, partition)
 

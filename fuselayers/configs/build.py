@@ -19,6 +19,7 @@ from .group_files import (
     composed_files,
     names_in,
     open_folders,
+    paths_with,
 )
 from .memory import check_memory
 from .schemas import SECTIONS, Config, FusionConfig, section_options
@@ -32,6 +33,9 @@ _log = logging.getLogger("fuselayers")
 
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
+
+    With the scope "model", the default, that is a `FusedModule` around the model, which is its `module`; so
+    `isinstance(build().module, Decoder)`. With the other scopes it is the model itself.
 
     Its state_dict has the plain model's keys at every scope. The attribute `built_from` of the model, and of no module
     in it, is the `Config`, for `rebuild`. Under `torch.device("meta")` it is built without memory.
@@ -171,7 +175,7 @@ def _section(name: str, values: dict[str, Any]) -> Any:
     known = [option.name for option in section_options(SECTIONS[name])]
     for option, value in values.items():
         if option not in known:
-            raise ValueError(no_such(f"{name} option", option, known))
+            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
         if value == _MISSING:
             raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
     return SECTIONS[name](**values)

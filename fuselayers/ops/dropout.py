@@ -11,8 +11,7 @@ The product is computed in float32 at least and rounded once, to x's dtype. p is
 Saved for backward: the seed, 8 bytes for any size of x; for a shard also its row indices, 8 bytes each. torch's own
 dropout saves a mask of one byte per element. Under plain `torch.compile`, torch's partitioner may still save a mask:
 where a later op needs y, it weighs saving y against recomputing it. `fuselayers.partition.fuse` never saves one. In
-eager mode the formula allocates a mask in forward and backward; on a GPU a compiler fuses it into the kernel that
-uses it.
+eager mode and under a compiler the formula allocates a mask in forward and backward, of a byte per element on a GPU.
 
 Bytes moved by the kernel, in elements of x: 2, forward and backward.
 

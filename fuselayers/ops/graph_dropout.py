@@ -1,7 +1,7 @@
 """graph_dropout -- the seeded dropout that the fusion core substitutes for torch's own.
 
-A graph that runs op by op needs the mask as one op of a seed and a size; a graph for a compiler needs the formula. Both
-use `keep_mask` of `philox`, as every op of this library does.
+A joint graph gets the mask as one op of a seed and a size; a graph of Dynamo's gets the formula of `dropout`. Both use
+`keep_mask` of `philox`, as every op of this library does.
 """
 
 import torch

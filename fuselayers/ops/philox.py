@@ -18,7 +18,6 @@ Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 import ctypes
 import functools
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,9 +27,8 @@ import torch
 from torch import Tensor
 
 from .._torch.cpp import load_cpp
-from .._torch.dispatch import is_compiling, jit_is_tracing, traces_formulas
+from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import disable_dynamo
-from .._torch.tracing import statically_known_true
 from ..partition import FallbackWarning
 from .implementations.dispatch import WIDEST
 from .implementations.launch import kernel, launch, why_no_kernels
@@ -54,8 +52,9 @@ _LANE_VALUES: Final = 1 << 16
 _WORD: Final = 0xFFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
-# The shift of the first of eight neighbours within an int64.
-_FIRST_BYTE: Final = 0 if sys.byteorder == "little" else 56
+
+# Note [one kernel for all masks] says why. Tests of code for a GPU, on a CPU, set it to bool.
+_dtype_on_cpu = torch.bfloat16
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -183,19 +182,9 @@ def keep_factors(
     for size in shape[:-1]:
         num_rows = num_rows * size
     # torch.jit.trace makes constants of the sizes that a registered op takes, and the trace needs this library to load.
-    is_traced = jit_is_tracing()
-    arguments = seed, row_R, num_rows, first_group, groups, threshold, offset
-    is_whole = False
-    if is_traced:
-        keep = _keep_by_formula(*arguments)
-    elif seed.device.type == "cpu" or not is_compiling():
-        keep = torch.ops.fuselayers.keep_factors(*arguments, again=again)
-    else:
-        keep = torch.ops.fuselayers.keep_factors_or_formula(*arguments, again=again)
-        # A slice of the whole range would be one more kernel for nvFuser. A condition on an unknown size would be a
-        # guard.
-        is_whole = statically_known_true(skipped == 0) and statically_known_true(columns % LANES == 0)
-    kept: Tensor = (keep if is_whole else keep[:, skipped : skipped + columns]).view(shape)
+    make = _keep_by_formula if jit_is_tracing() else torch.ops.fuselayers.keep_factors
+    keep = make(seed, row_R, num_rows, first_group, groups, threshold, offset, again=again)
+    kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
     return kept
 
 
@@ -212,8 +201,8 @@ def _keep_by_formula(
 ) -> Tensor:
     row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
     group_G = positions(first_group, groups, device=seed.device)
-    packed = _packed(seed, row_R, group_G, torch.full_like(seed, threshold), torch.full_like(seed, offset))
-    return _unpacked(packed)
+    lanes = _lanes(seed, row_R, group_G, torch.full_like(seed, offset))
+    return torch.stack([lane >= threshold for lane in lanes], -1).flatten(1)
 
 
 def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
@@ -221,26 +210,6 @@ def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list
     counter = ((group_G & _WORD)[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return [half for word in words for half in (word & 0xFFFF, word >> 16)]
-
-
-def _packed(seed: Tensor, row_R: Tensor, group_G: Tensor, threshold: Tensor, offset: Tensor) -> Tensor:
-    """Return the eight bytes of every group, each 0 or 1, as one int64: [R, G]."""
-    # C++ compilers vectorise the sign of a difference, not the comparison, and eight bytes in one number. Single bytes
-    # take three times as long.
-    packed = torch.zeros_like(seed)
-    for index, lane in enumerate(_lanes(seed, row_R, group_G, offset)):
-        packed = packed | (((threshold - 1 - lane) >> 63) & (1 << abs(_FIRST_BYTE - 8 * index)))
-    return packed
-
-
-def _unpacked(packed_RG: Tensor) -> Tensor:
-    """Return the bytes of every group in order, as bools: [R, 8 G]."""
-    # Not a stack of eight tensors, from which nvFuser makes several kernels. The group is the same for all of its
-    # lanes, so a compiler can compute it once per thread.
-    shift_L = 8 * torch.arange(LANES, device=packed_RG.device)
-    if _FIRST_BYTE:
-        shift_L = _FIRST_BYTE - shift_L
-    return ((packed_RG[:, :, None] >> shift_L) & 1).flatten(1) != 0
 
 
 def keep_threshold(p: float) -> int:
@@ -256,24 +225,26 @@ _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped
 # mask for backward, since it does not know that our op is cheap to recompute. `again` changes only the call, so that
 # backward makes its own, which needs the seed alone. Inductor's cache on disk knows an op by its name and arguments,
 # not by the dtype that it returns: with another dtype it needs another name.
-for _name in ("keep_factors", "keep_factors_or_formula"):
-    _library.define(  # type: ignore[no-untyped-call]
-        f"{_name}(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
-        "int threshold, int offset, *, bool again=False) -> Tensor"
-    )
+_library.define(  # type: ignore[no-untyped-call]
+    "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
+    "int threshold, int offset, *, bool again=False) -> Tensor"
+)
 
 
-# Note: [one kernel for all masks on the CPU] Ten rounds are about 400 operations. Inlined, they would be C++ in every
-# kernel with dropout, and Inductor's int64 does not vectorise without a 64-bit multiply. As an op they are philox.cpp,
-# and the use of the mask still fuses with its neighbours. The mask is bfloat16, which Inductor's C++ reads at memory
-# speed with AVX-512 and AVX2. With AVX2 a uint8 or a bool takes four times as long (2048x512 float32, two cores of an
-# AMD EPYC, times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32).
+# Note: [one kernel for all masks] Compilers do not look into this op, but fuse the use of the mask with its neighbours.
+# On a CPU the ten rounds, some 400 operations, would be C++ in every kernel with dropout, and Inductor's int64 does not
+# vectorise without a 64-bit multiply. The mask is bfloat16 there, which Inductor's C++ reads at memory speed with
+# AVX-512 and AVX2. With AVX2 a uint8 or a bool takes four times as long (2048x512 float32, two cores of an AMD EPYC,
+# times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32).
+# On a GPU Inductor's form of the formula took 47 instructions per element where this op and its use take 25. By the
+# model of `fuselayers lint-kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
+# with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
 @disable_dynamo("an op of torch calls it, perhaps after a graph break")
 def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
     fill = _fill_keep()
     if fill is None:
         return _keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
-    keep = _empty_keep(seed, row_R, *numbers)
+    keep = seed.new_empty((numbers[0], numbers[2] * LANES), dtype=torch.bfloat16)
     row_R = None if row_R is None else row_R.contiguous()
     pointers = keep.data_ptr(), seed.data_ptr(), None if row_R is None else row_R.data_ptr()
     fill(*pointers, *numbers, torch.get_num_threads())
@@ -300,8 +271,6 @@ def _fill_keep() -> Callable[..., None] | None:
     return fill
 
 
-# On a GPU a compiler traces the formula instead and inlines it, which avoids a trip to memory. Op by op the formula
-# would be 223 kernels that move 11.2 GB for [8192, 4096].
 def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
     num_rows, first_group, groups, threshold, offset = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
@@ -314,14 +283,6 @@ def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool 
         row_R = None if row_R is None else row_R.contiguous()
         arguments = (keep, seed, row_R, first_group, num_rows, groups, threshold, offset)
         launch(_keep_kernel, plan.grid, arguments, plan.constants[1:])
-    return keep
-
-
-# Dynamo's graph for a GPU holds this op. AOTAutograd replaces it: by the formula where the graph is compiled, by the op
-# where the graph runs op by op.
-def _keep_or_formula(seed: Tensor, *arguments: Any, again: bool = False) -> Tensor:
-    make = _keep_by_formula if traces_formulas() else torch.ops.fuselayers.keep_factors
-    keep: Tensor = make(seed, *arguments, again=again)
     return keep
 
 
@@ -340,14 +301,13 @@ def _keep_for_every_sample(
 def _empty_keep(
     seed: Tensor, row_R: Tensor | None, num_rows: int, first_group: int, groups: int, *_: int, again: bool = False
 ) -> Tensor:
-    dtype = torch.bfloat16 if seed.device.type == "cpu" else torch.bool
+    dtype = _dtype_on_cpu if seed.device.type == "cpu" else torch.bool
     return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
 
 
 _library.impl("keep_factors", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", _keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", _keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_library.impl("keep_factors_or_formula", _keep_or_formula, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)
 

@@ -136,6 +136,8 @@ def fuse(
 def _fuse(options: "FuseOptions", fn: Any) -> "FusedModule | FusedFunction":
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
+    if isinstance(fn, type):
+        raise TypeError(f"fuse takes a function or a module, got the class {fn.__name__}; fuse an instance of it")
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     fused = FusedFunction(fn, options=options)

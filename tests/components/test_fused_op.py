@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fuselayers import ops
 from fuselayers.components import (
@@ -15,6 +15,7 @@ from fuselayers.components import (
     FusedBiasDropoutResidualLayerNorm,
     FusedMLP,
     GatedMLP,
+    fused_op,
 )
 from fuselayers.components.fused_op import op_for
 from fuselayers.ops.implementations import dispatch
@@ -110,6 +111,43 @@ def test_on_a_gpu_the_rest_is_fused(backend: str, partition: str, dtype: torch.d
     with recorded_launches():
         x = torch.empty(3, 8, dtype=dtype, device="meta")
         assert isinstance(op_for(ops.dropout, x, backend=backend, partition=partition), FusedFunction)
+
+
+class Subclass(Tensor):
+    pass
+
+
+@needs_kernels
+@pytest.mark.usefixtures("_meta_is_a_gpu")
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("change", [Tensor.double, lambda one: one.as_subclass(Subclass)], ids=["float64", "subclass"])
+def test_every_tensor_of_a_call_counts(change: Callable[[Tensor], Tensor], place: int) -> None:
+    x, residual, bias = (torch.empty(shape, device="meta") for shape in ((3, 8), (3, 8), (8,)))
+    given = [x, residual, bias]
+    names = {"backend": "auto", "partition": "min_cut"}
+    with recorded_launches():
+        assert op_for(ops.bias_dropout_residual, *given, None, **names) is ops.bias_dropout_residual
+        given[place] = change(given[place])
+        assert isinstance(op_for(ops.bias_dropout_residual, *given, **names), FusedFunction)
+
+
+@needs_kernels
+@pytest.mark.usefixtures("_meta_is_a_gpu")
+@pytest.mark.parametrize("place", ["residual", "norm.weight"])
+def test_a_layer_names_every_tensor_of_its_call(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = FusedBiasDropoutResidualLayerNorm(0.1, 8, bias_shape=8).to("meta")
+    x, residual = torch.empty(3, 8, device="meta"), torch.empty(3, 8, device="meta")
+    fused: list[object] = []
+    monkeypatch.setattr(fused_op, "_fused", lambda op, *_: fused.append(op) or op)
+    with recorded_launches():
+        layer(x, residual)
+        assert not fused
+        if place == "residual":
+            residual = residual.double()
+        else:
+            layer.norm.double()
+        layer(x, residual)
+    assert fused == [ops.bias_dropout_residual_layer_norm]
 
 
 def test_no_token_of_a_text_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

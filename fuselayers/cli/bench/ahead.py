@@ -8,25 +8,34 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def run_ahead(function: Callable[..., object], jobs: Iterable[tuple[Any, ...]], *, workers: int, seconds: float) -> int:
-    """Call a function with the arguments of each job in spawned processes, and return how many calls succeeded.
+def compile_ahead(
+    calls: Iterable[Callable[[], object]], *, workers: int, minutes: float, say: Callable[[str], None]
+) -> None:
+    """Make the calls of `run_ahead`, for `minutes` at most, and say how many succeeded."""
+    say(f"compiling, on {workers} processes")
+    done = run_ahead(calls, workers=workers, seconds=60 * minutes)
+    say(f"compiled {sum(one is not None for one in done)} of {len(done)}")
+
+
+def run_ahead(calls: Iterable[Callable[[], object]], *, workers: int, seconds: float) -> list[Any]:
+    """Make calls in spawned processes, and return what each returned; None for those that failed or had no time.
 
     Inductor finds what they compiled only if no global of the main module is called `torch`: its keys are pickles, and
     pickle names the first module in which it finds one of torch's objects.
 
     Args:
-        function: a module's function. Its result is dropped, and so are its errors and what it prints.
-        jobs: the arguments; the first are called first.
+        calls: partials of a module's functions, the first of which are called first. Their errors and what they print
+            are dropped.
         workers: the number of processes.
         seconds: calls that have not ended by then are stopped.
     """
     deadline = time.monotonic() + seconds
     # A forked process could not use CUDA.
     with multiprocessing.get_context("spawn").Pool(workers, initializer=_start) as pool:
-        calls = [pool.apply_async(_succeeds, (function, job)) for job in jobs]
-        for call in calls:
-            call.wait(max(0.0, deadline - time.monotonic()))
-        return sum(call.get() for call in calls if call.ready())
+        started = [pool.apply_async(_result, (call,)) for call in calls]
+        for one in started:
+            one.wait(max(0.0, deadline - time.monotonic()))
+        return [one.get() if one.ready() else None for one in started]
 
 
 def _start() -> None:
@@ -41,9 +50,8 @@ def _start() -> None:
         os.dup2(quiet, stream.fileno())
 
 
-def _succeeds(function: Callable[..., object], job: tuple[Any, ...]) -> bool:
+def _result(call: Callable[[], object]) -> object:
     try:
-        function(*job)
+        return call()
     except Exception:  # as lack of memory beside the other workers; the suite compiles it by itself
-        return False
-    return True
+        return None

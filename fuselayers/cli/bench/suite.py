@@ -4,13 +4,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from ...ops.implementations.launch import why_no_kernels
 from ...partition import saved_bytes
-from .ahead import run_ahead
 from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, dtype_name, op_case
 from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
@@ -70,6 +70,7 @@ class Measured:
         peak: peak bytes of forward and backward, without the inputs; None on a CPU.
         kept: bytes saved for backward, without the inputs.
         floor: bytes that "forward" and "forward_backward" must move; empty for ops that bandwidth does not limit.
+        expected: seconds of the two spans, see expected.py; empty for other candidates and on a CPU.
     """
 
     title: str
@@ -80,6 +81,7 @@ class Measured:
     peak: int | None
     kept: int
     floor: dict[str, int]
+    expected: dict[str, float] = field(default_factory=dict)
 
     def median(self, span: str) -> float:
         """Median seconds of one of the two spans."""
@@ -167,42 +169,34 @@ def measure_suite(
             if time.monotonic() > deadline:
                 suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
             else:
-                _measure(variant, _settings(variant, shape, one.dtype, device), implementations, suite, repeats)
+                _measure(variant, settings_of(variant, shape, one.dtype, device), implementations, suite, repeats)
         keep(suite)
     return suite
 
 
-def compile_ahead(
-    chosen: Sequence[Variant],
-    *,
-    rounds: Sequence[Round],
-    device: torch.device,
-    workers: int,
-    minutes: float,
-    say: Callable[[str], None],
-) -> None:
-    """Call everything that `measure_suite` will call, in `workers` processes and for `minutes` at most.
-
-    The suite then reads the compiled code from the caches on disk.
-    """
-    say(f"compiling, on {workers} processes")
-    jobs = [(variant, one, device) for variant, one in _in_order(chosen, rounds, device)]
-    done = run_ahead(_run_once, jobs, workers=workers, seconds=60 * minutes)
-    say(f"compiled {done} of {len(jobs)}")
+def calls_ahead(chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device) -> list[Callable[[], bool]]:
+    """Calls for `compile_ahead`, which make everything that `measure_suite` will call."""
+    return [partial(_run_once, variant, one, device) for variant, one in _in_order(chosen, rounds, device)]
 
 
 def _in_order(chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device) -> list[tuple[Variant, Round]]:
     return [(variant, one) for one in rounds for variant in chosen if _affordable(variant, one.shapes, device)]
 
 
-def _run_once(variant: Variant, one: Round, device: torch.device) -> None:
+def _run_once(variant: Variant, one: Round, device: torch.device) -> bool:
     """Call all that the suite checks and times of a variant, and so compile it."""
     suite = Suite(bandwidth=1.0)
     implementations = _right_implementations(variant, one, device, suite)
     for shape in _affordable(variant, one.shapes, device):
-        _candidates(variant, _settings(variant, shape, one.dtype, device), implementations, suite)
+        _candidates(variant, settings_of(variant, shape, one.dtype, device), implementations, suite)
+    free_memory(device)
+    return True
+
+
+def free_memory(device: torch.device) -> None:
+    """Free what a worker's last call used; the other processes need the memory of the GPU."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # the other processes need the memory
+        torch.cuda.empty_cache()
 
 
 def _right_implementations(
@@ -216,7 +210,8 @@ def _right_implementations(
     return {key: made for key, made in _implementations(variant, one, device).items() if key in right}
 
 
-def _settings(variant: Variant, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Settings:
+def settings_of(variant: Variant, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Settings:
+    """The settings of a variant's call."""
     options = {"dropout": 0.0, "activation": "gelu", **variant.options}
     return Settings(shape=shape, **options, dtype=dtype, device=device)
 
@@ -231,7 +226,7 @@ def _call_costs(
     chosen: Sequence[Variant], *, dtype: torch.dtype, device: torch.device, readings: int
 ) -> Iterator[CallCost]:
     for variant in chosen:
-        case = op_case(variant.op, _settings(variant, _CALLED, dtype, device))
+        case = op_case(variant.op, settings_of(variant, _CALLED, dtype, device))
         if case.floor is not None:  # else most of its work is torch's
             yield call_cost(variant.title, case, readings=readings, device=device)
 
@@ -240,7 +235,7 @@ def _implementations(variant: Variant, one: Round, device: torch.device) -> dict
     """The implementation of each candidate."""
     # Dynamo compiles a function for at most eight kinds of call, and then silently runs it in eager mode.
     torch.compiler.reset()
-    small = op_case(variant.op, _settings(variant, (*_CHECKED_ROWS, 64), one.dtype, device))
+    small = op_case(variant.op, settings_of(variant, (*_CHECKED_ROWS, 64), one.dtype, device))
     compiled = torch.compile(small.plain, dynamic=True if one.any_size else None, fullgraph=True)
     implementations: dict[str, Implementation] = {
         EAGER: lambda case: case.plain,
@@ -281,7 +276,7 @@ def _check(
     if "linear" in variant.op:
         widths = [min(width, _CHECKED_MATMUL) for width in widths[:1]]
     for width in widths:
-        settings = _settings(variant, (*_CHECKED_ROWS, width), dtype, device)
+        settings = settings_of(variant, (*_CHECKED_ROWS, width), dtype, device)
         for name in sorted(right):
             try:
                 reason = op_fault(

@@ -16,13 +16,18 @@ from rich.console import Console
 from ..._version import __version__
 from ..machine import measured_machine
 from ..text import chosen_names, say
+from .ahead import compile_ahead
+from .expected import add_expected, arch_of
 from .measure import OURS
-from .suite import SHAPES, Round, Suite, compile_ahead, measure_suite, variants
-from .suite_models import MODELS, OWN_MODELS, measure_models
+from .suite import SHAPES, Round, Suite, calls_ahead, measure_suite, variants
+from .suite_models import OWN_MODELS, measure_models, model_calls_ahead, models_on
 from .suite_report import write_data, write_report
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_MINUTES: Final = 12.0
+MINUTES: Final = 12.0
+# Of the minutes; the models also have what the ops leave of theirs.
+_SHARE_OF_MODELS: Final = 1 / 3
+_SECONDS_FOR_EXPECTED: Final = 30.0
 # Each holds a context and tensors of the largest shape on the GPU.
 _WORKERS: Final = 16
 _QUICK: Final = ((8, 256, 512),)
@@ -39,15 +44,13 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     Raises:
         ValueError: a wrong argument; the text lists the possible ones.
     """
-    if arguments.out is None:
-        raise ValueError("bench suite needs a folder for what it measures: --out DIR")
-    minutes = _MINUTES if arguments.minutes is None else arguments.minutes
+    minutes = arguments.minutes
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     ops = chosen_names("op of bench suite", arguments.ops, dict.fromkeys(variant.op for variant in variants()))
     chosen = [variant for variant in variants() if variant.op in ops]
     # `--ops` measures those ops alone.
-    models = list(MODELS) if arguments.ops is None and not arguments.quick else []
+    models = list(models_on(device)) if arguments.ops is None and not arguments.quick else []
     default = None if device.type == "cuda" else "float32"
     dtypes = chosen_names("dtype of bench suite", arguments.dtypes or default, _DTYPES)
     shapes = SHAPES if device.type == "cuda" else _ON_A_CPU
@@ -65,22 +68,18 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
 
     say(console, machine)
     progress = partial(say, console)
+    workers = min(len(os.sched_getaffinity(0)), _WORKERS)
     if device.type == "cuda":  # compiling takes one core longer than all measurements take the GPU
-        compile_ahead(
-            chosen,
-            rounds=rounds,
-            device=device,
-            workers=min(len(os.sched_getaffinity(0)), _WORKERS),
-            minutes=minutes,
-            say=progress,
-        )
+        # A model takes longest.
+        ahead = [*model_calls_ahead(models, rounds[0].dtype, device), *calls_ahead(chosen, rounds, device)]
+        compile_ahead(ahead, workers=workers, minutes=minutes, say=progress)
     deadline = time.monotonic() + 60 * minutes
     suite = measure_suite(
         chosen,
         rounds=rounds,
         device=device,
         repeats=arguments.repeats,
-        deadline=deadline,
+        deadline=deadline - (60 * minutes * _SHARE_OF_MODELS if models else 0.0),
         say=progress,
         keep=keep,
     )
@@ -94,6 +93,8 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         say=progress,
         keep=keep,
     )
+    if device.type == "cuda":
+        add_expected(suite, chosen, arch=arch_of(device), workers=workers, seconds=_SECONDS_FOR_EXPECTED)
     files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
     lines = [f"not timed: {name}: {reason}" for name, reason in suite.failed.items()]
     if suite.left_out:

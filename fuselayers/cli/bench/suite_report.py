@@ -84,6 +84,8 @@ def table(suite: Suite, *, said: str) -> str:
             f"| {' | '.join(_cells(rows, candidates, bandwidth=suite.bandwidth))} |"
             for rows in _by_place(suite.rows, dtype)
         ]
+    if any(row.expected for row in suite.rows):
+        lines += ["", *_expected(suite.rows)]
     if suite.models:
         lines += ["", *models_table(suite.models)]
     if suite.calls:
@@ -95,6 +97,22 @@ def table(suite: Suite, *, said: str) -> str:
         if items:
             lines += ["", f"## {heading}", "", *(f"- {item}" for item in items)]
     return "\n".join(lines) + "\n"
+
+
+def _expected(rows: Sequence[Measured]) -> Iterator[str]:
+    yield "## Expected and measured"
+    yield ""
+    yield (
+        f"{OURS}, in microseconds. Expected: by the model of `fuselayers lint-kernels`, which knows the compiled code "
+        "and the data sheet. It leaves out what slows memory down, so a measured time is seldom shorter."
+    )
+    yield ""
+    yield "| op | shape | dtype | expected us f | us f | expected us fb | us fb |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for row in rows:
+        if row.expected:
+            times = [f"{1e6 * one:.1f}" for span in _SPANS for one in (row.expected[span], row.median(span))]
+            yield f"| {' | '.join((row.title, 'x'.join(map(str, row.shape)), row.dtype, *times))} |"
 
 
 def _calls(calls: Sequence[CallCost]) -> Iterator[str]:

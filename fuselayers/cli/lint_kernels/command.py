@@ -10,12 +10,11 @@ from pathlib import Path
 from rich.console import Console
 
 from ..files import write_text
-from ..text import chosen_names, say, table_of
+from ..text import chosen_names, print_table, say
 from .cases import CASES, Case, launches_of
 from .compile import ARCHS, check_compilers, compile_for, compiler
 from .figures import FIGURES, Expected, Row, expected_of, faults, measure, read_figures, write_figures
 
-SUMMARY = "compile every kernel for several GPUs, and check its figures"
 DESCRIPTION = f"""\
 Compiles the Triton kernels of every op for several GPUs, with the compilers that come with Triton; no GPU is needed.
 Prints for each: registers, instructions that spill them, bytes of shared memory, the width of loads and stores,
@@ -30,7 +29,7 @@ more kernels, or be expected 2 points slower, than {FIGURES.name} says, which ho
 Triton; those of another version are not compared. Nothing has been measured: roofline.py states the model.
 
   fuselayers lint-kernels
-  fuselayers lint-kernels --arch sm_90,gfx942 --op gated_activation --json kernels.json
+  fuselayers lint-kernels --arch sm_90,gfx942 --op softmax --json all.json
   fuselayers lint-kernels --write"""
 
 
@@ -67,8 +66,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             rows.append(row)
         expected = [expected_of(case, arch) for case in chosen for arch in archs]
     for title, of_case in groupby(rows, key=lambda row: row.case):
-        console.print(table_of([_cells(row) for row in of_case], left=2, title=title), highlight=False)
-    console.print(table_of([_expected_cells(one) for one in expected], left=2, title="expected"), highlight=False)
+        print_table(console, [_cells(row) for row in of_case], left=2, title=title)
+    print_table(console, [_expected_cells(one) for one in expected], left=2, title="expected")
     if arguments.json:
         content = {
             "compiler": compiler(),

@@ -1,5 +1,7 @@
 """The time that a kernel is expected to take on a GPU, from its code alone. Nothing of it has been measured.
 
+On a GPU `fuselayers bench suite` prints it beside what it measures.
+
 A processor runs a few programs at a time, as many as its registers and its shared memory hold. A kernel's programs come
 in waves of as many as the whole GPU runs at a time; the last wave may be smaller. A wave takes the longest of:
 

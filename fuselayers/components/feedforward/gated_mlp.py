@@ -88,7 +88,7 @@ class GatedMLP(nn.Module):
         check_last_dim(x, self.hidden_dim)
         gate, up = (self.gate_up(x), None) if self.packed else (self.gate(x), self.up(x))
         if self.custom_activation is None:
-            op = op_for(_gated_activation_dropout, gate, backend=self.backend, partition=self.partition)
+            op = op_for(_gated_activation_dropout, gate, up, backend=self.backend, partition=self.partition)
             hidden = op(gate, up, activation=self.activation, p=self.dropout, training=self.training)
         else:
             if up is None:

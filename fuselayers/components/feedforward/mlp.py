@@ -23,7 +23,7 @@ from .hidden import activated, custom_activation, hidden_width
 
 @register("feedforward", "mlp")
 class MLP(nn.Module):
-    """Two linear layers with an activation and dropout between them (Vaswani et al. 2017, section 3.3).
+    """Two linear layers, an activation and dropout between them (Vaswani et al. 2017, section 3.3).
 
     Args:
         hidden_dim: D, the width of the model.
@@ -125,7 +125,7 @@ class FusedMLP(MLP):
         hidden = F.linear(x, self.up.weight)
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
         bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
-        op = op_for(bias_activation_dropout, hidden, backend=self.backend, partition=self.partition)
+        op = op_for(bias_activation_dropout, hidden, bias, backend=self.backend, partition=self.partition)
         hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training)
         y: Tensor = self.down(hidden)
         return y

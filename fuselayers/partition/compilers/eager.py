@@ -5,7 +5,6 @@ from typing import Any
 
 import torch.fx as fx
 
-from ..._torch.dispatch import ops_stay_whole
 from ..._torch.tracing import boxed
 from ..partitioners import Partitioner
 from ..passes import plain_dropout_calls_pass, views_that_copy_pass
@@ -16,12 +15,11 @@ def compile_eager(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
     """Return a function that runs forward and backward of a Dynamo graph op by op. See `compile_ahead_of_time`."""
-    with ops_stay_whole():
-        return compile_ahead_of_time(
-            plain_dropout_calls_pass(graph_module),
-            example_inputs,
-            compiler="eager",
-            runnable=lambda one: boxed(views_that_copy_pass(one)),
-            partition=partition,
-            torch_random=torch_random,
-        )
+    return compile_ahead_of_time(
+        plain_dropout_calls_pass(graph_module),
+        example_inputs,
+        compiler="eager",
+        runnable=lambda one: boxed(views_that_copy_pass(one)),
+        partition=partition,
+        torch_random=torch_random,
+    )

@@ -1,6 +1,7 @@
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +39,50 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
     }
 
 
+@pytest.mark.parametrize(("quick", "share_of_ops"), [(True, 1.0), (False, 2 / 3)])
 def test_on_a_gpu_everything_is_compiled_before_the_clock_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: bool, share_of_ops: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[str] = []
+    deadlines: list[float] = []
 
-    def compiled(chosen: Any, *, workers: int, minutes: float, **_: Any) -> None:
+    def compiled(calls: Any, *, workers: int, minutes: float, **_: Any) -> None:
         assert (workers, minutes) == (os.cpu_count(), 3.0)
-        log.append("compiled")
+        log.append(calls[0].func.__module__.rpartition(".")[2])
 
-    def measured(chosen: Any, **_: Any) -> Suite:
-        log.append("measured")
+    def measured(chosen: Any, *, deadline: float, **_: Any) -> Suite:
+        log.append("ops")
+        deadlines.append(deadline)
         return Suite(bandwidth=1.0)
+
+    def models_measured(chosen: Any, suite: Suite, *, deadline: float, **_: Any) -> None:
+        log.append(f"{len(chosen)} models")
+        deadlines.append(deadline)
+
+    def expected(suite: Suite, chosen: Any, *, arch: str, workers: int, seconds: float) -> None:
+        assert (workers, seconds) == (os.cpu_count(), 30.0)
+        log.append(f"expected on {arch}")
 
     monkeypatch.setattr(suite_command, "compile_ahead", compiled)
     monkeypatch.setattr(suite_command, "measure_suite", measured)
+    monkeypatch.setattr(suite_command, "measure_models", models_measured)
+    monkeypatch.setattr(suite_command, "add_expected", expected)
+    monkeypatch.setattr(suite_command, "arch_of", lambda device: "sm_90")
     monkeypatch.setattr(suite_command, "measured_machine", lambda device: "an H200")
-    arguments = argparse.Namespace(out=str(tmp_path), minutes=3.0, ops=None, dtypes=None, quick=True, repeats=1)
+    arguments = argparse.Namespace(out=str(tmp_path), minutes=3.0, ops=None, dtypes=None, quick=quick, repeats=1)
+    now = time.monotonic()
     assert suite_command.run_suite(arguments, Console(quiet=True), device=torch.device("cuda")) == 0
-    assert log == ["compiled", "measured"]
+    assert log == ["suite" if quick else "suite_models", "ops", f"{0 if quick else 4} models", "expected on sm_90"]
+    assert [one - now for one in deadlines] == pytest.approx([180 * share_of_ops, 180], abs=5)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "bench suite needs a folder for what it measures: --out DIR"),
+        ([], "the following arguments are required: --out; see fuselayers bench suite --help"),
         (
             ["--out", "x", "--shape", "4x4"],
-            "bench suite takes no --shape; it takes device, dtypes, minutes, ",
+            "no option of fuselayers bench suite '--shape'; there are: --device, --dtypes, ",
         ),
         (["--out", "x", "--minutes", "0"], "--minutes must be above 0, got 0"),
         (

@@ -1,13 +1,13 @@
 import math
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 
 from fuselayers.cli.bench import suite_models
 from fuselayers.cli.bench.suite import Suite
-from fuselayers.cli.bench.suite_models import MODELS, measure_models, models_table
+from fuselayers.cli.bench.suite_models import MODELS, MODELS_ON_A_GPU, measure_models, models_table
 from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.configs import build
 
@@ -65,3 +65,30 @@ def test_models_without_time_are_named() -> None:
 def test_every_model_has_a_twin_of_one_size(name: str) -> None:
     model = build(name, list(MODELS[name]))
     assert sum(parameter.numel() for parameter in plain_twin(model).parameters()) == pytest.approx(650_000, rel=0.1)
+
+
+@pytest.mark.parametrize("name", MODELS_ON_A_GPU)
+def test_every_model_fills_a_gpu(name: str) -> None:
+    """Four layers of GPT-2 small's size; gated ones have fewer weights in attention and more in the feed-forward."""
+    with torch.device("meta"):
+        model = build(name, list(MODELS_ON_A_GPU[name]))
+        twin = plain_twin(model)
+    assert sum(parameter.numel() for parameter in twin.parameters()) == pytest.approx(29e6, rel=0.15)
+    gpu = torch.device("cuda")
+    shape = suite_models._shape(name, gpu)
+    assert shape == ((64,) if name == "vit_tiny" else (8, 1024))
+    assert suite_models.models_on(gpu) is MODELS_ON_A_GPU
+    assert suite_models.models_on(CPU) is MODELS
+
+
+def test_the_workers_run_what_will_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = suite_models.model_calls_ahead(["gpt_nano"], torch.bfloat16, CPU)
+    assert [(one.func, one.args[:2]) for one in calls] == [
+        (suite_models._run_once, ("gpt_nano", dropout)) for dropout in (0.1, 0.0)
+    ]
+    ran: list[str] = []
+    candidates = [SimpleNamespace(name="plain"), SimpleNamespace(name="inductor")]
+    monkeypatch.setattr(suite_models, "_subject", lambda *_: SimpleNamespace(candidates=candidates))
+    monkeypatch.setattr(suite_models, "results", lambda candidate: ran.append(candidate.name))
+    assert calls[0]()
+    assert ran == ["plain", "inductor"]

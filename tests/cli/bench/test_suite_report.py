@@ -52,6 +52,16 @@ def test_the_table_says_ratios_to_eager(suite: Suite) -> None:
     assert len({len(cells) for cells in rows}) == 1
 
 
+def test_the_table_says_what_was_expected(suite: Suite) -> None:
+    heading = "## Expected and measured"
+    assert heading not in table(suite, said="a machine, a day")
+    suite.rows[2].expected.update({"forward": 450e-6, "forward_backward": 1890e-6})
+    lines = table(suite, said="a machine, a day").splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[lines.index(heading) :][4:7]]
+    assert rows[0] == ["op", "shape", "dtype", "expected us f", "us f", "expected us fb", "us fb"]
+    assert rows[2] == ["op, a", "2x4x8", "float16", "450.0", "500.0", "1890.0", "2000.0"]
+
+
 def test_the_table_says_what_calls_cost(suite: Suite) -> None:
     heading = "## What a call costs the CPU"
     assert heading not in table(suite, said="a machine, a day")

@@ -132,7 +132,7 @@ def test_a_kernels_numbers_are_not_specialised_on() -> None:
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="what is interpreted has no name but its own")
 def test_a_kernel_has_its_ops_name_for_profilers() -> None:
-    softmax, dropout = (importlib.import_module(f"fuselayers.ops.{name}") for name in ("softmax", "dropout"))
+    softmax, dropout = (importlib.import_module(f"fuselayers.ops.{name}") for name in ("softmax.forward", "dropout"))
     kernels = [softmax._forward_kernel, dropout._dropout_kernel, normalise_forward._forward_split_kernel]
     names = ["softmax_forward_kernel", "dropout_kernel", "normalise_forward_split_kernel"]
     assert [one.repr(None) for one in kernels] == names

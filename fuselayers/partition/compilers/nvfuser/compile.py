@@ -31,7 +31,7 @@ def compile_nvfuser(
     """
     graph_module = plain_dropout_calls_pass(graph_module)
     if not torch_random:
-        # Our formula replaces torch's dropout, so that the kernel that uses the mask makes it.
+        # Before torch's dropout is decomposed into a mask that would be saved.
         graph_module = seeded_dropout_calls_pass(graph_module, device_types=fused_device_types() | {"cpu"})
     return compile_ahead_of_time(
         graph_module,

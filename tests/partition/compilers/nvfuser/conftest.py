@@ -13,9 +13,8 @@ import pytest
 from fuselayers.partition import FallbackWarning
 from fuselayers.partition.compilers.nvfuser import availability, definitions
 from tests.partition.compilers.nvfuser.interpreter import StandIn
-from tests.partition.compilers.nvfuser.library import as_on_a_gpu
 
-__all__ = ["as_on_the_gpu", "on_the_cpu"]
+__all__ = ["on_the_cpu"]
 
 
 @pytest.fixture
@@ -37,10 +36,3 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         for definition in stand_in.defined:
             script = definition.script()
             (folder / f"{hashlib.sha1(script.encode()).hexdigest()}.py").write_text(script)
-
-
-@pytest.fixture
-def as_on_the_gpu(on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """The same, with the graphs and the layouts that tensors on a GPU have: see `as_on_a_gpu`."""
-    as_on_a_gpu(on_the_cpu, monkeypatch)
-    return on_the_cpu

@@ -547,13 +547,11 @@ class StandIn(types.ModuleType):
 
     Attributes:
         defined: the finished definitions.
-        scalars_on_gpu: True if tensors without dimensions count as on the GPU too.
     """
 
     def __init__(self) -> None:
         super().__init__("nvfuser_direct")
         self.defined: list[FusionDefinition] = []
-        self.scalars_on_gpu = False
         self.DataType = DataType
         self.FusionDefinition = type("FusionDefinition", (FusionDefinition,), {"stand_in": self})
 
@@ -567,4 +565,4 @@ class StandIn(types.ModuleType):
 
     def is_on_cpu(self, tensor: Tensor) -> bool:
         """Whether a tensor counts as on the CPU."""
-        return tensor.is_cpu and tensor.dim() == 0 and not self.scalars_on_gpu
+        return tensor.is_cpu and tensor.dim() == 0

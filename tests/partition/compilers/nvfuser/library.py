@@ -1,25 +1,17 @@
-"""The library's ops with all their options, and `as_on_a_gpu`, for the tests of the nvFuser backend."""
+"""The library's ops with all their options, for the tests of the nvFuser backend."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from fuselayers import ops
-from fuselayers.ops import philox
-from fuselayers.partition.compilers.nvfuser import definitions
-from fuselayers.partition.compilers.nvfuser.translate import Layout, layout_of
-from tests.partition.compilers.nvfuser.interpreter import StandIn
 
-__all__ = ["CASES", "Case", "as_on_a_gpu"]
+__all__ = ["CASES", "Case"]
 
 SEED = 7
 ROWS, COLUMNS = 6, 20  # the last of the mask's groups of eight columns is cut off
@@ -54,28 +46,6 @@ class Case:
 
 def _seed() -> tuple[Tensor, ...]:
     return (torch.tensor(SEED),)
-
-
-def as_on_a_gpu(stand_in: StandIn, patch: pytest.MonkeyPatch) -> None:
-    """Treat CPU tensors as a GPU's: dropout makes its mask by the formula, and a seed is a tensor on the device.
-
-    This shows how nvFuser gets the formula and that its definitions compute it.
-    """
-    made = philox.keep_factors
-    # The same function, but it never finds a seed on the CPU, where an op of its own makes the mask.
-    assert "cpu" in made.__code__.co_consts
-    constants = tuple("no device" if one == "cpu" else one for one in made.__code__.co_consts)
-    by_formula = FunctionType(made.__code__.replace(co_consts=constants), made.__globals__, made.__name__)
-    by_formula.__kwdefaults__ = made.__kwdefaults__
-    # Not by attributes: `ops.dropout` is the function.
-    for module in (philox, importlib.import_module("fuselayers.ops.dropout")):
-        patch.setattr(module, "keep_factors", by_formula)
-
-    def layout_on_a_gpu(inputs: Sequence[Any]) -> Layout:
-        return tuple(one and dataclasses.replace(one, on_cpu=False) for one in layout_of(inputs))
-
-    patch.setattr(definitions, "layout_of", layout_on_a_gpu)
-    patch.setattr(stand_in, "scalars_on_gpu", True)
 
 
 def _targets() -> tuple[Tensor, ...]:

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.partition import explain, fuse, saved_bytes
-from tests.ops import truth
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.interpreter import StandIn
-from tests.partition.compilers.nvfuser.library import CASES, as_on_a_gpu
+from tests.partition.compilers.nvfuser.library import CASES
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # The ops with dropout are one formula with different activations and norms: each is tested in one dtype.
@@ -24,16 +23,6 @@ RUNS = [
     if name not in DROPPING
 ]
 RUNS += DROPPING.items()
-BY_FORMULA = [
-    pytest.param(name, DROPPING[name], marks=() if name.endswith("prenorm") else pytest.mark.slow)
-    for name in (
-        "bias_activation_dropout-gelu",
-        "bias_dropout_residual",
-        "bias_dropout_residual_layer_norm-prenorm",
-        "bias_dropout_residual_rms_norm-post",
-        "dropout",
-    )
-]
 
 
 def assert_as_plain_torch(name: str, dtype: torch.dtype, stand_in: StandIn) -> None:
@@ -51,22 +40,6 @@ def assert_as_plain_torch(name: str, dtype: torch.dtype, stand_in: StandIn) -> N
 @pytest.mark.parametrize(("name", "dtype"), RUNS, ids=lambda one: str(one).removeprefix("torch."))
 def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_the_cpu: StandIn) -> None:
     assert_as_plain_torch(name, dtype, on_the_cpu)
-
-
-@pytest.mark.parametrize(("name", "dtype"), BY_FORMULA, ids=lambda one: str(one).removeprefix("torch."))
-def test_an_op_has_them_with_its_mask_in_the_region(name: str, dtype: torch.dtype, as_on_the_gpu: StandIn) -> None:
-    assert_as_plain_torch(name, dtype, as_on_the_gpu)
-    assert all("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
-
-
-@pytest.mark.parametrize("columns", [1, *(pytest.param(one, marks=pytest.mark.slow) for one in (20, 32))])
-def test_a_mask_in_the_region_is_right_for_every_width(columns: int, as_on_the_gpu: StandIn) -> None:
-    """The last group of eight columns is cut off at the end of a row."""
-    x, seed = torch.ones(3, columns), torch.tensor(7)
-    fused = fuse(lambda x, seed: (ops.dropout(x, 0.5, seed=seed) + 1).exp(), backend="nvfuser", fallback=())
-    expected = [truth.kept(7, row, columns, 32768) for row in range(3)]
-    assert (fused(x, seed) > 3).tolist() == expected
-    assert any("bitwise_xor" in one.script() for one in as_on_the_gpu.defined)
 
 
 @pytest.mark.parametrize("name", ["dropout", "bias_activation_dropout-silu", "bias_dropout_residual_rms_norm-pre"])
@@ -104,19 +77,6 @@ def test_torchs_own_dropout_has_the_mask_of_the_eager_backend(torch_random: bool
         ran.append(run(fused, (x,), incoming=torch.float32))
     torch.testing.assert_close(ran[0].all, ran[1].all)
     assert on_the_cpu.executions >= 2
-
-
-def test_the_formula_of_a_mask_is_fused(on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, seed = torch.randn(5, 21, requires_grad=True), torch.tensor(-3)
-    keep = ops.keep_mask(seed, x.shape, p=0.25)  # by the op that makes masks on the CPU
-    as_on_a_gpu(on_the_cpu, monkeypatch)
-    fn = fuse(lambda x, seed: ops.dropout(x, 0.25, seed=seed), backend="nvfuser", fallback=())
-    fused = run(fn, (x, seed), incoming=torch.float32)
-    torch.testing.assert_close(fused.outputs[0], x.detach() * keep / 0.75)
-    assert torch.equal(fused.gradients[0] == 0, ~keep)
-    # Forward and backward share one definition, of the seed and x or its gradient. No mask is passed in.
-    (made,) = on_the_cpu.defined
-    assert (len(made.inputs), made.executions) == (2, 2)
 
 
 @pytest.mark.parametrize(
