@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final
 
 from matplotlib import rc_context
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ..files import write_text, write_whole
@@ -206,4 +205,4 @@ def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: s
         axes.set_title(f"{title}: times as fast as eager PyTorch", fontsize=9)
         axes.legend(loc="lower right", fontsize=10, frameon=False)
         figure.supxlabel(textwrap.fill(said, 66), fontsize=7)
-        write_whole(path, lambda file: FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None}))
+        write_whole(path, lambda file: figure.savefig(file, format="svg", metadata={"Date": None}))
