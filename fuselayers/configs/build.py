@@ -34,11 +34,11 @@ _log = logging.getLogger("fuselayers")
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
 
-    With the scope "model", the default, that is a `FusedModule` around the model, which is its `module`; so
-    `isinstance(build().module, Decoder)`. With the other scopes it is the model itself.
+    At the scope "model", the default, the result is a `FusedModule` around the model, whose `module` is the model:
+    `isinstance(build().module, Decoder)`. At other scopes it is the model itself.
 
-    Its state_dict has the plain model's keys at every scope. The attribute `built_from` of the model, and of no module
-    in it, is the `Config`, for `rebuild`. Under `torch.device("meta")` it is built without memory.
+    The keys of the state_dict are the plain model's at every scope. The attribute `built_from` holds the `Config`,
+    which `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`, as for `compose`.

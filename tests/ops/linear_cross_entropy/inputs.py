@@ -13,7 +13,7 @@ from tests.ops.contract import (
     DEVICE,
     tensors,
 )
-from tests.ops.test_cross_entropy import target_of
+from tests.ops.cross_entropy.test_call import target_of
 
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
 R, D, V = 96, 8, 300
