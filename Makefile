@@ -78,7 +78,7 @@ lint: $(VENV)/.installed-test
 	$(RUN) -m mypy
 
 docs: $(VENV)/.installed-docs
-	$(RUN) -m mkdocs build --strict
+	$(RUN) -m sphinx -W --keep-going -q -d build/doctrees docs site
 
 clean:
 	rm -rf $(VENV) $(VENV)-nvfuser build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -70,7 +70,7 @@ setup(
             "types-networkx",
             "types-PyYAML",
         ],
-        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings[python]"],
+        "docs": ["furo", "myst-parser", "sphinx", "sphinx-copybutton"],
     },
     packages=find_packages(include=["fuselayers", "fuselayers.*"]),
     package_data={

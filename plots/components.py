@@ -22,17 +22,18 @@ __all__ = ["FOLDER", "PICTURES", "draw"]
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 
-# A light ground of its own, so that a picture reads in the dark theme too.
-_GROUND: Final = "#fafafa"
-_LINE: Final = "#495057"
+# No ground, and a grey that contrasts with a light and a dark page. Words in boxes are dark, the boxes light.
+_GROUND: Final = "none"
+_LINE: Final = "#808080"
+_INK: Final = "#212529"
 _COLOURS: Final = {
     "plain": "#e9ecef",  # what has no weights
     "weights": "#cfe8ef",  # what learns
     "part": "#f8d7da",  # a component that another page is about
 }
-_COLUMN: Final = 1.45  # inches
-_ROW: Final = 0.62
-_HALF_WIDTH: Final = 0.41  # of a column
+_COLUMN: Final = 1.0  # inches
+_ROW: Final = 0.5
+_HALF_WIDTH: Final = 0.43  # of a column
 _HALF_HEIGHT: Final = 0.29  # of a row
 _WORD: Final = 0.22  # half the space of a word without a box
 
@@ -58,7 +59,7 @@ class _Diagram:
 
     def box(self, column: float, row: float, text: str, kind: str = "plain") -> _Place:
         """Draw a box and return its place, for arrows."""
-        self.text(column, row, text)
+        self.text(column, row, text, colour=_LINE if kind == "name" else _INK)
         if kind == "name":
             return _Place(column, row, _WORD, _WORD)
         height = _HALF_HEIGHT * (1.35 if "\n" in text else 1)
@@ -66,7 +67,9 @@ class _Diagram:
         self.axes.add_patch(Rectangle(corner, *sides, linewidth=0.8, facecolor=_COLOURS[kind], edgecolor=_LINE))
         return _Place(column, row, _HALF_WIDTH, height)
 
-    def text(self, column: float, row: float, text: str, *, bold: bool = False, left: bool = False) -> None:
+    def text(
+        self, column: float, row: float, text: str, *, bold: bool = False, left: bool = False, colour: str = _LINE
+    ) -> None:
         """Write a text in the middle of a place, or from its left edge on."""
         self.axes.text(
             column - _HALF_WIDTH if left else column,
@@ -76,7 +79,7 @@ class _Diagram:
             weight="bold" if bold else "normal",
             ha="left" if left else "center",
             va="center",
-            color="#212529",
+            color=colour,
             parse_math=False,
         )
 
@@ -265,7 +268,7 @@ def _model() -> Figure:
     tokens, embedding, logits = ("tokens", "name"), ("embedding,\nposition", "part"), ("logits", "name")
     norm, head = ("norm", "part"), ("head", "weights")
     blocks, causal = ("blocks", "part"), ("causal\nblocks", "part")
-    drawn = _Diagram(7.4, 7.8)
+    drawn = _Diagram(7.4, 9.2)
     drawn.chain(0.4, [tokens, embedding, causal, norm, head, logits], first=1.5, title="decoder")
     drawn.chain(1.8, [tokens, embedding, blocks, ("dense, norm,\nhead", "weights"), logits], first=1.5, title="encoder")
     source = drawn.chain(3.2, [("source", "name"), embedding, blocks, norm], first=1.5, title="encoder_decoder")
@@ -275,6 +278,8 @@ def _model() -> Figure:
     drawn.arrow(source[3], memory, elbow=True)
     images = [("images", "name"), ("patches, class\ntoken, position", "part"), blocks, norm, head, logits]
     drawn.chain(6.8, images, first=1.5, title="vision_transformer")
+    stages = [("patches,\nblocks, norm", "part"), ("next\nstages", "part"), ("mean", "plain")]
+    drawn.chain(8.2, [("images", "name"), *stages, head, logits], first=1.5, title="hierarchical\n_vision")
     return drawn.figure
 
 
@@ -290,18 +295,19 @@ def _fused() -> Figure:
 
 
 def _activation() -> Figure:
-    figure = Figure(figsize=(8, 4.2), facecolor=_GROUND, layout="constrained")
+    figure = Figure(figsize=(7, 4), facecolor=_GROUND, layout="constrained")
     z = torch.linspace(-3, 3, 61, dtype=torch.float64)
     grid = figure.subplots(2, 5, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, [*ACTIVATIONS, None], strict=True):
         axes.set_facecolor(_GROUND)
-        axes.axhline(0, color="#ced4da", linewidth=0.7)
-        axes.axvline(0, color="#ced4da", linewidth=0.7)
+        axes.axhline(0, color=_LINE, linewidth=0.4)
+        axes.axvline(0, color=_LINE, linewidth=0.4)
         axes.plot(z, activate(z, name), color="#d1495b" if name else _LINE)
-        axes.set_title(name or "None", fontsize=8)
+        axes.set_title(name or "None", fontsize=9, color=_LINE)
         axes.set_xticks([-2, 0, 2])
         axes.set_yticks([0, 2])
-        axes.tick_params(labelsize=6)
+        axes.tick_params(labelsize=8, color=_LINE, labelcolor=_LINE)
+        axes.spines[:].set_color(_LINE)
         axes.set_ylim(-1, 3)
     return figure
 

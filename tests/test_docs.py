@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import re
 import shlex
 import subprocess
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 
 from fuselayers import ops
 from fuselayers.cli.main import main
+from fuselayers.components import KINDS, get, names
 from fuselayers.configs import compose
 from fuselayers.configs.sources import split_source
 from tests.processes import run
@@ -179,13 +182,45 @@ def test_a_command_that_does_not_exist_is_found(
     assert problem in found
 
 
-@pytest.mark.parametrize("layer", ["partition", "ops", "components", "configs", "testing"])
-def test_every_public_name_is_in_the_reference(layer: str) -> None:
-    page = (ROOT / "docs" / "api" / f"{layer}.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"^::: (\S+)$", page, flags=re.MULTILINE))
-    package = importlib.import_module(f"fuselayers.{layer}")
-    public = [value for name, value in vars(package).items() if not name.startswith("_")]
-    ours = (value for value in public if getattr(value, "__module__", "").startswith("fuselayers."))
-    homes = {f"{value.__module__}.{value.__qualname__}" for value in ours if hasattr(value, "__qualname__")}
-    assert homes != set()
-    assert {home for home in homes if home.rpartition(".")[0] not in shown} == set()
+_DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto(?:function|class|data|exception))::[ ]+(\S+)$", flags=re.MULTILINE)
+
+
+def _shown(page: Path) -> list[str]:
+    """The names that a page of the reference describes, with their package."""
+    package, shown = "", []
+    for directive, name in _DIRECTIVE.findall(page.read_text(encoding="utf-8")):
+        if directive == "currentmodule":
+            package = name
+        else:
+            shown.append(name if name.startswith("fuselayers.") else f"{package}.{name}")
+    return shown
+
+
+def test_the_reference_has_every_public_name_once_and_nothing_else() -> None:
+    shown = [name for page in (ROOT / "docs" / "api").rglob("*.md") for name in _shown(page)]
+    public = {
+        f"fuselayers.{layer}.{name}"
+        for layer in ("partition", "ops", "components", "configs", "testing")
+        for name, value in vars(importlib.import_module(f"fuselayers.{layer}")).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert sorted(shown) == sorted({*public, "fuselayers.cli.main.main"})
+
+
+def test_every_kind_of_component_has_a_page_of_its_own() -> None:
+    for kind in KINDS:
+        ours = {get(kind, name) for name in names(kind)}
+        classes = {value.__name__ for value in ours if value.__module__.startswith("fuselayers.")}
+        shown = _shown(ROOT / "docs" / "api" / "components" / f"{kind}.md")
+        assert {f"fuselayers.components.{name}" for name in classes} - set(shown) == set()
+
+
+def test_every_op_has_a_page_of_its_own() -> None:
+    takes_a_backend = {
+        name
+        for name, value in vars(ops).items()
+        if isinstance(value, types.FunctionType) and "backend" in inspect.signature(value).parameters
+    }
+    assert "softmax" in takes_a_backend
+    for name in takes_a_backend:
+        assert _shown(ROOT / "docs" / "api" / "ops" / f"{name}.md") == [f"fuselayers.ops.{name}"]

@@ -199,7 +199,7 @@ def test_the_sdist_holds_what_its_tests_need(built: Path) -> None:
     with tarfile.open(path) as sdist:
         files = {name.partition("/")[2] for name in sdist.getnames()}
     assert _package_files() - files == set()
-    wanted = {"setup.py", "pyproject.toml", "constraints.txt", "Makefile", "mkdocs.yml", "LICENSE", "README.md"}
+    wanted = {"setup.py", "pyproject.toml", "constraints.txt", "Makefile", "docs/conf.py", "LICENSE", "README.md"}
     assert wanted | {"CHANGELOG.md", "docs/index.md", "tests/test_package.py", "plots/README.md"} <= files
 
 

@@ -59,29 +59,6 @@ def option_rows(kind: str) -> list[OptionRow]:
     return rows
 
 
-def option_table(kind: str) -> str:
-    """Return the same as a table in the Markdown of mkdocs, which takes a bar within code for what it is.
-
-    Raises:
-        ValueError: as `option_rows`.
-
-    >>> print(option_table("norm").splitlines()[4])
-    | `layer_norm` | `eps` | `float` | at least 0 | `1e-05` | added to the variance. |
-    """
-    lines = [f"| {' | '.join(HEADINGS)} |", f"|{' --- |' * len(HEADINGS)}"]
-    for row in option_rows(kind):
-        cells = (
-            _code(row.name),
-            _code(row.option),
-            _code(row.type),
-            row.range,
-            _code(row.default),
-            row.meaning.replace("|", r"\|"),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def type_name(annotation: Any) -> str:
     """A type as one writes it.
 
@@ -111,7 +88,3 @@ def _row(name: str, option: Option, default: Any) -> OptionRow:
         default="required" if default is REQUIRED else repr(default),
         meaning=option.doc,
     )
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""

@@ -21,7 +21,12 @@ def _words(picture: Path) -> list[str]:
 
 def test_there_is_a_picture_of_every_kind() -> None:
     assert set(PICTURES) == set(KINDS)
-    assert {path.stem for path in FOLDER.glob("*.svg")} == set(PICTURES)
+    assert {path.stem for path in FOLDER.glob("*.svg")} == {*PICTURES, "architecture"}
+
+
+def test_pictures_have_no_ground(drawn: dict[str, Path]) -> None:
+    for picture in drawn.values():
+        assert not re.search("#(fafafa|ffffff)", picture.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,12 +2,14 @@
 
 import json
 import math
+import statistics
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from ..files import write_text, write_whole
@@ -17,7 +19,7 @@ from .suite import Measured, Suite
 from .suite_models import models_table
 
 _SPANS: Final = {"forward": "forward", "forward_backward": "forward + backward"}
-_COLUMNS: Final = 4
+_COLOURS: Final = ("#d1495b", "#2e86ab", "#c98a00", "#4f9d69")
 _MEGABYTE: Final = 1e6
 
 
@@ -34,12 +36,19 @@ def write_data(folder: Path, suite: Suite, *, machine: str, date: str, repeats: 
 def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
     """Write the data and the pictures; returns the files."""
     files = write_data(folder, suite, machine=machine, date=date, repeats=repeats)
+    return files + draw_all(folder, suite.rows, machine=machine, date=date, repeats=repeats)
+
+
+def draw_all(folder: Path, rows: Sequence[Measured], *, machine: str, date: str, repeats: int) -> list[Path]:
+    """Draw a picture for each dtype and span into `folder`; returns the files."""
+    files = []
     said = f"{machine}, {date}, medians of {repeats} in turns"
-    for dtype in dict.fromkeys(row.dtype for row in suite.rows):
-        rows = [row for row in suite.rows if row.dtype == dtype]
+    for dtype in dict.fromkeys(row.dtype for row in rows):
         for span, title in _SPANS.items():
-            files.append(folder / f"results_{span}_{dtype}.png")
-            draw(files[-1], rows, span=span, title=f"{title}, {dtype}", said=said)
+            files.append(folder / f"results_{span}_{dtype}.svg")
+            draw(
+                files[-1], [row for row in rows if row.dtype == dtype], span=span, title=f"{title}, {dtype}", said=said
+            )
     return files
 
 
@@ -150,37 +159,50 @@ def _cells(rows: dict[str, Measured], candidates: Sequence[str], *, bandwidth: f
 
 
 def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: str) -> None:
-    """Draw the speed of each candidate relative to eager: a panel for each op, a line for each candidate.
+    """Draw the speed of each candidate relative to eager: a group of bars for each op, the fastest of ours on top.
+
+    A bar is the geometric mean over the op's shapes.
 
     Args:
-        path: of the PNG.
+        path: of the SVG.
         rows: of one dtype.
         span: "forward" or "forward_backward".
-        title: above the panels.
+        title: above the bars.
         said: below them.
     """
-    titles = list(dict.fromkeys(row.title for row in rows))
-    columns = min(_COLUMNS, len(titles))
-    lines = math.ceil(len(titles) / columns)
-    figure = Figure(figsize=(4.2 * columns, 2.8 * lines + 1), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    colours = {name: f"C{place}" for place, name in enumerate(dict.fromkeys(row.candidate for row in rows))}
-    for panel, op in zip(panels, titles, strict=False):
-        of_op = [row for row in rows if row.title == op]
-        shapes = sorted({row.shape for row in of_op}, key=lambda shape: (math.prod(shape), shape))
-        eager = {row.shape: row.median(span) for row in of_op if row.candidate == EAGER}
-        shapes = [shape for shape in shapes if shape in eager]
-        for name, colour in colours.items():
-            own = {row.shape: row.median(span) for row in of_op if row.candidate == name}
-            ratios = [eager[shape] / own[shape] if shape in own else math.nan for shape in shapes]
-            panel.plot(range(len(shapes)), ratios, marker="o", markersize=3, color=colour, label=name)
-        panel.set_xticks(range(len(shapes)), ["x".join(map(str, shape)) for shape in shapes], rotation=30, fontsize=6)
-        panel.set_title(op, fontsize=8)
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    for panel in panels[len(titles) :]:
-        panel.remove()
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(colours), fontsize=8)
-    figure.suptitle(f"{title}: times as fast as eager PyTorch", fontsize=11)
-    figure.supxlabel(said, fontsize=7)
-    write_whole(path, FigureCanvasAgg(figure).print_png)
+    eager = {(row.title, row.shape): row.median(span) for row in rows if row.candidate == EAGER}
+    logarithms: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        if row.candidate != EAGER and (row.title, row.shape) in eager:
+            ratio = eager[row.title, row.shape] / row.median(span)
+            logarithms.setdefault(row.title, {}).setdefault(row.candidate, []).append(math.log(ratio))
+    means = {
+        op: {name: math.exp(statistics.fmean(found)) for name, found in of_op.items()}
+        for op, of_op in logarithms.items()
+    }
+    ops = sorted(means, key=lambda op: means[op].get(OURS, 0.0))
+    names = sorted({name for of_op in means.values() for name in of_op}, key=lambda name: (name != OURS, name))
+    # Readable in a light and a dark page: no ground, and a grey that contrasts with both.
+    grey = "#808080"
+    style = {"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}
+    with rc_context(style):
+        figure = Figure(figsize=(4.5, 0.43 * len(ops) + 1.2), layout="constrained", facecolor="none")
+        axes = figure.add_subplot(facecolor="none")
+        height = 0.55 / max(1, len(names))
+        for place, name in enumerate(names):
+            known = [(number, means[op][name]) for number, op in enumerate(ops) if name in means[op]]
+            middles = [number - height * (place + 0.5) for number, _ in known]
+            colour = _COLOURS[place % len(_COLOURS)]
+            bars = axes.barh(middles, [ratio for _, ratio in known], 0.9 * height, color=colour, label=name)
+            axes.bar_label(bars, fmt=" {:.2f}", fontsize=8)
+        for number, op in enumerate(ops):
+            axes.text(0, number + 0.04, f" {op}", fontsize=10, va="bottom")
+        axes.axvline(1, color=grey, linewidth=1, linestyle="--", alpha=0.6, label="eager")
+        axes.set_ylim(-0.8, len(ops) - 0.4)
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+        axes.margins(x=0.12)
+        axes.set_title(f"{title}: times as fast as eager PyTorch", fontsize=9)
+        axes.legend(loc="lower right", fontsize=10, frameon=False)
+        figure.supxlabel(textwrap.fill(said, 66), fontsize=7)
+        write_whole(path, lambda file: figure.savefig(file, format="svg", metadata={"Date": None}))

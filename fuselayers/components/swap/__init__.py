@@ -1,6 +1,7 @@
 """Fused layers inside models that exist."""
 
 from .report import Site as Site
+from .report import Skipped as Skipped
 from .report import SwapReport as SwapReport
 from .rules import Rule as Rule
 from .shipped import RULES as RULES

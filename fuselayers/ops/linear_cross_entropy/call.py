@@ -8,10 +8,10 @@
 The rows are processed in chunks (see chunks).
 
 Note: [three ways] There are three ways to compute the gradients; only the required ones are computed.
+
 1. "mean" and "sum": forward computes the gradients with the loss, and backward multiplies them by the incoming
-gradient.
-   3 matmuls of 2 R V D operations each, as many as without chunks. Saved: dx and dW (and dbias) in their inputs'
-   dtypes, no logits. If the loss is the end of forward, peak memory does not grow. Backward holds dW twice.
+   gradient. 3 matmuls of 2 R V D operations each, as many as without chunks. Saved: dx and dW (and dbias) in their
+   inputs' dtypes, no logits. If the loss is the end of forward, peak memory does not grow. Backward holds dW twice.
 2. With fewer than D rows dlogits are smaller than dW: forward computes dlogits, and backward the gradients, with 3
    matmuls too. Saved: x, weight and dlogits.
 3. "none" has an incoming gradient per row, and in float16 a gradient that a GradScaler has not scaled yet would

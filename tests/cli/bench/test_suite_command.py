@@ -28,8 +28,8 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
         for name in (
             "results.json",
             "results.md",
-            "results_forward_bfloat16.png",
-            "results_forward_backward_bfloat16.png",
+            "results_forward_bfloat16.svg",
+            "results_forward_backward_bfloat16.svg",
         )
     ]
     rows = json.loads((folder / "results.json").read_text())["rows"]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.hooks import filled, on_page_markdown
+from docs.tables import filled
 from fuselayers.components import KINDS, get, names, options
 from fuselayers.components.attention.inputs import ABILITIES, is_able
 from fuselayers.configs import choices
@@ -23,28 +23,50 @@ def _members(kind: str) -> list[str]:
 
 
 def _rows(markdown: str) -> list[list[str]]:
-    """The cells of every row of every table, without the headings."""
+    """The cells of every row of every table, headings too."""
     rows = [line for line in markdown.splitlines() if line.startswith("|")]
-    without_bars = [re.sub("`[^`]*`", lambda code: code[0].replace("|", "or"), row) for row in rows]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in without_bars]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def _name(cell: str) -> str:
+    """A component's name, from a link to its class."""
+    return re.sub(r"^\{py:class\}`(\w+) <.*>`$", r"\1", cell)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_no_marker_is_left(page: Path) -> None:
-    assert "<!--" not in on_page_markdown(page.read_text(encoding="utf-8"), page=None)
+    assert "<!--" not in filled(page.read_text(encoding="utf-8"))
+
+
+def _option_sections(kind: str) -> dict[str, str]:
+    """What stands under each member's heading, in the order of the page."""
+    page = filled(_text(f"components/{kind}.md"))
+    found = re.findall(r"^### \{py:class\}`(\w+) <[\w.]+>`\n(.*?)(?=^##)", page, flags=re.MULTILINE | re.DOTALL)
+    return dict(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_options_of_every_member_are_on_the_page_of_its_kind(kind: str) -> None:
-    page = _text(f"components/{kind}.md")
-    rows = {(row[0], row[1]) for row in _rows(filled(page)) if len(row) == 6}
-    wanted = {
-        (f"`{name}`", f"`{option}`")
-        for name in _members(kind)
-        for option in [about.name for about in options(kind, name)]
-    }
-    assert wanted - rows == set()
-    assert {f"`{name}`" for name in _members(kind)} - {name for name, _ in rows} == set()
+    sections = _option_sections(kind)
+    assert sorted(sections) == _members(kind)
+    for name, section in sections.items():
+        shown = [row[0] for row in _rows(section) if row[0].startswith("`")]
+        assert shown == [f"`{option.name}`" for option in options(kind, name)]
+        assert shown or "No options." in section
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_are_in_the_order_of_the_hand_written_table(kind: str) -> None:
+    described = [row[0].strip("`") for row in _rows(_text(f"components/{kind}.md")) if len(row) == 3]
+    assert list(_option_sections(kind)) == [name for name in described if name in _members(kind)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_in_tables_are_links_to_their_classes(kind: str) -> None:
+    page = filled(_text(f"components/{kind}.md"))
+    for name in _members(kind):
+        assert f"\n| {{py:class}}`{name} <fuselayers.components.{get(kind, name).__name__}>` |" in page
+        assert f"\n| `{name}` |" not in page
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,7 +82,7 @@ def test_every_kind_is_on_the_page_of_all_kinds() -> None:
 
 
 def test_what_each_attention_can_be_told_is_on_its_page() -> None:
-    rows = {row[0].strip("`"): row[1:] for row in _rows(filled(_text("components/attention.md"))) if len(row) == 8}
+    rows = {_name(row[0]): row[1:] for row in _rows(filled(_text("components/attention.md"))) if len(row) == 8}
     headings = [heading.strip("`") for heading in rows.pop("name")]
     assert sorted(rows) == sorted({*_members("attention"), "---"})
     assert headings == list(ABILITIES)
@@ -85,9 +107,16 @@ def test_every_shipped_model_is_on_the_page_on_configs() -> None:
 def test_a_marker_is_a_line_by_itself() -> None:
     page = "before\n\n<!-- options: norm -->\n\nafter `<!-- options: norm -->`\n"
     made = filled(page)
-    assert made.startswith("before\n\n| name | option |")
-    assert "| `layer_norm` | `eps` | `float` | at least 0 | `1e-05` | added to the variance. |\n" in made
+    assert made.startswith("before\n\n### {py:class}`")
+    assert "| `eps` | `float`, at least 0 | `1e-05` | added to the variance. |\n" in made
     assert made.endswith("\n\nafter `<!-- options: norm -->`\n")
+
+
+def test_bars_do_not_end_cells() -> None:
+    made = filled("<!-- options: attention -->")
+    assert r"| `window` | `int \| None`, at least 1 | `None` |" in made
+    for row in _rows(made):
+        assert len(row) == 4, row
 
 
 @pytest.mark.parametrize(
