@@ -1,9 +1,9 @@
 """Fused layers inside models that exist."""
 
+from .call import swap as swap
+from .call import unswap as unswap
 from .report import Site as Site
 from .report import Skipped as Skipped
 from .report import SwapReport as SwapReport
 from .rules import Rule as Rule
 from .shipped import RULES as RULES
-from .call import swap as swap
-from .call import unswap as unswap
