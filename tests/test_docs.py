@@ -200,7 +200,7 @@ def test_the_reference_has_every_public_name_once_and_nothing_else() -> None:
     shown = [name for page in (ROOT / "docs" / "api").rglob("*.md") for name in _shown(page)]
     public = {
         f"fuselayers.{layer}.{name}"
-        for layer in ("partition", "ops", "components", "configs", "testing")
+        for layer in ("partition", "ops", "components", "components.swap", "configs", "testing")
         for name, value in vars(importlib.import_module(f"fuselayers.{layer}")).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }

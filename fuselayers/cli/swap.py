@@ -1,6 +1,7 @@
 """`fuselayers swap`: what `fuselayers.swap` finds in a model, and whether it gives the same numbers."""
 
 import argparse
+import importlib
 import inspect
 import json
 from pathlib import Path
@@ -37,8 +38,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Swap and print the report.
 
     Raises:
-        ValueError: the folder holds no model of transformers.
-        ImportError: it does, and `transformers` is not installed.
+        ValueError: the folder holds no model of transformers, or `transformers` is not installed.
     """
     folder = Path(arguments.model)
     model, batch = _of_transformers(folder) if folder.is_dir() else _of_configs(arguments.model)
@@ -61,8 +61,10 @@ def _of_transformers(folder: Path) -> tuple[nn.Module, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{shown(str(folder))} has no config.json; name a folder that save_pretrained wrote")
-    import transformers
-
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ValueError("a folder needs the package transformers: pip install transformers") from error
     config = transformers.AutoConfig.from_pretrained(folder)
     name = (config.architectures or [""])[0]
     kind = getattr(transformers, name, None)

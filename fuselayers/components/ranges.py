@@ -152,4 +152,6 @@ def _unfit(function: Callable[..., Any], signature: inspect.Signature, args: Any
         return no_such(f"{title} argument", unknown[0], known)
     first = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return f"{title}: {error}; it takes {', '.join(first)}, and by name {', '.join(by_name)}"
+    takes = [", ".join(first)] if first else []
+    takes += [f"by name {', '.join(by_name)}"] if by_name else []
+    return f"{title}: {error}; it takes {', and '.join(takes) or 'nothing'}"

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,12 @@ def test_a_folder_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForNothing"]}')
     assert main(["swap", str(tmp_path)]) == 2
     assert "has no class 'LlamaForNothing' (architectures)" in capsys.readouterr().err
+
+
+def test_a_folder_without_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["swap", str(tmp_path)]) == 2
+    assert "a folder needs the package transformers: pip install transformers" in capsys.readouterr().err

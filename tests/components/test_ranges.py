@@ -31,6 +31,10 @@ ARGUMENTS = {
     "image_size": 8,
     "patch_size": 4,
     "num_classes": 3,
+    "widths": [8],
+    "depths": [1],
+    "patch_sizes": [4],
+    "strides": [4],
 }
 
 
