@@ -47,13 +47,17 @@ setup(
         "omegaconf>=2.3,<2.4",
         "PyYAML>=6",
         "rich>=13",
+        "argcomplete>=3",
         "matplotlib>=3.8",
         "numpy>=1.26",
         "typing-extensions>=4.10",
     ],
     extras_require={
+        # For from_pretrained.
+        "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
-        # compared with. expecttest: PyTorch's databases of ops and modules import it.
+        # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of ops and modules
+        # import it.
         "test": [
             "expecttest",
             "pytest>=8",

@@ -1,13 +1,57 @@
 """Fused transformer layers for PyTorch: build them from config, swap them, or import them."""
 
-from . import components as components
-from . import configs as configs
-from . import ops as ops
-from . import partition as partition
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__ as __version__
-from .configs import build as build
-from .configs import rebuild as rebuild
-from .partition import backends as backends
-from .partition import explain as explain
-from .partition import fuse as fuse
-from .partition import memory_efficient_fusion as memory_efficient_fusion
+
+# Note: [imported when used] Torch takes two seconds to import. `fuselayers --version`, a typo on the command line and
+# the Tab key do without it, so a package is imported when one of its names is first looked up.
+if TYPE_CHECKING:
+    from . import components as components
+    from . import configs as configs
+    from . import ops as ops
+    from . import partition as partition
+    from .configs import build as build
+    from .configs import from_pretrained as from_pretrained
+    from .configs import rebuild as rebuild
+    from .partition import backends as backends
+    from .partition import explain as explain
+    from .partition import fuse as fuse
+    from .partition import memory_efficient_fusion as memory_efficient_fusion
+
+__all__ = [
+    "__version__",
+    "backends",
+    "build",
+    "components",
+    "configs",
+    "explain",
+    "from_pretrained",
+    "fuse",
+    "memory_efficient_fusion",
+    "ops",
+    "partition",
+    "rebuild",
+]
+_HOMES = {
+    "backends": "partition",
+    "build": "configs",
+    "explain": "partition",
+    "from_pretrained": "configs",
+    "fuse": "partition",
+    "memory_efficient_fusion": "partition",
+    "rebuild": "configs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_HOMES.get(name, name)}", __name__)
+    value = globals()[name] = getattr(module, name) if name in _HOMES else module
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,11 @@
-"""Names and values in error texts. Every package uses it, so it imports nothing of ours."""
+"""Names and values in error texts. Every package uses it, so it imports nothing that imports torch."""
 
 import difflib
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
+
+from .other_names import ours_for, plain
 
 _LONGEST: Final = 80
 
@@ -22,33 +24,41 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def no_such(kind: str, name: object, known: Iterable[str]) -> str:
-    """Return the text: `name` is no `kind`, the nearest known name, all known names.
+def no_such(kind: str, name: object, known: Iterable[str], *, elsewhere: Sequence[str] = ()) -> str:
+    """Return the text: `name` is no `kind`, what may have been meant, all known names.
 
     Args:
         kind: in words: "feedforward", "mlp option".
         name: from the caller, of any type.
         known: the valid names, in any order.
+        elsewhere: where the name, or ours for it, is valid: "attention.num_heads".
 
     >>> no_such("feedforward", "mpl", ["mlp", "fused_mlp"])
     "no feedforward 'mpl'; did you mean 'mlp'? there are: fused_mlp, mlp"
     >>> no_such("backend", "quantum", ["eager", "inductor"])
     "no backend 'quantum'; there are: eager, inductor"
+    >>> no_such("norm option", "d_model", ["eps"], elsewhere=["model.hidden_dim"])
+    "no norm option 'd_model'; did you mean 'model.hidden_dim'? there are: eps"
     """
     choices = sorted(set(known))
+    meant = _meant(name, choices, elsewhere) if isinstance(name, str) and len(name) <= _LONGEST else []
+    hint = f" did you mean {' or '.join(meant)}?" if meant else ""
     if not choices:
-        return f"no {kind} {shown(name)}; there are none"
-    nearest = _nearest(name, choices) if isinstance(name, str) and len(name) <= _LONGEST else None
-    hint = f" did you mean {nearest!r}?" if nearest is not None else ""
+        return f"no {kind} {shown(name)};{hint} there are none"
     return f"no {kind} {shown(name)};{hint} there are: {', '.join(choices)}"
 
 
-def _nearest(name: str, choices: list[str]) -> str | None:
+def _meant(name: str, choices: list[str], elsewhere: Sequence[str]) -> list[str]:
+    """What a name stands for, quoted: another spelling of a choice, another library's name, then a typo."""
     # Case and hyphens are the most common errors ("LayerNorm", "fused-mlp"), so compare without them.
-    plain = {_plain(choice): choice for choice in choices}
-    found = difflib.get_close_matches(_plain(name), list(plain), n=1, cutoff=0.6)
-    return plain[found[0]] if found else None
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    spelt = {plain(choice): choice for choice in choices}
+    if plain(name) in spelt:
+        return [repr(spelt[plain(name)])]
+    for ours in ours_for(name):
+        choice, space, advice = ours.partition(" ")
+        if choice in choices:
+            return [f"{choice!r}{space}{advice}"]
+    if elsewhere:
+        return [repr(path) for path in elsewhere]
+    found = difflib.get_close_matches(plain(name), list(spelt), n=1, cutoff=0.6)
+    return [repr(spelt[found[0]])] if found else []

@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["Ended", "Program", "run"]
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["fuselayers", "torch._dynamo", "matplotlib.figure"])
+_PROCESSES.set_forkserver_preload(["fuselayers.configs", "torch._dynamo", "matplotlib.figure"])
 # Given to `exec`, which a new process finds without importing this file.
 _AS_A_SCRIPT = """
 import os, sys, types

@@ -20,12 +20,13 @@ import pytest
 from fuselayers import ops
 from fuselayers.cli.main import main
 from fuselayers.configs import compose
+from fuselayers.configs.sources import split_source
 from tests.processes import run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Commands of a shell block that belong to the reader's machine.
-FOREIGN = {"apt", "cd", "git", "pip", "source"}
+FOREIGN = {"apt", "cd", "eval", "git", "pip", "source"}
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w+-]*)")
 
@@ -144,7 +145,8 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         subject = getattr(arguments, "subject", None)
         if subject == "op" and not hasattr(ops, arguments.name):
             raise ValueError(f"no op {arguments.name!r}")
-        compose(arguments.name if subject == "model" else "gpt_nano", getattr(arguments, "overrides", []))
+        file, overrides = split_source(getattr(arguments, "overrides", []))
+        compose(arguments.name if subject == "model" else file or "gpt_nano", overrides)
         return 0
 
     for command in ("train", "bench", "explain", "tune", "lint_kernels"):

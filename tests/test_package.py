@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -100,6 +100,21 @@ def test_testing_imports_ops_and_partition_only_and_nothing_imports_testing() ->
         "testing",
     }
     assert {layer for layer, target in pairs if target == "testing"} == {"testing"}
+
+
+def test_the_package_offers_its_names_before_they_are_imported() -> None:
+    program = """
+import sys, fuselayers
+assert set(fuselayers.__all__) <= set(dir(fuselayers))
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    names: dict[str, object] = {}
+    exec("from fuselayers import *", names)
+    assert names["fuse"] is fuselayers.partition.fuse
+    assert names["ops"] is sys.modules["fuselayers.ops"]
+    with pytest.raises(AttributeError, match="module 'fuselayers' has no attribute 'nothing'"):
+        fuselayers.nothing  # noqa: B018
 
 
 def test_imports_make_no_circle() -> None:
@@ -200,10 +215,10 @@ def test_a_torch_that_is_installed_already_may_stay(built: Path) -> None:
     assert [line for line in requirements if "==" in line.partition(";")[0]] == []
 
 
-def _requirements(built: Path, *, extras: bool) -> set[str]:
+def _requirements(built: Path, *, extras: Sequence[str]) -> set[str]:
     lines = _metadata(built).get_all("Requires-Dist", [])
-    names = (re.split(r"[<>=!~;\[ ]", line)[0] for line in lines if extras or "extra ==" not in line)
-    return {_canonical(name) for name in names}
+    asked = [line for line in lines if "extra ==" not in line or re.findall(r'extra == "(\w+)"', line)[0] in extras]
+    return {_canonical(re.split(r"[<>=!~;\[ ]", line)[0]) for line in asked}
 
 
 def _canonical(name: str) -> str:
@@ -216,7 +231,7 @@ def test_every_package_that_is_imported_is_required(built: Path) -> None:
     foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
     # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU, NumPy in `Tensor.numpy`.
     needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton", "numpy"}
-    assert needed == _requirements(built, extras=False)
+    assert needed == _requirements(built, extras=["hub"])
 
 
 def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:
@@ -225,4 +240,4 @@ def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:
     assert [pin for pin in pins if len(pin) != 2] == []
     names = [_canonical(name) for name, _ in pins]
     assert len(names) == len(set(names))
-    assert _requirements(built, extras=True) - set(names) == set()
+    assert _requirements(built, extras=["hub", "test", "docs"]) - set(names) == set()

@@ -3,26 +3,26 @@
 import argparse
 
 from rich.console import Console
-from rich.table import Table
 
 from ..partition import backends
 from .machine import choose_device
+from .parser import add_device, folded
+from .text import line_width, say
 
-SUMMARY = "show which backends can be used here"
 DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and how to install it."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the device."""
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
+    add_device(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print a table of backends."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("backend", "available", "why", "to install what is missing"):
-        table.add_column(heading, overflow="fold")
+    """Print a line for each backend."""
+    width = line_width(console)
+    say(console, f"{'backend':<10}available  why", bold=True)
     for status in backends(device=choose_device(arguments.device, setting="--device")):
-        table.add_row(status.name, "yes" if status.available else "no", status.reason, status.hint)
-    console.print(table, highlight=False)
+        hint = f"; to get it: {status.hint}" if status.hint else ""
+        line = f"{status.name:<10}{'yes' if status.available else 'no':<11}{status.reason}{hint}"
+        say(console, *folded(line, width, hanging=21))
     return 0

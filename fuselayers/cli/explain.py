@@ -10,26 +10,27 @@ from ..configs import build, compose
 from ..configs.sources import split_source
 from ..names import shown
 from ..partition import PARTITIONERS, FusedModule, explain, partitioner
+from ..partition.draw import check_suffix
 from .example import example_batch
 from .files import write_text
+from .parser import add_imports, add_overrides
 
-SUMMARY = "show what a model saves for backward, and why"
 DESCRIPTION = """\
 Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and
 prints what is saved, what is recomputed, why, and what eager and PyTorch's own partitioners would save.
 
-  fuselayers explain model=gpt_nano
-  fuselayers explain model=gpt2_small --svg gpt2.svg --pareto curve.png
-  fuselayers explain model=gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
+  fuselayers explain gpt_nano
+  fuselayers explain gpt2_small --svg gpt2.svg --pareto curve.png
+  fuselayers explain gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the partitioner, and the files to write."""
-    parser.add_argument(
-        "overrides",
+    add_overrides(
+        parser,
         nargs="+",
-        metavar="FILE | OVERRIDE",
-        help="a config file, then overrides: model=gpt2_small norm=rms_norm",
+        metavar="MODEL | FILE | OVERRIDE",
+        help="a model of the configs or a config file, then overrides: gpt2_small norm=rms_norm",
     )
     parser.add_argument("--batch", help="sequences x tokens, or images (default 1, of all the model takes)")
     parser.add_argument("--backend", default="inductor", help="inductor, triton, nvfuser or eager (default inductor)")
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="draw the graph there; a .dot file is for Graphviz")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the report there")
+    add_imports(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -53,6 +55,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     if arguments.rows < 1:
         raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
+    for file, suffixes in ((arguments.svg, (".svg", ".dot")), (arguments.pareto, (".svg", ".png"))):
+        if file:
+            check_suffix(Path(file), *suffixes)
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition)
@@ -62,7 +67,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         plain = model.module if isinstance(model, FusedModule) else model
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
         inputs = example_batch(plain, config, sizes, device="meta")
-    report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
+    with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
+        report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
     report.print(console, most=arguments.rows)
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")

@@ -1,45 +1,54 @@
-"""`fuselayers list`: every component with its options and what each group chooses from, or a composed config."""
+"""`fuselayers list`: the components, the options of some, or a composed config."""
 
 import argparse
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 
 import torch
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
-from rich.text import Text
 
 from ..components import registry
 from ..configs import GROUPS, build, choices, compose, model_costs, to_yaml
 from ..configs.costs import parameter_counts
+from ..configs.group_files import COMPONENT_GROUPS
+from ..configs.schemas import SECTIONS
 from ..configs.sources import parse_overrides
-from ..configs.tables import HEADINGS, TABLES, option_rows
+from ..configs.tables import TABLES, OptionRow, option_rows
 from ..names import no_such
+from .parser import add_imports, complete_override, folded
+from .text import line_width, say
 
-SUMMARY = "show components with their options, or a composed config"
 DESCRIPTION = """\
-Shows every registered component with its options and what each group of the config chooses from, the same of one kind
-or section, or what overrides of the config make.
+Shows every registered component in a line, the options of one or of a kind, or the config that overrides make.
 
-  fuselayers list                                    every component
-  fuselayers list feedforward                        those of one kind, and what feedforward= takes
-  fuselayers list train                              what can be set in a section: train, data or fusion
-  fuselayers list model=gpt2_small norm=rms_norm     the composed config and what the model costs
+  fuselayers list                          every component, and what groups take
+  fuselayers list attention                the options of a kind's components
+  fuselayers list feedforward.gated_mlp    those of one component
+  fuselayers list train                    a section: train, data or fusion
+  fuselayers list model=gpt2_small         a config, and what its model costs
 
 `hydra.searchpath=[/my/configs]` beside any of them adds files of your own to what the groups choose from."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A kind, or overrides."""
-    parser.add_argument("items", nargs="*", metavar="KIND | OVERRIDE", help=f"one of {', '.join(TABLES)}; or key=value")
+    """A kind, a component, or overrides."""
+    items = parser.add_argument(
+        "items",
+        nargs="*",
+        metavar="KIND | KIND.NAME | OVERRIDE",
+        help=f"the kinds and sections are {', '.join(TABLES)}; an override is key=value",
+    )
+    items.completer = _complete  # type: ignore[attr-defined]
+    add_imports(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print tables of components, or the config that the overrides make.
+    """Print components, options, or the config that the overrides make.
 
     Raises:
-        ValueError: no such kind, a kind together with overrides, or overrides that do not fit.
+        ValueError: no such kind or component, a kind together with overrides, or overrides that do not fit.
         OSError: there is no such folder as hydra.searchpath names.
     """
     items: list[str] = arguments.items
@@ -54,39 +63,89 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         _print_config(overrides, console)
         return 0
     taken = {group: choices(group, asked.search_path) for group in GROUPS}
-    if kinds and kinds[0] not in TABLES:
-        raise ValueError(no_such("kind", kinds[0], TABLES) + _as_choice(kinds[0], taken))
-    for kind in kinds or registry.KINDS:
-        if option_rows(kind):
-            console.print(_table(kind), highlight=False)
-            if kind in taken:
-                console.print(f"{kind}= takes {', '.join(taken[kind])}", highlight=False, markup=False)
-            console.print()
+    if kinds:
+        _print_options(kinds[0], taken, console)
+    else:
+        _print_names(taken, console)
     return 0
 
 
-def _as_choice(name: str, taken: Mapping[str, Sequence[str]]) -> str:
-    """The end of an error's text: the group that has the name, if any."""
-    found = [f"{group}={name}" for group, names in taken.items() if name in names]
-    return f"; to see what it is, write {' or '.join(found)}" if found else ""
+def _complete(prefix: str, **_: object) -> list[str]:
+    components = [f"{kind}.{name}" for kind in registry.KINDS for name in registry.names(kind)]
+    found = (*TABLES, *components, *complete_override(prefix))
+    return [text for text in found if text.startswith(prefix)]
 
 
-def _table(kind: str) -> Table:
-    table = Table(title=kind, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in HEADINGS:
-        table.add_column(
-            heading,
-            no_wrap=heading in ("name", "option"),
-            overflow="fold",
-            ratio=1 if heading == "meaning" else None,
-        )
+def _print_names(taken: Mapping[str, Sequence[str]], console: Console) -> None:
+    width = line_width(console)
+    for kind in registry.KINDS:
+        names = registry.names(kind)
+        if names:
+            say(console, kind, bold=True)
+        size = max(map(len, names), default=0) + 4
+        for name in names:
+            summary = _summary(registry.get(kind, name), None if width is None else width - size)
+            say(console, (f"  {name}".ljust(size) + summary).rstrip())
+    say(console, "in a config", bold=True)
+    for group in (group for group in taken if group not in COMPONENT_GROUPS):
+        say(console, *folded(f"  {group}=".ljust(10) + ", ".join(taken[group]), width, hanging=10))
+    say(console, "for options: fuselayers list feedforward.gated_mlp, or a kind: list feedforward")
+
+
+def _summary(component: type, room: int | None) -> str:
+    """The first sentence of a class's docstring; where it is too long, up to the end of a clause that fits."""
+    first, _, _ = (component.__doc__ or "").strip().partition("\n")
+    text = first.rstrip(".")
+    if room is None or len(text) <= room:
+        return text
+    for end_of_clause in (r"[.;:] | \(", ", "):
+        ends = [found.start() for found in re.finditer(end_of_clause, text) if found.start() <= room]
+        if ends:
+            return text[: ends[-1]]
+    return textwrap.shorten(text, room, placeholder=" ...")
+
+
+def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Console) -> None:
+    kind, _, name = asked.partition(".")
+    if kind not in TABLES:
+        raise ValueError(no_such("kind", asked, TABLES) + _as_asked_for(asked, taken))
+    rows = option_rows(kind)
+    if name and kind in SECTIONS:
+        if name not in [row.option for row in rows]:
+            raise ValueError(no_such(f"{kind} option", name, [row.option for row in rows]))
+        rows = [row for row in rows if row.option == name]
+    elif name:
+        registry.get(kind, name)  # raises for a name that there is not
+        rows = [row for row in rows if row.name == name]
+    width = line_width(console)
+    size = max((len(row.option) for row in rows), default=0) + 4
     before = ""
-    for row in option_rows(kind):
-        name, *cells = astuple(row)
-        # As Text: rich would read the square brackets of a type as markup.
-        table.add_row(*(Text(cell) for cell in ("" if name == before else name, *cells)))
-        before = name
-    return table
+    for row in rows:
+        if row.name != before:
+            title = kind if kind in SECTIONS else f"{kind}.{row.name}"
+            say(console, *([""] if before else []), title, bold=True)
+            summary = "" if kind in SECTIONS else _summary(registry.get(kind, row.name), None)
+            if summary:
+                say(console, *folded(f"  {summary}", width, hanging=2))
+            before = row.name
+        text = f"  {row.option}".ljust(size) + _described(row) if row.option else f"  {row.meaning}"
+        say(console, *folded(text, width, hanging=size))
+    if not name and kind in taken:
+        say(console, "", *folded(f"{kind}= takes {', '.join(taken[kind])}", width, hanging=2))
+
+
+def _described(row: OptionRow) -> str:
+    """An option in words: its type, what a number may be, its default, its meaning."""
+    default = row.default if row.default == "required" else f"default {row.default}"
+    facts = ", ".join(filter(None, (row.type, row.range, default)))
+    return f"{facts}: {row.meaning}" if row.meaning else facts
+
+
+def _as_asked_for(name: str, taken: Mapping[str, Sequence[str]]) -> str:
+    """The end of an error's text: how a component or a choice of this name is asked for, if there is one."""
+    found = [f"{kind}.{name}" for kind in registry.KINDS if name in registry.names(kind)]
+    found += [f"{group}={name}" for group, names in taken.items() if name in names and group not in COMPONENT_GROUPS]
+    return f"; to see what it is, write {' or '.join(found)}" if found else ""
 
 
 def _print_config(overrides: list[str], console: Console) -> None:
@@ -94,23 +153,27 @@ def _print_config(overrides: list[str], console: Console) -> None:
     # A model on the meta device has shapes and no memory.
     with torch.device("meta"):
         parameters, in_tables = parameter_counts(build(config))
-    console.print(Syntax(to_yaml(config).rstrip(), "yaml", background_color="default"))
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False, caption_justify="left")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(f"{parameters:,}", "parameters")
-    table.add_row(f"{parameters - in_tables:,}", "parameters without embeddings")
-    uncounted = None
+    text = to_yaml(config).rstrip()
+    if console.is_terminal:
+        console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
+    else:
+        say(console, text)
+    figures = {
+        "parameters": f"{parameters:,}",
+        "parameters without embeddings": f"{parameters - in_tables:,}",
+    }
     try:
         costs = model_costs(config)
     except ValueError as error:
-        uncounted = str(error)
+        note = str(error)
     else:
-        table.add_row(f"{costs.forward_flops_per_token / 1e6:,.1f}", "MFLOP per token, forward")
-        table.add_row(f"{costs.training_flops_per_token / 1e6:,.1f}", "MFLOP per token, forward and backward")
-        table.add_row(f"{costs.float32_bytes_per_token / 1e3:,.1f}", "kB per token saved for backward in float32")
-        table.add_row(f"{costs.bfloat16_bytes_per_token / 1e3:,.1f}", "kB per token saved for backward in bfloat16")
-        table.caption = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
-    console.print(table, highlight=False)
-    if uncounted is not None:
-        console.print(uncounted, highlight=False, markup=False)
+        figures |= {
+            "MFLOP per token, forward": f"{costs.forward_flops_per_token / 1e6:,.1f}",
+            "MFLOP per token, forward and backward": f"{costs.training_flops_per_token / 1e6:,.1f}",
+            "kB per token saved for backward in float32": f"{costs.float32_bytes_per_token / 1e3:,.1f}",
+            "kB per token saved for backward in bfloat16": f"{costs.bfloat16_bytes_per_token / 1e3:,.1f}",
+        }
+        note = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
+    size = max(map(len, figures.values()))
+    say(console, *(f"{figure:>{size}} {meaning}" for meaning, figure in figures.items()))
+    say(console, *folded(note, line_width(console)))

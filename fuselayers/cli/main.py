@@ -1,33 +1,35 @@
 """The command line: reads the arguments, calls the command, and turns a user's mistake into one line."""
 
-import argparse
 import importlib
 import io
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TextIO
+from types import ModuleType
+from typing import Final, TextIO
 
-import torch
 from rich.console import Console
 
 from .._version import __version__
-from ..names import no_such, shown
-from ..partition import BackendUnavailableError, FallbackWarning
-from . import backends, bench, explain, lint_kernels, train, tune
-from . import list as list_command
+from ..names import shown
+from .parser import Parser
 from .text import complain
 
-_Command = Callable[[argparse.Namespace, Console], int]
-_BAD_INPUT = 2
-# The commands that build a config, which may name a class of the user.
-_IMPORTING = ("train", "list", "bench", "explain", "tune")
-_LONG = re.compile(r"(\S{300})\S+")
-# Errors that the user can fix. Any other error is a bug, and keeps its traceback.
-_USERS_ERRORS = (ValueError, TypeError, OSError, BackendUnavailableError)
+# Only the command that is called is imported: see Note: [imported when used].
+_COMMANDS: Final = {
+    "train": "train a language model on text, or continue a run",
+    "list": "show components with their options, or a composed config",
+    "bench": "time an op, a model, or the fusion core, against eager PyTorch",
+    "explain": "show what a model saves for backward, and why",
+    "tune": "measure this machine, or which backend serves a model best",
+    "backends": "show which backends can be used here",
+    "lint-kernels": "compile every kernel for several GPUs, and check its figures",
+}
+_BAD_INPUT: Final = 2
+_LONG: Final = re.compile(r"(\S{300})\S+")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,20 +48,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser, commands = _parser()
     show_traceback = "--traceback" in arguments
     try:
-        first = next((argument for argument in arguments if not argument.startswith("-")), None)
-        if first is not None and first not in commands:
-            raise ValueError(no_such("command", first, commands))
+        if "_ARGCOMPLETE" in os.environ:
+            _complete()
+        name = _command_of(arguments)
+        command = _imported(name)
+        parser = _parser(name, command)
         parsed = parser.parse_args(arguments)
-        if first is None:
+        if command is None:
             parser.print_help()
             return 0
         for module in getattr(parsed, "imports", ()):
             _import(module)
         with _fallbacks_in_one_line():
-            return commands[first](parsed, _console())
+            code: int = command.run(parsed, _console())
+            return code
     except SystemExit as done:
         # argparse exits after --help and --version, rich when the output is closed (`| head`).
         return int(done.code or 0)
@@ -67,10 +71,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("stopped")
         return 130
     except Exception as error:
-        if show_traceback or not (isinstance(error, _USERS_ERRORS) or _is_for_want_of_memory(error)):
+        if show_traceback or not (_is_the_users(error) or _is_for_want_of_memory(error)):
             raise
         complain(_one_line(error))
         return _BAD_INPUT
+
+
+def _complete() -> None:
+    """Answer the shell, which asked what may follow the words so far, and exit."""
+    import argcomplete  # only here: it is of no use to any other call
+
+    name = _command_of(os.environ["COMP_LINE"].split()[1:])
+    argcomplete.autocomplete(_parser(name, _imported(name)))
+
+
+def _command_of(arguments: Sequence[str]) -> str | None:
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def _imported(name: str | None) -> ModuleType | None:
+    """The module of a command; None if there is no such command."""
+    if name not in _COMMANDS:
+        return None
+    return importlib.import_module(f".{name.replace('-', '_')}", __package__)
+
+
+def _parser(name: str | None, command: ModuleType | None) -> Parser:
+    """The parser of all commands, which knows the arguments of one."""
+    parser = Parser(prog="fuselayers", description="Fused transformer layers: train, measure and look around.")
+    parser.add_argument("--version", action="version", version=f"fuselayers {__version__}")
+    parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for one, summary in _COMMANDS.items():
+        subparser = subparsers.add_parser(one, help=summary)
+        if one == name and command is not None:
+            subparser.description = command.DESCRIPTION
+            command.add_arguments(subparser)
+    return parser
 
 
 def _console() -> Console:
@@ -80,50 +117,7 @@ def _console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         # A letter that its encoding lacks must not end a finished run.
         sys.stdout.reconfigure(errors="backslashreplace")
-    # rich reads the encoding from a file that it is given, and then draws tables in ASCII where it must.
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises argparse's errors as ValueError."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message}; see {self.prog} --help")
-
-
-def _parser() -> tuple[_Parser, dict[str, _Command]]:
-    parser = _Parser(prog="fuselayers", description="Fused transformer layers: train, measure and look around.")
-    parser.add_argument("--version", action="version", version=f"fuselayers {__version__}")
-    parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    commands: dict[str, _Command] = {}
-    for name, module in (
-        ("train", train),
-        ("list", list_command),
-        ("bench", bench),
-        ("explain", explain),
-        ("tune", tune),
-        ("backends", backends),
-        ("lint-kernels", lint_kernels),
-    ):
-        subparser = subparsers.add_parser(
-            name,
-            help=module.SUMMARY,
-            description=module.DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(subparser)
-        if name in _IMPORTING:
-            subparser.add_argument(
-                "--import",
-                dest="imports",
-                metavar="MODULE",
-                action="append",
-                default=[],
-                help="import this module first: the components that it registers can be chosen; may be repeated",
-            )
-        commands[name] = module.run
-    return parser, commands
 
 
 def _import(name: str) -> None:
@@ -146,6 +140,8 @@ def _import(name: str) -> None:
 @contextmanager
 def _fallbacks_in_one_line() -> Iterator[None]:
     """Print a FallbackWarning as one line, without its place in our code."""
+    from ..partition import FallbackWarning  # a command has imported it already
+
     show_any_warning = warnings.showwarning
 
     def show(
@@ -166,9 +162,19 @@ def _fallbacks_in_one_line() -> Iterator[None]:
         yield
 
 
+def _is_the_users(error: Exception) -> bool:
+    """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
+    if isinstance(error, (ValueError, TypeError, OSError)):
+        return True
+    from ..partition import BackendUnavailableError  # not for a typo
+
+    return isinstance(error, BackendUnavailableError)
+
+
 def _is_for_want_of_memory(error: Exception) -> bool:
-    # torch's allocator on a CPU raises a plain RuntimeError.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    # torch raises a RuntimeError: plain for a CPU, OutOfMemoryError for a GPU.
+    of_torch = isinstance(error, RuntimeError) and re.search(r"can't allocate memory|out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(of_torch)
 
 
 def _one_line(error: Exception) -> str:

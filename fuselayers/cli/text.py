@@ -1,13 +1,14 @@
 """Reads lists of names and prints lines, errors and tables, for every command."""
 
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from rich.console import Console
-from rich.table import Table
 
 from ..names import no_such
+from .parser import folded
 
 
 def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
@@ -27,9 +28,9 @@ def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]
     return names
 
 
-def say(console: Console, *lines: str) -> None:
+def say(console: Console, *lines: str, bold: bool = False) -> None:
     """Print lines as they are: no colours, no markup, no line breaks of rich."""
-    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(lines), style="bold" if bold else None, highlight=False, markup=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:
@@ -38,17 +39,46 @@ def complain(text: str) -> None:
         print(f"fuselayers: {text}", file=sys.stderr, flush=True)
 
 
-def table_of(rows: Sequence[Mapping[str, object]], *, left: int = 1, title: str | None = None) -> Table:
-    """A table with a column for each key of the first row.
+def line_width(console: Console) -> int | None:
+    """The columns of the terminal, or of the variable COLUMNS; None in a pipe or a file, where no line is folded."""
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else None
+
+
+def print_table(
+    console: Console, rows: Sequence[Mapping[str, object]], *, left: int = 1, title: str | None = None
+) -> None:
+    """Print a table with a column for each key of the first row.
+
+    Where it is wider than the terminal, each row is a paragraph: `name`, then `heading cell, heading cell`.
 
     Args:
+        console: where to.
         rows: at least one.
-        left: how many columns are aligned to the left.
+        left: how many columns are aligned to the left. In a paragraph they are the first line.
         title: above the table.
     """
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for place, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="left" if place < left else "right", no_wrap=place < left)
-    for row in rows:
-        table.add_row(*(str(row[heading]) for heading in rows[0]))
-    return table
+    headings = list(rows[0])
+    cells = [headings, *([str(row[heading]) for heading in headings] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    width = line_width(console)
+    if title is not None:
+        say(console, title, bold=True)
+    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+        lines = [
+            "  ".join(
+                cell.ljust(size) if place < left else cell.rjust(size)
+                for place, (cell, size) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        say(console, lines[0], bold=True)
+        say(console, *lines[1:])
+        return
+    for line in cells[1:]:
+        say(console, *folded("  ".join(filter(None, line[:left])), width, hanging=4), bold=True)
+        pairs = [
+            f"{heading} {cell}".strip() for heading, cell in zip(headings[left:], line[left:], strict=True) if cell
+        ]
+        # A heading stays beside its cell: the blanks in a pair are none for the folding.
+        text = "  " + ", ".join(pair.replace(" ", "\0") if len(pair) + 3 <= width else pair for pair in pairs)
+        say(console, *(part.replace("\0", " ") for part in folded(text, width, hanging=2)))

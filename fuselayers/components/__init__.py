@@ -43,6 +43,7 @@ from .init import parameter_groups as parameter_groups
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
 from .model import EncoderDecoder as EncoderDecoder
+from .model import HierarchicalVision as HierarchicalVision
 from .model import LayerChange as LayerChange
 from .model import Model as Model
 from .model import VisionTransformer as VisionTransformer

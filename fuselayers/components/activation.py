@@ -67,7 +67,7 @@ class SquaredReLU(Activation):
 
 @register("activation", "star_relu")
 class StarReLU(Activation):
-    """The square of max(x, 0), scaled and shifted to mean 0 and variance 1 on normal input."""
+    """max(x, 0) squared, of mean 0 and variance 1 on normal input."""
 
     function = "star_relu"
 

@@ -1,14 +1,16 @@
 """Embeddings: how tokens or pieces of an image become vectors.
 
     tokens   [...]                          int64 or int32
-    images   [B, channels, height, width]   B batch; height and width are multiples of P, patch_size
-    y        [..., D]                       D model; of images [B, N, D], N = (height / P) * (width / P) patches
+    images   [B, channels, height, width]   B batch
+    y        [..., D]                       D model; of images [B, N, D], N patches: along each side
+                                            (pixels + 2 padding - P) // stride + 1 with P the patch_size
 
 token: y = weight[token], with the table weight [V, D], V vocabulary; scaled, as in the first transformer (Vaswani et
 al. 2017, section 3.4) and Gemma: y = sqrt(D) * weight[token].
 
 patch: y[b, n] = projection.weight . patch n of image b + projection.bias, the patches row by row. Dosovitskiy et al.,
-"An image is worth 16x16 words", 2021, section 3.1.
+"An image is worth 16x16 words", 2021, section 3.1. With a stride below P patches overlap: Wang et al., "PVT v2", 2022,
+section 3.2.
 """
 
 import math
@@ -16,7 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from .ranges import Size, in_range
+from .ranges import Count, Size, in_range
 from .registry import register
 
 
@@ -59,16 +61,19 @@ class TokenEmbedding(nn.Embedding):
 
 @register("embedding", "patch")
 class PatchEmbedding(nn.Module):
-    """A convolution whose stride is as large as its kernel, so that patches do not overlap.
+    """A convolution whose stride is as large as its kernel, unless patches shall overlap.
 
     Args:
         hidden_dim: D, the width of the model.
         patch_size: P, the side of a patch in pixels.
         channels: of the image, 3 for colours.
+        stride: distance of neighbouring patches in pixels, at most P; None for P. Without overlap and padding the sides
+            of an image must be multiples of P.
+        padding: pixels of zeros on every side of the image, below P.
         bias: whether the linear map has a bias.
 
     Raises:
-        ValueError: a size is below one; in forward, images of another shape.
+        ValueError: a size out of its range; in forward, images of another shape.
         TypeError: in forward, images that are no floating tensor.
 
     >>> import torch
@@ -79,11 +84,40 @@ class PatchEmbedding(nn.Module):
     built_in: ClassVar[frozenset[str]] = frozenset({"hidden_dim", "patch_size", "channels"})
 
     @in_range
-    def __init__(self, hidden_dim: Size, *, patch_size: Size, channels: Size = 3, bias: bool = True) -> None:
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        patch_size: Size,
+        channels: Size = 3,
+        stride: Size | None = None,
+        padding: Count = 0,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
+        stride = patch_size if stride is None else stride
+        if stride > patch_size:
+            raise ValueError(f"stride must be at most patch_size, {patch_size}, got {stride}: pixels would be left out")
+        if padding >= patch_size:
+            raise ValueError(f"padding must be below patch_size, {patch_size}, got {padding}: patches would be empty")
         self.patch_size = patch_size
         self.channels = channels
-        self.projection = nn.Conv2d(channels, hidden_dim, kernel_size=patch_size, stride=patch_size, bias=bias)
+        self.stride = stride
+        self.padding = padding
+        self.projection = nn.Conv2d(channels, hidden_dim, patch_size, stride=stride, padding=padding, bias=bias)
+
+    def patches_along(self, pixels: int) -> int:
+        """Return the number of patches along a side of so many pixels.
+
+        Raises:
+            ValueError: the side has no patch, or is no multiple of the size of patches that do not overlap.
+        """
+        if self.stride == self.patch_size and not self.padding:
+            if pixels == 0 or pixels % self.patch_size:
+                raise ValueError(f"must be multiples of patch_size, {self.patch_size} pixels")
+        elif pixels + 2 * self.padding < self.patch_size:
+            raise ValueError(f"must be at least {self.patch_size - 2 * self.padding} pixels, for one patch")
+        return (pixels + 2 * self.padding - self.patch_size) // self.stride + 1
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, channels, height, width] -> [B, N, D]."""
@@ -96,12 +130,12 @@ class PatchEmbedding(nn.Module):
             raise TypeError(f"images must be a tensor [B, {self.channels}, height, width], got {type(images).__name__}")
         if not images.is_floating_point():
             raise TypeError(f"images must be floating, got {images.dtype}; convert with images.float() / 255")
-        shape, side = list(images.shape), self.patch_size
+        shape = list(images.shape)
         if len(shape) != 4 or shape[1] != self.channels:
             hint = "; add the batch dimension with images[None]" if len(shape) == 3 else ""
             raise ValueError(f"images must be [B, {self.channels}, height, width], got {shape}{hint}")
-        if any(pixels == 0 or pixels % side for pixels in shape[2:]):
-            raise ValueError(
-                f"the height and width of images must be multiples of patch_size, {side} pixels, got {shape}; resize "
-                "or pad the images"
-            )
+        try:
+            for pixels in images.shape[2:]:
+                self.patches_along(pixels)
+        except ValueError as error:
+            raise ValueError(f"the height and width of images {error}, got {shape}; resize or pad the images") from None

@@ -149,7 +149,7 @@ class FusedBiasDropoutResidual(BiasedOp):
 
 @register("fused", "bias_dropout_residual_layer_norm")
 class FusedBiasDropoutResidualLayerNorm(BiasedOp):
-    """Bias, dropout, the residual sum and a layer norm in one op.
+    """Bias, dropout, sum and layer norm in one op.
 
     With d = dropout(x + bias, p) and s = d + residual, the style "post" is norm(s), "pre" is norm(d) + residual and
     "prenorm" is the pair (norm(s), s).

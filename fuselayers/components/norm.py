@@ -224,7 +224,7 @@ class RMSNorm(Norm):
 
 @register("norm", "dyt")
 class DynamicTanh(Norm):
-    """A curve that bounds outliers as a norm does, without statistics of x.
+    """A curve that bounds outliers as norms do, without statistics of x.
 
     Args:
         hidden_dim: N, the size of the last dimension.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
 
-from ..names import shown
+from ..names import no_such, shown
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -127,7 +127,11 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(_unfit(function, signature, args, kwargs, error)) from None
+        for name, value in bound.arguments.items():
             if name in wanted() and value is not None:
                 kind, bounds = wanted()[name]
                 _check_number(name, value, kind)
@@ -135,3 +139,17 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
         return function(*args, **kwargs)
 
     return checked
+
+
+def _unfit(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any, error: TypeError) -> str:
+    """The text of an error about a call that does not fit a signature: what was called, and what it takes."""
+    is_class = function.__name__ == "__init__" and args
+    title = type(args[0]).__name__ if is_class else function.__name__
+    parameters = list(signature.parameters.values())[1 if is_class else 0 :]
+    known = [parameter.name for parameter in parameters]
+    unknown = [name for name in kwargs if name not in known]
+    if unknown:
+        return no_such(f"{title} argument", unknown[0], known)
+    first = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return f"{title}: {error}; it takes {', '.join(first)}, and by name {', '.join(by_name)}"

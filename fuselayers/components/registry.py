@@ -7,7 +7,7 @@ options of a choice are the keyword-only arguments of the class's `__init__`.
 import enum
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
@@ -210,13 +210,55 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
     )
 
 
+def no_option(kind: str, name: str, option: str, *, elsewhere: Sequence[str] = ()) -> str:
+    """Return the text of an error: a component has no such option, and what may have been meant.
+
+    Args:
+        kind: of the component.
+        name: of the component.
+        option: that it does not have.
+        elsewhere: paths of a config that have it.
+
+    >>> no_option("norm", "skip", "eps")
+    "no skip option 'eps'; there are none; layer_norm, rms_norm have it"
+    """
+    component = get(kind, name)
+    if option == "causal" and kind in _KINDS_WITH_CAUSAL:
+        return f"{option!r} is no option of {kind} {name!r}: the model sets it, a decoder to True; leave it out"
+    parameter = inspect.signature(component).parameters.get(option)
+    if parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and not is_shipped(component):
+        return (
+            f"{option!r} of {kind} {name!r} ({_path(component)}) is no option: only keyword-only arguments are; "
+            "write * before it in __init__"
+        )
+    others = [other for other in names(kind) if option in [one.name for one in options(kind, other)]]
+    known = [one.name for one in options(kind, name)]
+    text = no_such(f"{name} option", option, known, elsewhere=() if others else elsewhere)
+    return f"{text}; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else text
+
+
+def is_shipped(component: type) -> bool:
+    """Return whether a class is of this library. To others an error says how to change the class."""
+    return component.__module__.startswith("fuselayers.")
+
+
 def as_choice(choice: Choice | str) -> Choice:
     """Return a choice as it is, and a bare name as the choice of that name without options.
+
+    Raises:
+        TypeError: it is neither.
 
     >>> as_choice("mlp")
     Choice(name='mlp', options={})
     """
-    return Choice(choice) if isinstance(choice, str) else choice
+    if isinstance(choice, str):
+        return Choice(choice)
+    if not isinstance(choice, Choice):
+        raise TypeError(
+            "a component is given by its name or as a Choice, Choice('mlp', {'expansion': 2.0}), "
+            f"got a {type(choice).__name__}; its sizes are arguments of create: create('feedforward', choice, 64)"
+        )
+    return choice
 
 
 def accepted(kind: str, choice: Choice | str, **values: Any) -> dict[str, Any]:
@@ -248,7 +290,7 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
     known = {option.name: option for option in options(kind, choice.name)}
     for name in choice.options:
         if name not in known:
-            raise ValueError(no_such(f"{choice.name} option", name, known))
+            raise ValueError(no_option(kind, choice.name, name))
         if name in built_in:
             raise ValueError(f"{choice.name} option {name!r} is filled in by the builder; leave it out of the options")
     parameters = inspect.signature(component).parameters
@@ -259,6 +301,13 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
         if option.default is REQUIRED and name not in choice.options and name not in built_in:
             meaning = f" ({option.doc})" if option.doc else ""
             raise ValueError(f"{kind} {choice.name!r} needs the option {name!r}{meaning}")
+    try:
+        inspect.signature(component).bind(*args, **choice.options, **built_in)
+    except TypeError as error:
+        raise TypeError(
+            f"{kind} {choice.name!r} ({_path(component)}) cannot be built: {error}; a builder gives the sizes of its "
+            "kind by position, and what a config sets must be keyword-only, after * in __init__"
+        ) from error
     return component(*args, **choice.options, **built_in)
 
 

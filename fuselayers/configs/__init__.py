@@ -4,6 +4,7 @@ from .build import build as build
 from .build import compose as compose
 from .costs import ModelCosts as ModelCosts
 from .costs import model_costs as model_costs
+from .from_pretrained import from_pretrained as from_pretrained
 from .group_files import COMPONENT_GROUPS as COMPONENT_GROUPS
 from .group_files import COMPONENT_SECTIONS as COMPONENT_SECTIONS
 from .group_files import GROUPS as GROUPS

@@ -19,6 +19,7 @@ from .group_files import (
     composed_files,
     names_in,
     open_folders,
+    paths_with,
 )
 from .memory import check_memory
 from .schemas import SECTIONS, Config, FusionConfig, section_options
@@ -33,8 +34,11 @@ _log = logging.getLogger("fuselayers")
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
 
-    Its state_dict has the plain model's keys at every scope. The attribute `built_from` of the model, and of no module
-    in it, is the `Config`, for `rebuild`. Under `torch.device("meta")` it is built without memory.
+    At the scope "model", the default, the result is a `FusedModule` around the model, whose `module` is the model:
+    `isinstance(build().module, Decoder)`. At other scopes it is the model itself.
+
+    The keys of the state_dict are the plain model's at every scope. The attribute `built_from` holds the `Config`,
+    which `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`, as for `compose`.
@@ -171,7 +175,7 @@ def _section(name: str, values: dict[str, Any]) -> Any:
     known = [option.name for option in section_options(SECTIONS[name])]
     for option, value in values.items():
         if option not in known:
-            raise ValueError(no_such(f"{name} option", option, known))
+            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
         if value == _MISSING:
             raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
     return SECTIONS[name](**values)

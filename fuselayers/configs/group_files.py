@@ -28,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ..components import names, options
 from ..components.registry import of_another_kind
 from ..names import no_such, shown
+from ..other_names import ours_for
 from .schemas import SECTIONS, section_options
 from .values import in_a_word, plain_copy, read_yaml
 
@@ -64,7 +65,23 @@ def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
 def check_group(group: str) -> None:
     """Raise ValueError, with the nearest one, unless there is such a group."""
     if group not in GROUPS:
-        raise ValueError(no_such("config group", group, GROUPS))
+        raise ValueError(no_such("config group", group, GROUPS, elsewhere=paths_with(group)))
+
+
+def paths_with(option: str, *, without: str = "") -> list[str]:
+    """Return the paths of the options of this name, or of ours for it, in every section but one. For error texts.
+
+    >>> paths_with("num_layers"), paths_with("lr")
+    (['model.num_layers'], ['train.learning_rate'])
+    """
+    sections = {kind: {one.name for name in names(kind) for one in options(kind, name)} for kind in COMPONENT_SECTIONS}
+    sections |= {name: {one.name for one in section_options(schema)} for name, schema in SECTIONS.items()}
+    sections.pop(without, None)
+    for wanted in (option, *ours_for(option)):
+        found = [f"{section}.{wanted}" for section, known in sections.items() if wanted in known]
+        if found:
+            return found
+    return []
 
 
 def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:

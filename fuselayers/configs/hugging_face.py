@@ -3,8 +3,8 @@
 A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
 ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
 
-The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer; of
-files on the hub, which are older, `transformers` makes these names when it loads them.
+The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer. Files
+hold older names, for some families also those that `transformers` writes today; `Family.older` translates them.
 """
 
 import re
@@ -42,21 +42,26 @@ class Family:
         repeated: theirs -> the one of theirs that it has to equal; only an untied head, which has a place of its own
             here, may differ.
         skipped: theirs that mean nothing here, as patterns.
-        experts: whether layers hold experts, packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
+        experts: whether layers may hold experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
+        older: patterns of the names in files and what replaces them, each in turn.
     """
 
     keys: tuple[Key, ...]
     repeated: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
     experts: bool = False
+    older: tuple[tuple[str, str], ...] = ()
 
 
 def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:
     """Copy the weights of a `transformers` model into a model of the same architecture that was built here.
 
+    `from_pretrained` builds the model too.
+
     Args:
         model: of `fuselayers.build`, with the sizes of theirs: "gpt2_small", "llama3_8b", ...
-        state_dict: of theirs. It is not changed, and no second copy of it is made: only what is stacked is, first.
+        state_dict: of theirs, or of a file. It is not changed, and no second copy of it is made: only what is stacked
+            is, first.
         family: a name in `FAMILIES`; llama is mistral's too.
 
     Raises:
@@ -72,10 +77,21 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     """
     if family not in FAMILIES:
         raise ValueError(no_such("family", family, FAMILIES))
-    chosen = FAMILIES[family]
     wanted = model.state_dict()
     _check_have_values("model", wanted, "call its to_empty")
     _check_have_values("state_dict", state_dict, "load its weights")
+    model.load_state_dict(matched(wanted, state_dict, family=family))
+
+
+def matched(wanted: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], *, family: str) -> dict[str, Tensor]:
+    """Return their tensors under our names, as views of theirs where they are not stacked. `wanted` is a state_dict of
+    ours, which may be on the meta device.
+
+    Raises:
+        ValueError: as `load_hugging_face`, of what does not fit.
+    """
+    chosen = FAMILIES[family]
+    state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
     found, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted))
     found = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in found.items()}
     faults = [f"{name} is not there" for name in wanted if name not in found]
@@ -89,7 +105,7 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     if faults:
         shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
         raise ValueError(f"the state_dict is no {family} of this model's size: {shown}")
-    model.load_state_dict(found)
+    return found
 
 
 _SHOWN: Final = 5
@@ -99,6 +115,12 @@ def _check_have_values(whose: str, tensors: Mapping[str, Tensor], advice: str) -
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise ValueError(f"{name} of the {whose} is on the meta device, where there are no values; {advice} first")
+
+
+def _newer(family: Family, name: str) -> str:
+    for pattern, replacement in family.older:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _renamed(family: Family, theirs: Mapping[str, Tensor], wanted: set[str]) -> tuple[dict[str, Tensor], list[str]]:
@@ -174,6 +196,9 @@ _GPT2: Final = Family(
         Key("lm_head.weight", "head.weight"),
     ),
     repeated={"lm_head.weight": "transformer.wte.weight"},
+    # Causal masks, which older versions stored.
+    skipped=(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",),
+    older=((r"^(?=(wte|wpe|h|ln_f)\.)", "transformer."),),
 )
 
 _BERT: Final = Family(
@@ -197,8 +222,9 @@ _BERT: Final = Family(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    # The head of another task.
-    skipped=(r"bert\.pooler\..*",),
+    # The heads of another task, and the numbers 0, 1, 2, ...
+    skipped=(r"bert\.pooler\..*", r"cls\.seq_relationship\..*", r"bert\.embeddings\.position_ids"),
+    older=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
 )
 
 _LLAMA_LAYER: Final = (
@@ -216,7 +242,12 @@ _GATED: Final = tuple(
 _SECOND_NORM: Final = (Key("model.layers.{}.post_attention_layernorm.weight", "blocks.{}.residual.norms.1.weight"),)
 _LLAMA_REPEATED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
 
-_LLAMA: Final = Family(keys=(*_LLAMA_LAYER, *_SECOND_NORM, *_GATED), repeated=_LLAMA_REPEATED)
+_LLAMA: Final = Family(
+    keys=(*_LLAMA_LAYER, *_SECOND_NORM, *_GATED),
+    repeated=_LLAMA_REPEATED,
+    # The speeds of rotary positions, which older versions stored.
+    skipped=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
+)
 
 _QWEN3: Final = Family(
     keys=(
@@ -249,6 +280,12 @@ _MIXTRAL: Final = Family(
     ),
     repeated=_LLAMA_REPEATED,
     experts=True,
+    older=(
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"(\.experts\.\d+)\.w1\.weight$", r"\1.gate_proj"),
+        (r"(\.experts\.\d+)\.w3\.weight$", r"\1.up_proj"),
+        (r"(\.experts\.\d+)\.w2\.weight$", r"\1.down_proj"),
+    ),
 )
 
 _VIT: Final = Family(
@@ -264,7 +301,18 @@ _VIT: Final = Family(
         *_both("vit.layers.{}.mlp.fc2", "blocks.{}.feedforward.down"),
         *_both("vit.layernorm", "norm"),
         *_both("classifier", "head"),
-    )
+    ),
+    # The head of another task.
+    skipped=(r"vit\.pooler\..*",),
+    older=(
+        (r"^vit\.encoder\.layer\.", "vit.layers."),
+        (r"\.attention\.attention\.query\.", ".attention.q_proj."),
+        (r"\.attention\.attention\.key\.", ".attention.k_proj."),
+        (r"\.attention\.attention\.value\.", ".attention.v_proj."),
+        (r"\.attention\.output\.dense\.", ".attention.o_proj."),
+        (r"\.intermediate\.dense\.", ".mlp.fc1."),
+        (r"\.output\.dense\.", ".mlp.fc2."),
+    ),
 )
 
 
@@ -295,6 +343,8 @@ _T5: Final = Family(
     repeated=dict.fromkeys(
         ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
     ),
+    # No model uses it, and the first files have it.
+    skipped=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
 )
 
 FAMILIES: Final[dict[str, Family]] = {

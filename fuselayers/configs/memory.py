@@ -15,6 +15,8 @@ from .group_files import COMPONENT_SECTIONS
 from .schemas import Config
 
 _DEPTHS: Final = ("num_layers", "num_decoder_layers")
+# The layers of each stage.
+_OF_STAGES: Final = "depths"
 _LAYERS: Final = ("layers", "decoder_layers")
 # A module with its parameter as Python objects: 39 KB for the 12 of a layer (torch 2.13).
 _MODULE_BYTES: Final = 3_000
@@ -67,7 +69,8 @@ def _memory_of(device: torch.device) -> float:
 
 
 def _depth(config: Config) -> int:
-    return sum(config.model.options.get(name) or 0 for name in _DEPTHS) or 1
+    options = config.model.options
+    return sum(options.get(name) or 0 for name in _DEPTHS) + sum(options.get(_OF_STAGES, ())) or 1
 
 
 def _sizes(value: Any) -> Iterator[float]:
@@ -75,7 +78,7 @@ def _sizes(value: Any) -> Iterator[float]:
     if isinstance(value, Config):
         value = [getattr(value, kind) for kind in COMPONENT_SECTIONS]
     if isinstance(value, Choice):
-        value = {name: option for name, option in value.options.items() if name not in _DEPTHS}
+        value = {name: option for name, option in value.options.items() if name not in (*_DEPTHS, _OF_STAGES)}
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -88,8 +91,9 @@ def _sizes(value: Any) -> Iterator[float]:
 def _counted(config: Config) -> tuple[float, float]:
     """Return the bytes of the weights and the number of modules, at least: as one layer or expert more shows them."""
     differ = any(config.model.options.get(name) for name in _LAYERS)
-    most = dict.fromkeys(_DEPTHS, _DIFFERENT_LAYERS if differ else 1) | {"num_experts": _EXPERTS}
-    counts = {**config.model.options, **config.feedforward.options}
+    stages = {f"{_OF_STAGES}.{stage}": depth for stage, depth in enumerate(config.model.options.get(_OF_STAGES, ()))}
+    most = dict.fromkeys((*_DEPTHS, *stages), _DIFFERENT_LAYERS if differ else 1) | {"num_experts": _EXPERTS}
+    counts = {**config.model.options, **config.feedforward.options, **stages}
     counts = {name: counts[name] for name in most if counts.get(name) is not None}
     few = {name: min(count, most[name]) for name, count in counts.items()}
     try:
@@ -111,6 +115,9 @@ def _built(config: Config, counts: Mapping[str, int]) -> tuple[int, int]:
         Choice(one.name, {name: counts.get(name, value) for name, value in one.options.items()})
         for one in (config.model, config.feedforward)
     )
+    if _OF_STAGES in model.options:
+        depths = tuple(counts[f"{_OF_STAGES}.{stage}"] for stage in range(len(model.options[_OF_STAGES])))
+        model = Choice(model.name, {**model.options, _OF_STAGES: depths})
     plain = replace(config, model=model, feedforward=feedforward, fusion=replace(config.fusion, scope="none"))
     with torch.device("meta"):
         built = create_model(plain)

@@ -44,27 +44,26 @@ def rebuild(
 ) -> nn.Module:
     """Return the model that `overrides` make of a model's config, with the model's weights.
 
-    A weight (a parameter, a persistent buffer) is carried over where it agrees with one of the old model, see
-    `components.carry_weights`. The others are initialised as by `build`. A `RebuildWarning` names them, and the old
-    weights that were left behind. `components.compare_weights` of the two models gives the same report.
+    Each weight (parameter or persistent buffer) that fits the new model is copied, see `components.carry_weights`. The
+    others are initialised as by `build`. A `RebuildWarning` names them and the old weights that were not copied.
+    `components.compare_weights` of the two models gives the same report.
 
-    The weights are copied: the old model stays as it was, and may be used, changed or deleted. A weight that carried
-    has the old one's device, dtype, requires_grad and ties to other weights; one that did not has the device and dtype
-    of the weight in its place or beside it, and is trained. A module is in the mode, train or eval, of the old one of
-    its name. Hooks, gradients, adapters and wrappers of the old model do not come along. An optimizer holds the old
-    parameters, so make it anew.
+    The old model does not change. A copied weight keeps its device, dtype, requires_grad and ties to other weights. A
+    new weight has the device and dtype of the weight in its place or beside it, and requires grad. Modules keep train
+    or eval mode by name. Hooks, gradients, adapters and wrappers are not copied. Make a new optimizer: the old one
+    holds the old parameters.
 
     A config holds values, not references: gpt_nano's feedforward.dropout comes from model.dropout, but an override of
-    model.dropout leaves it as it is.
+    model.dropout does not change it.
 
-    It needs the memory of both models. Where weights have to be initialised, the new model is made on the CPU first,
-    with torch's default generator, whose state is put back.
+    `rebuild` needs the memory of both models. A model with new weights is first built on the CPU; the state of torch's
+    default generator is restored afterwards.
 
     Args:
         model: one that `build` or `rebuild` returned; it is not changed.
         overrides: of its config, as for `compose`.
         config: for a model that `build` did not make: its config, as `compose` takes it.
-        strict: whether to raise a RebuildError, instead of a warning, where something does not carry.
+        strict: whether a weight that is not copied raises a RebuildError instead of a warning.
 
     Raises:
         TypeError, OSError, ValueError: as `compose` and `build`; or the model does not know its config.

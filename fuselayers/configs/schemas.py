@@ -61,7 +61,7 @@ class FusionConfig:
         default="min_cut",
     )
     scope: Literal["none", "layer", "block", "model"] = setting(
-        "which part is fused as one: none, each feedforward's op, each block, or the whole model", default="model"
+        "what is fused as one function: none, each feedforward's op, each block, or the whole model", default="model"
     )
 
     def __post_init__(self) -> None:
@@ -84,12 +84,12 @@ class TrainConfig:
     learning_rate: Positive = setting("the highest rate, after the warm-up (per step)")
     min_learning_rate: NotNegative = setting("the rate of the last step, at the end of the cosine (per step)")
     warmup_steps: Count = setting("how long the learning rate rises from zero (steps)")
-    weight_decay: NotNegative = setting("AdamW's, on matrices only (per unit of learning rate)")
-    beta1: Decay = setting("AdamW's decay of the mean gradient (per step)")
-    beta2: Decay = setting("AdamW's decay of the mean squared gradient (per step)")
+    weight_decay: NotNegative = setting("weight decay of AdamW, on matrices only (per unit of learning rate)")
+    beta1: Decay = setting("decay of AdamW's mean gradient (per step)")
+    beta2: Decay = setting("decay of AdamW's mean squared gradient (per step)")
     clip_norm: NotNegative = setting("the largest norm of the gradient; 0 does not clip")
     precision: Literal["float32", "bfloat16"] = setting("bfloat16 runs matmuls under autocast; weights stay float32")
-    seed: Annotated[int, Range(minimum=0, below=2**63)] = setting("of weights, batches and dropout")
+    seed: Annotated[int, Range(minimum=0, below=2**63)] = setting("seed of weights, batches and dropout")
     evaluate_every: Size = setting("how often the validation loss is measured (steps)")
     evaluate_batches: Size = setting("batches that a validation loss averages (batches)")
     checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
@@ -127,7 +127,7 @@ class DataConfig:
         "the text held out for validation (share of the files, or of one file's bytes)"
     )
     suffixes: tuple[str, ...] = setting(
-        "the endings of the names of a folder's files; [] for all that are text (of Python's library .py)"
+        "suffixes of the files to read in a folder; [] reads all text files (of Python's library .py)"
     )
 
     def __post_init__(self) -> None:

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from ..components import REQUIRED, Choice, LayerChange, Option, names, options
 from ..components.model.layers import PARTS, matching_layers
+from ..components.registry import no_option
 from ..names import no_such, shown
+from .group_files import paths_with
 from .schemas import Config
 from .values import alternatives, checked_option, plain_copy
 
@@ -50,7 +52,7 @@ def changed(
         if key == "name":
             continue
         if key not in known:
-            raise ValueError(no_such(f"{name} option", key, known))
+            raise ValueError(no_option(kind, name, key, elsewhere=paths_with(key, without=kind)))
         inner = _kind_within(known[key], value)
         if inner is not None:
             path = f"{where}.{key}"

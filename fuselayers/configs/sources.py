@@ -98,6 +98,11 @@ def parse_overrides(overrides: Sequence[str]) -> Request:
         raise TypeError(
             f"overrides must be a list of strings, got the string {shown(overrides)}; write [{shown(overrides)}]"
         )
+    if isinstance(overrides, Mapping):
+        raise TypeError(
+            "overrides must be a list of strings such as ['fusion=off', 'model.num_layers=2'], "
+            f"got the mapping {shown(dict(overrides))}; a mapping may be the first argument"
+        )
     request = Request()
     for text in overrides:
         override = _parsed(text)
@@ -152,11 +157,18 @@ def _is_path(text: str) -> bool:
 def split_source(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Return the config file that a command line begins with, "" if there is none, and the overrides.
 
+    A model's name in front is the override that chooses it.
+
     >>> split_source(["tiny.yaml", "train.steps=5"])
     ('tiny.yaml', ['train.steps=5'])
+    >>> split_source(["gpt_nano", "train.steps=5"])
+    ('', ['model=gpt_nano', 'train.steps=5'])
     """
-    if arguments and "=" not in arguments[0] and _is_path(arguments[0]):
-        return arguments[0], arguments[1:]
+    first = arguments[0] if arguments else ""
+    if "=" not in first and _is_path(first):
+        return first, arguments[1:]
+    if first.replace("-", "_").isidentifier():
+        return "", [f"model={first}", *arguments[1:]]
     return "", arguments
 
 
@@ -297,6 +309,6 @@ def to_yaml(config: Config) -> str:
     """
     text: str = OmegaConf.to_yaml(plain_sections(config))
     paths = textwrap.fill(
-        f"{_LEFT_AT_DEFAULT}: [{', '.join(sorted(config.left_at_default))}]", 110, subsequent_indent="  "
+        f"{_LEFT_AT_DEFAULT}: [{', '.join(sorted(config.left_at_default))}]", 80, subsequent_indent="  "
     )
     return f"{text}# The options that nobody wrote: a swap of the component gives them its default.\n{paths}\n"

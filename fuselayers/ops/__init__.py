@@ -25,4 +25,5 @@ from .residual_rms_norm import residual_rms_norm as residual_rms_norm
 from .rms_norm import rms_norm as rms_norm
 from .rotary import rotary as rotary
 from .shards import Shard as Shard
+from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax

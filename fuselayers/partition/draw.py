@@ -1,8 +1,7 @@
 """draw -- graphs as an .svg picture, or as a .dot file for Graphviz.
 
-A cut graph has forward on the left, where time runs down, and backward on the right, where time runs up, so that an
-op's gradient is beside the op. A red line is a saved value: the wider the line, the larger the value. `draw_graph` and
-`draw_joint_graph` are functorch's names.
+A picture of one graph has a row for each node. A picture of a cut graph has one for each op of each module, see
+`draw_cut`; its .dot file has every node. `draw_graph` and `draw_joint_graph` are functorch's names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,23 +12,19 @@ from xml.sax.saxutils import escape
 import torch
 import torch.fx as fx
 
+from .draw_cut import BLUE, GREEN, GREY, RED, module_of, saved_sizes, svg_of
 from .joint_graph import CutGraph, JointGraph
-from .node_kinds import num_bytes, source_line, storage_of
+from .node_kinds import num_bytes, source_line
 from .partitioners import default_partition
 
-_RED, _BLUE, _GREY, _GREEN = "#d1495b", "#74b3ce", "#ced4da", "#95d5b2"
-_ONE_GRAPH: Final = {"returned": _RED, "computed": _GREY, "input": _GREEN}
-_CUT_GRAPH: Final = {"saved": _RED, "recomputed": _BLUE, "forward, time runs down": _GREY, "backward, up": _GREEN}
-_ROW: Final = 14  # pixels for one op
-# Where ops are, how their labels are aligned, and to which side their edges bend.
-_LEFT, _RIGHT, _ALONE = (400, "end", 1), (720, "start", -1), (120, "start", -1)
+_KINDS: Final = {"returned": RED, "computed": GREY, "input": GREEN}
+_ROW, _X = 14, 120  # pixels for one op, and where ops are
 
 
-class _Panel(NamedTuple):
-    """A graph: label and colour of each op by name, and edges, with the width of the line of a saved value, else 0."""
+class _Nodes(NamedTuple):
+    """A graph: label and colour of each node, and edges, with the width of the line of a saved value, else 0."""
 
-    left: Mapping[str, tuple[str, str]]
-    right: Mapping[str, tuple[str, str]]
+    nodes: Mapping[str, tuple[str, str]]
     edges: Sequence[tuple[str, str, float]]
 
 
@@ -75,11 +70,12 @@ def draw_graph(
             if isinstance(value, torch.Tensor) and not clear_meta:
                 words.append(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}")
             words += [source_line(node)] if parse_stack_trace else []
-            ops[node.name] = ("  ".join(words), _ONE_GRAPH[kind])
+            ops[node.name] = ("  ".join(words), _KINDS[kind])
     edges = [(source.name, user.name, 0.0) for source in traced.graph.nodes for user in source.users]
-    panel = _Panel({}, ops, [edge for edge in edges if edge[1] in ops])
+    drawn = _Nodes(ops, [edge for edge in edges if edge[1] in ops])
     path = path if path.suffix else path.with_suffix(".svg")
-    return _write(path, [panel], title=figname, legend=_ONE_GRAPH, shape=dot_graph_shape)
+    is_dot = _is_dot(path, dot_graph_shape)
+    return _written(path, _dot([drawn], figname, dot_graph_shape) if is_dot else _svg(drawn, figname))
 
 
 def draw_joint_graph(
@@ -122,25 +118,22 @@ def draw_graphs(graphs: Sequence[CutGraph], path: Path, *, title: str, shape: st
     Raises:
         ValueError: another suffix, or a shape for a file that is not .dot.
     """
-    panels = [_panel(graph, number) for number, graph in enumerate(graphs)]
-    return _write(path, panels, title=title, legend=_CUT_GRAPH, shape=shape)
+    if _is_dot(path, shape):
+        return _written(path, _dot([_nodes_of(graph, number) for number, graph in enumerate(graphs)], title, shape))
+    return _written(path, svg_of(graphs, title))
 
 
-def _panel(graph: CutGraph, number: int) -> _Panel:
-    joint = graph.joint
+def _nodes_of(graph: CutGraph, number: int) -> _Nodes:
     computed = {node.name for node in graph.forward.graph.nodes if node.op == "call_function"}
-    # A parameter outlives the call anyway, so it does not count as saved.
-    free = {node.name for node in joint.nodes if storage_of(node) in joint.static_inputs}
-    saved = {node.name for node in graph.backward.graph.find_nodes(op="placeholder")} - free
-    sizes = {node.name: num_bytes(node) for node in graph.forward.graph.nodes if node.name in saved}
+    sizes = saved_sizes(graph)
     largest = max(sizes.values(), default=0) or 1
-    left = {
-        f"forward{number}.{node.name}": (_label(node), _RED if node.name in sizes else _GREY)
+    nodes = {
+        f"forward{number}.{node.name}": (_label(node), RED if node.name in sizes else GREY)
         for node in graph.forward.graph.nodes
         if node.op == "call_function" or node.name in sizes
     }
-    right = {
-        f"backward{number}.{node.name}": (_label(node), _BLUE if node.name in computed else _GREEN)
+    nodes |= {
+        f"backward{number}.{node.name}": (_label(node), BLUE if node.name in computed else GREEN)
         for node in graph.backward.graph.nodes
         if node.op == "call_function"
     }
@@ -151,65 +144,58 @@ def _panel(graph: CutGraph, number: int) -> _Panel:
             start = f"{'forward' if crosses else side}{number}.{source.name}"
             width = 0.6 + 2.4 * sizes[source.name] / largest if crosses else 0.0
             ends = (f"{side}{number}.{user.name}" for user in source.users)
-            edges += [(start, end, width) for end in ends if {start, end} <= left.keys() | right.keys()]
-    return _Panel(left, right, edges)
+            edges += [(start, end, width) for end in ends if {start, end} <= nodes.keys()]
+    return _Nodes(nodes, edges)
 
 
 def _label(node: fx.Node) -> str:
-    return f"{node.name}  {_op(node)}  {num_bytes(node):,} B"
+    return "  ".join(filter(None, (node.name, _op(node), module_of(node), f"{num_bytes(node):,} B")))
 
 
 def _op(node: fx.Node) -> str:
     return "input" if node.op == "placeholder" else str(node.target)
 
 
-def _write(path: Path, panels: Sequence[_Panel], *, title: str, legend: Mapping[str, str], shape: str | None) -> Path:
+def _is_dot(path: Path, shape: str | None) -> bool:
     check_suffix(path, ".svg", ".dot")
     is_dot = path.suffix.lower() == ".dot"
     if shape is not None and not is_dot:
         raise ValueError(f"dot_graph_shape is for a .dot file, which Graphviz draws; got {shape!r} for {str(path)!r}")
-    path.write_text(_dot(panels, title, shape or "box") if is_dot else _svg(panels, title, legend), encoding="utf-8")
+    return is_dot
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
     return path
 
 
-def _dot(panels: Sequence[_Panel], title: str, shape: str) -> str:
-    lines = [f"digraph {_quoted(title)} {{", f"  node [shape={_quoted(shape)}, fontsize=10, style=filled];"]
-    for panel in panels:
-        for name, (label, colour) in {**panel.left, **panel.right}.items():
+def _dot(graphs: Sequence[_Nodes], title: str, shape: str | None) -> str:
+    lines = [f"digraph {_quoted(title)} {{", f"  node [shape={_quoted(shape or 'box')}, fontsize=10, style=filled];"]
+    for graph in graphs:
+        for name, (label, colour) in graph.nodes.items():
             lines.append(f'  "{name}" [label={_quoted(label)}, fillcolor="{colour}"];')
-        for start, end, width in panel.edges:
-            style = f' [color="{_RED}", penwidth={width:.1f}, constraint=false]' if width else ""
+        for start, end, width in graph.edges:
+            style = f' [color="{RED}", penwidth={width:.1f}, constraint=false]' if width else ""
             lines.append(f'  "{start}" -> "{end}"{style};')
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _svg(panels: Sequence[_Panel], title: str, legend: Mapping[str, str]) -> str:
+def _svg(graph: _Nodes, title: str) -> str:
+    """Return the picture of one graph: a row for each node, edges as curves on the left."""
     lines = [f'<text x="20" y="20">{escape(title)}</text>']
-    for index, (meaning, colour) in enumerate(legend.items()):
+    for index, (meaning, colour) in enumerate(_KINDS.items()):
         lines.append(f'<text x="{20 + 170 * index}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
-    top = 60.0
-    for panel in panels:
-        height = _ROW * max(len(panel.left), len(panel.right))
-        at: dict[str, tuple[int, float, int]] = {}
-        boxes = []
-        for ops, (x, anchor, inwards) in ((panel.left, _LEFT), (panel.right, _RIGHT if panel.left else _ALONE)):
-            for row, (name, (label, colour)) in enumerate(ops.items()):
-                down = (row + 0.5) * height / len(ops)
-                y = top + (height - down if panel.left and ops is panel.right else down)
-                at[name] = (x, y, inwards)
-                boxes.append(f'<rect x="{x - 4}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>')
-                place_of = f'x="{x - 10 * inwards}" y="{y + 3:.1f}" text-anchor="{anchor}"'
-                boxes.append(f"<text {place_of}>{escape(label)}</text>")
-        for start, end, width in panel.edges:
-            (x, y, inwards), (to_x, to_y, _) = at[start], at[end]
-            # An edge within one side is a curve, so that it does not cover the others.
-            bend = (x + to_x) / 2 if x != to_x else x + inwards * min(12 + abs(to_y - y) / 4, 100)
-            style = f'stroke="{_RED}" stroke-width="{width:.1f}"' if width else f'stroke="{_GREY}"'
-            lines.append(f'<path d="M{x} {y:.1f}Q{bend:.1f} {(y + to_y) / 2:.1f} {to_x} {to_y:.1f}" {style}/>')
-        lines += boxes
-        top += height + 2 * _ROW
+    at = {name: 60 + _ROW * (row + 0.5) for row, name in enumerate(graph.nodes)}
+    for start, end, _ in graph.edges:
+        y, to_y = at[start], at[end]
+        # A curve, so that it does not cover the nodes between.
+        bend = _X - min(12 + abs(to_y - y) / 4, 100)
+        lines.append(f'<path d="M{_X} {y:.1f}Q{bend:.1f} {(y + to_y) / 2:.1f} {_X} {to_y:.1f}" stroke="{GREY}"/>')
+    for name, (label, colour) in graph.nodes.items():
+        lines.append(f'<rect x="{_X - 4}" y="{at[name] - 4:.1f}" width="8" height="8" fill="{colour}"/>')
+        lines.append(f'<text x="{_X + 10}" y="{at[name] + 3:.1f}">{escape(label)}</text>')
     style = "<style>text{font:9px sans-serif;fill:#343a40}path{fill:none}</style>"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="1120" height="{top:.0f}">{style}'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="1120" height="{88 + _ROW * len(at)}">{style}'
     return "\n".join([head, *lines, "</svg>"]) + "\n"
 
 

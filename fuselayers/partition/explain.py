@@ -1,6 +1,7 @@
 """explain -- the values that a fused function saves and recomputes, in bytes, without running it."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
 from .cost import flops_of
+from .draw_cut import module_of
 from .fake_copies import fake_copies
 from .fuse import FusedFunction
 from .fused_module import FusedModule
@@ -156,7 +158,8 @@ class _Explained:
             counted.add(storage)
             yield SavedValue(
                 name=node.name,
-                op="parameter" if static else "input" if node.op == "placeholder" else str(node.target),
+                module=module_of(node),
+                op="parameter" if static else "input" if node.op == "placeholder" else _op(node),
                 source=source_line(node),
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
@@ -189,7 +192,8 @@ class _Explained:
         price = self.cost.recomputing(node, self.joint)
         return RecomputedValue(
             name=node.name,
-            op=str(node.target),
+            module=module_of(node),
+            op=_op(node),
             source=source_line(node),
             num_bytes=num_bytes(node),
             moved_bytes=price.moved,
@@ -256,6 +260,11 @@ def _input_and_output_bytes(module: fx.GraphModule) -> int:
     output = module.graph.output_node()
     ends = {storage_of(node) for node in (*module.graph.find_nodes(op="placeholder"), *output.all_input_nodes)}
     return sum(num_bytes(node) for node in ends)
+
+
+def _op(node: fx.Node) -> str:
+    # One of several results is named by the op that made it.
+    return str((node.all_input_nodes[0] if node.target is operator.getitem else node).target)
 
 
 def _itemsize(node: fx.Node) -> int:

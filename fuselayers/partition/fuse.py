@@ -77,17 +77,16 @@ def fuse(
 
     Also a decorator, with options or without: `@fuse` and `@fuse(backend="eager")`.
 
-    One function, with one combination of static arguments, gets at most 64 graphs (for shapes, dtypes, modes, Python
-    values); what comes after runs eagerly, and torch logs a warning. With `fullgraph` it raises instead.
+    A function gets at most 64 graphs (for shapes, dtypes, modes, Python values) for each combination of static
+    arguments. Further calls run eagerly, and torch logs a warning; with `fullgraph` they raise.
 
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is.
-        backend: "auto" (begins with Inductor where it can compile, else with eager; measures, and takes the fastest of
-            the working backends and the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor,
-            if it runs on a GPU, where it writes Triton), or "nvfuser" (NVIDIA's package, on a GPU).
-            "pinned:inductor+3f2a91b0:plain" is a choice that `fuselayers tune` printed: a backend, and others for
-            single graphs.
+        backend: "auto" (starts with Inductor if it can compile, else with eager; then measures and keeps the fastest of
+            the working backends and the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor
+            on a GPU), or "nvfuser" (NVIDIA's package, on a GPU). "pinned:inductor+3f2a91b0:plain" is a choice that
+            `fuselayers tune` printed: a backend, and others for single graphs.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
@@ -96,13 +95,12 @@ def fuse(
             Each combination gets a graph of its own. -1 is the last positional parameter. None means none.
         static_argnames: the same by name. If the function's signature can be read, one of the two is enough, however
             a call passes the argument.
-        dynamic: None makes a size symbolic when it changes a first time; True from the start; False never.
+        dynamic: None makes a size symbolic when it first changes; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
-            order, so that `torch.manual_seed` gives the numbers of the plain function; False lets the backend draw
-            masks of its own that are as random, and cheaper. Neither saves a mask on the CPU; True keeps the state
-            of the generator for each, 5 KB, which no budget counts. This library's ops give the same mask on every
-            backend either way.
+            order, so that `torch.manual_seed` gives the numbers of the plain function. False lets the backend draw
+            its own masks, which is cheaper. Neither saves a mask on the CPU. True saves 5 KB of generator state for
+            each op, which no budget counts. This library's ops give the same mask on every backend either way.
 
     Raises:
         ValueError: an unknown backend or partitioner, or a static argument that the function does not have; the message
@@ -136,6 +134,8 @@ def fuse(
 def _fuse(options: "FuseOptions", fn: Any) -> "FusedModule | FusedFunction":
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
+    if isinstance(fn, type):
+        raise TypeError(f"fuse takes a function or a module, got the class {fn.__name__}; fuse an instance of it")
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     fused = FusedFunction(fn, options=options)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import html
 import inspect
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -47,7 +48,8 @@ class FusedModule(nn.Module):
     `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
     the module's own names. Other attributes and methods are the module's too, to read and to set, and so are the
     special methods of containers (`len(fused)`, `fused[0]`); only calling it is different. A method that calls `self`
-    calls the module, unfused; `generate` of transformers warns of it.
+    calls the module, unfused; `generate` of transformers warns of it. Its class is not the module's, so ask
+    `isinstance(fused.module, ...)`.
 
     Attributes:
         module: the module as it was given, which still runs eagerly.
@@ -163,6 +165,14 @@ class FusedModule(nn.Module):
 
     def extra_repr(self) -> str:
         return f"fused {type(self.__dict__['module']).__name__}"
+
+    def _repr_html_(self) -> str:
+        """Return what serves the module and its parts, for a notebook."""
+        name = type(self.__dict__["module"]).__name__
+        return (
+            f"<p><b>fused {html.escape(name)}</b></p><pre>{html.escape(str(self.report()))}</pre>"
+            f"<details><summary>parts</summary><pre>{html.escape(repr(self))}</pre></details>"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Hooks, above all. nn.Module does not pickle what its `compile` made either.

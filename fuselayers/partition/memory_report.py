@@ -1,12 +1,13 @@
 """MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
+import html
 import io
 import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,9 +15,13 @@ from rich.table import Table
 
 from .cost import CostModel, flops_of
 from .draw import check_suffix, draw_graphs
+from .draw_cut import readable_bytes
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
+
+_TOTALS: Final = ("partition", "saved", "of eager", "ops recomputed", "FLOPs recomputed")
+_IN_A_NOTEBOOK: Final = 10
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class SavedValue:
 
     Attributes:
         name: of the node in the joint graph.
+        module: the path of the module that computed it, as "blocks.0.attention", or "".
         op: its op; "input" for an argument, "parameter" for a tensor that outlives the call.
         source: `file:line: code` of the user's code, or "".
         shape: its shape; a symbolic size as the number that the graph was traced with.
@@ -34,6 +40,7 @@ class SavedValue:
     """
 
     name: str
+    module: str
     op: str
     source: str
     shape: tuple[int, ...]
@@ -48,6 +55,7 @@ class RecomputedValue:
 
     Attributes:
         name: of the node in the joint graph.
+        module: the path of the module that computed it, or "".
         op: its op.
         source: `file:line: code` of the user's code, or "".
         num_bytes: the size of the value, which is not saved.
@@ -56,6 +64,7 @@ class RecomputedValue:
     """
 
     name: str
+    module: str
     op: str
     source: str
     num_bytes: int
@@ -167,8 +176,8 @@ class MemoryReport:
         Raises:
             ValueError: another kind of file.
         """
-        saved, eager = self.totals["this"].saved_bytes, self.totals["eager"].saved_bytes
-        title = f"{self.subject}: {self.partition} for {self.backend} saves {_size(saved)}, eager {_size(eager)}"
+        saved, eager = (readable_bytes(self.totals[rule].saved_bytes) for rule in ("this", "eager"))
+        title = f"{self.subject}: {self.partition} for {self.backend} saves {saved}, eager {eager}"
         return draw_graphs(self.graphs, Path(path), title=title)
 
     def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
@@ -210,6 +219,18 @@ class MemoryReport:
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip()
 
+    def _repr_html_(self) -> str:
+        """Return the totals and the largest saved values, for a notebook."""
+        eager = self.totals["eager"].saved_bytes
+        rows = [(rule, *_total_cells(self, totals, eager)) for rule, totals in self.totals.items()]
+        largest = _by_size(self.saved)[:_IN_A_NOTEBOOK]
+        saved = [(_called(one), _shape(one), readable_bytes(one.num_bytes), one.reason) for one in largest]
+        return (
+            f"<p><b>{html.escape(self.subject)}</b>: {html.escape(self.partition)} for {html.escape(self.backend)}</p>"
+            + _html_table(_TOTALS, rows)
+            + _html_table((f"saved, the largest {len(saved)}", "shape", "bytes", "why"), saved)
+        )
+
     def print(self, console: Console | None = None, *, most: int = 40) -> None:
         """Print tables to a console, or to stdout.
 
@@ -229,9 +250,9 @@ class MemoryReport:
         if self.recomputed:
             console.print(_recomputed_table(self.recomputed, most), highlight=False)
         console.print(
-            f"forward: at least {_size(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
+            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
             f"{_time(self.forward_seconds)}\n"
-            f"backward: at least {_size(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
+            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
             f"{_time(self.backward_seconds)}",
             highlight=False,
             soft_wrap=True,
@@ -240,68 +261,79 @@ class MemoryReport:
 
 def _totals_table(report: MemoryReport) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("partition")
-    for heading in ("saved", "of eager", "ops recomputed", "FLOPs recomputed"):
+    table.add_column(_TOTALS[0])
+    for heading in _TOTALS[1:]:
         table.add_column(heading, justify="right")
     eager = report.totals["eager"].saved_bytes
     for rule, totals in report.totals.items():
-        share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
-        recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
-        table.add_row(rule, _size(totals.saved_bytes), share, str(totals.recomputed_ops), recomputed)
+        table.add_row(rule, *_total_cells(report, totals, eager))
     return table
+
+
+def _total_cells(report: MemoryReport, totals: Totals, eager: int) -> tuple[str, str, str, str]:
+    share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
+    recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
+    return readable_bytes(totals.saved_bytes), share, str(totals.recomputed_ops), recomputed
+
+
+def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _saved_table(saved: Sequence[SavedValue], most: int) -> Table:
     table = Table(title="saved", title_justify="left", box=None, pad_edge=False)
-    for heading in ("name", "shape", "dtype"):
-        table.add_column(heading, no_wrap=True)
+    # At 80 columns a module's path, such as blocks.11.residual.norms.0, stays in one line.
+    table.add_column("value", overflow="fold", min_width=27)
+    table.add_column("shape", min_width=9)
     table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold", ratio=2)
-    table.add_column("source", overflow="fold", ratio=1)
-    by_size = sorted((value for value in saved if value.num_bytes), key=lambda value: -value.num_bytes)
+    table.add_column("why", overflow="fold")
+    by_size = _by_size(saved)
     for value in by_size[:most]:
-        shape = "x".join(map(str, value.shape)) or "scalar"
-        table.add_row(
-            value.name, shape, value.dtype, _size(value.num_bytes), escape(value.reason), escape(_short(value.source))
-        )
+        cells = _shape(value), readable_bytes(value.num_bytes), escape(value.reason)
+        table.add_row(escape(_called(value)), *cells)
     rest = by_size[most:]
     if rest:
-        table.add_row(f"{len(rest)} more", "", "", _size(sum(value.num_bytes for value in rest)), "", "")
+        table.add_row(f"{len(rest)} more", "", readable_bytes(sum(value.num_bytes for value in rest)), "")
     free = len(saved) - len(by_size)
     if free:
-        table.add_row(f"{free} for free", "", "", "0 B", "parameters, and views of saved memory", "")
+        table.add_row(f"{free} for free", "", "0 B", "parameters, and views of saved memory")
     return table
 
 
 def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:
     table = Table(title="recomputed", title_justify="left", box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("op", overflow="fold")
+    table.add_column("value", overflow="fold")
     for heading in ("not saved", "moved", "FLOPs"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("source", overflow="fold", ratio=1)
     costliest = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
     for value in costliest[:most]:
-        cells = (_size(value.num_bytes), _size(value.moved_bytes), _flops(value.flops) if value.flops else "")
-        table.add_row(value.name, escape(value.op), *cells, escape(_short(value.source)))
-    if costliest[most:]:
-        rest = costliest[most:]
-        moved = _size(sum(value.moved_bytes for value in rest))
-        table.add_row(f"{len(rest)} more", "", _size(sum(value.num_bytes for value in rest)), moved, "", "")
+        sizes = readable_bytes(value.num_bytes), readable_bytes(value.moved_bytes)
+        table.add_row(escape(_called(value)), *sizes, _flops(value.flops) if value.flops else "")
+    rest = costliest[most:]
+    if rest:
+        sums = sum(value.num_bytes for value in rest), sum(value.moved_bytes for value in rest)
+        table.add_row(f"{len(rest)} more", *map(readable_bytes, sums), "")
     return table
 
 
-def _short(source: str) -> str:
-    """The source without the folders of its file."""
-    file, _, rest = source.partition(":")
-    return f"{Path(file).name}:{rest}" if rest else source
+def _by_size(saved: Sequence[SavedValue]) -> list[SavedValue]:
+    return sorted((value for value in saved if value.num_bytes), key=lambda value: -value.num_bytes)
 
 
-def _size(num_bytes: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:,.1f} {unit}"
-    return f"{num_bytes:.0f} B"
+def _shape(value: SavedValue) -> str:
+    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+
+
+def _called(value: SavedValue | RecomputedValue) -> str:
+    """Return module, op and name; if no module called the op, op, name and line, without the folders of its file."""
+    op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
+    named = f"{op} ({value.name})"
+    if value.module:
+        return f"{value.module} {named}"
+    file, _, rest = value.source.partition(":")
+    return f"{named}, {Path(file).name}:{rest}" if rest else named
 
 
 def _flops(flops: float) -> str:

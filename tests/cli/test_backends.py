@@ -20,10 +20,18 @@ def test_says_why_one_is_missing_and_what_installs_it(
     monkeypatch.setattr(command, "backends", lambda device: (status,))
     assert main(["backends"]) == 0
     row = capsys.readouterr().out.splitlines()[-1]
-    assert row.split("  ")[0] == "inductor"
-    assert [cell.strip() for cell in row.split("  ") if cell.strip()] == [
-        "inductor",
-        "no",
-        "no C++ compiler",
-        "apt install g++",
+    assert row == "inductor  no         no C++ compiler; to get it: apt install g++"
+
+
+def test_it_folds_between_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    status = BackendStatus(
+        "nvfuser", False, "nvFuser compiles for CUDA only", "build it: https://github.com/NVIDIA/Fuser"
+    )
+    monkeypatch.setattr(command, "backends", lambda device: (status,))
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["backends"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "nvfuser   no         nvFuser compiles for CUDA only; to get",
+        "                     it: build it:",
+        "                     https://github.com/NVIDIA/Fuser",
     ]

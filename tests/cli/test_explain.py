@@ -1,11 +1,15 @@
+import argparse
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
+from fuselayers.cli import explain as command
 from fuselayers.cli.main import main
 from fuselayers.partition import MemoryReport, default, explain
 from tests.cli.conftest import TINY_MODEL
@@ -64,7 +68,27 @@ def test_what_a_model_is_explained_with(
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
-    assert main(["explain", f"model={model}", *rest]) == 0
+    assert main(["explain", model, *rest]) == 0
+
+
+def test_a_terminal_shows_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuselayers.cli.explain.explain", explain_a_sine)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    console = Console(force_terminal=True, width=80, file=io.StringIO())
+    assert command.run(parser.parse_args([*MODEL, "--partition", "default"]), console) == 0
+    assert "tracing and cutting the graphs" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "allowed"), [("--svg", "cut.pdf", ".svg or .dot"), ("--pareto", "cut.dot", ".svg or .png")]
+)
+def test_a_wrong_suffix_is_refused_before_the_work(
+    option: str, file: str, allowed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuselayers.cli.explain.compose", lambda *_: pytest.fail("the model is composed"))
+    assert main(["explain", *MODEL, option, file]) == 2
+    assert f"fuselayers: a picture's file must end in {allowed}, got '{file}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +100,7 @@ def test_what_a_model_is_explained_with(
         (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
         (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
-        (["--svg", "cut.pdf"], "a picture's file must end in .svg or .dot, got 'cut.pdf'"),
+        (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],
 )

@@ -97,7 +97,7 @@ def test_list_shows_it_and_train_trains_and_continues(
 ) -> None:
     fresh()
     assert main(["list", "feedforward", "--import", "my_layers"]) == 0
-    assert "tripled times float above 0 3.0 the number." in " ".join(capsys.readouterr().out.split())
+    assert "times float, above 0, default 3.0: the number." in " ".join(capsys.readouterr().out.split())
     fresh()
     assert main(["list", "feedforward"]) == 0
     assert "tripled" not in capsys.readouterr().out

@@ -1,17 +1,17 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from fuselayers.cli.main import main
 from fuselayers.components import registry
 from fuselayers.configs import choices
-from fuselayers.configs.group_files import GROUPS
+from fuselayers.configs.group_files import COMPONENT_GROUPS, GROUPS
 
 
-@pytest.fixture(autouse=True)
-def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line for each row, so that its cells follow each other."""
-    monkeypatch.setenv("COLUMNS", "300")
+@pytest.fixture
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 def _list(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -19,38 +19,65 @@ def _list(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def _tables(out: str) -> dict[str, str]:
-    """The text of each kind's table."""
-    found: dict[str, str] = {}
+@pytest.mark.usefixtures("_narrow")
+def test_every_component_has_one_line_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _list(capsys).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...")]
+    found: dict[str, list[str]] = {}
     kind = ""
-    for line in out.splitlines():
-        if line.strip() in registry.KINDS and not line.startswith(" "):
-            kind = line.strip()
-        found[kind] = found.get(kind, "") + line + "\n"
-    return found
+    for line in lines:
+        if line in (*registry.KINDS, "in a config"):
+            kind = line
+        elif line.startswith("  "):
+            found.setdefault(kind, []).append(line.split()[0])
+    names = [group for group in GROUPS if group not in COMPONENT_GROUPS]
+    assert [line for line in found.pop("in a config") if line.endswith("=")] == [f"{name}=" for name in names]
+    assert found == {kind: list(registry.names(kind)) for kind in registry.KINDS}
+    assert "  silu          x sigmoid(x), also called swish" in lines
 
 
-def test_prints_every_registered_component_with_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    tables = _tables(_list(capsys))
-    assert set(tables) == {kind for kind in registry.KINDS if registry.names(kind)}
-    for kind, text in tables.items():
-        words = text.split()
+def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = "Three linear layers: one, activated, scales another; the third brings the product back"
+    assert f"  gated_mlp           {summary}" in _list(capsys).splitlines()
+    lines = _list(capsys, "feedforward.gated_mlp").splitlines()
+    assert lines[:2] == ["feedforward.gated_mlp", f"  {summary}"]
+    assert len(lines) == 2 + len(registry.options("feedforward", "gated_mlp"))
+
+
+def test_a_component_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in registry.KINDS:
+        words = _list(capsys, kind).split()
         for name in registry.names(kind):
-            assert name in words, (kind, name)
-            for option in registry.options(kind, name):
-                assert option.name in words, (kind, name, option.name)
+            assert f"{kind}.{name}" in words
+            assert {option.name for option in registry.options(kind, name)} <= set(words), (kind, name)
 
 
-def test_an_option_has_its_type_its_default_and_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(_list(capsys, "feedforward").split())
-    options = {option.name: option for option in registry.options("feedforward", "mlp")}
-    assert "expansion float above 0 4.0" in text
-    assert "dropout float at least 0 and at most 1 0.0" in text
-    assert "activation str | None 'gelu'" in text
-    first_words = " ".join(options["expansion"].doc.split()[:3])
-    assert first_words
-    assert first_words in text
-    assert "layer_norm" not in text
+def test_a_class_without_a_docstring(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWNERS, "norm", {"bare": type("Bare", (nn.Module,), {})})
+    assert "\n  bare\n" in _list(capsys)
+    assert _list(capsys, "norm.bare") == "norm.bare\n  no options\n"
+
+
+@pytest.mark.usefixtures("_narrow")
+def test_options_fold_below_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _list(capsys, "position.relative").splitlines() == [
+        "position.relative",
+        "  A learned bias of the scores, per head and range of distances. Every layer",
+        "  adds it; it works for any length",
+        "  num_buckets   int, at least 1, default 32: number of ranges of distances, in",
+        "                both directions together.",
+        "  max_distance  int, at least 1, default 128: distance in tokens from which all",
+        "                share a bucket.",
+    ]
+
+
+def test_one_component_has_no_line_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _list(capsys, "feedforward.mlp").splitlines()
+    assert lines[0] == "feedforward.mlp"
+    assert "  expansion   float, above 0, default 4.0: the hidden width as a multiple of D." in lines
+    assert "  activation  str | None, default 'gelu': " in "\n".join(lines)
+    assert not [line for line in lines if "conv_mlp" in line or "feedforward=" in line]
 
 
 def test_overrides_show_the_config_they_make_and_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,10 +87,18 @@ def test_overrides_show_the_config_they_make_and_its_parameters(capsys: pytest.C
     assert "name: rms_norm" in _list(capsys, "norm=rms_norm")
 
 
+@pytest.mark.usefixtures("_narrow")
+def test_a_config_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(len, _list(capsys, "model=gpt_nano").splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["feedforwrd"], "no kind 'feedforwrd'; did you mean 'feedforward'? there are: activation, attention"),
+        (["feedforwrd.mlp"], "no kind 'feedforwrd.mlp'; did you mean 'feedforward'? there are: activation, attention"),
+        (["feedforward.mpl"], "no feedforward 'mpl'; did you mean 'mlp'? there are: conv_mlp, "),
+        (["train.step"], "no train option 'step'; did you mean 'steps'? there are: accumulate, "),
         (["norm", "block"], "list takes one kind or overrides key=value, got norm block"),
         (["norm", "model=gpt_nano"], "list takes one kind or overrides key=value, got norm model=gpt_nano"),
         (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
@@ -78,32 +113,32 @@ def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: 
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "line"),
     [
-        ("residual", "sandwich layer_scale float | None above 0 None"),
-        ("position", "learned no options none no options relative num_buckets int at least 1 32"),
-        ("train", "beta2 float at least 0 and below 1 0.95"),
-        ("fusion", "scope 'none' | 'layer' | 'block' | 'model' 'model'"),
+        ("residual", "  layer_scale       float | None, above 0, default None: "),
+        ("position.relative", "  num_buckets   int, at least 1, default 32: "),
+        ("position.learned", "  no options"),
+        ("train", "  beta2              float, at least 0 and below 1, default 0.95: "),
+        ("train.beta2", "  beta2  float, at least 0 and below 1, default 0.95: "),
+        ("fusion", "  scope      'none' | 'layer' | 'block' | 'model', default 'model': "),
     ],
 )
-def test_every_kind_and_section_has_a_table(capsys: pytest.CaptureFixture[str], kind: str, words: str) -> None:
-    assert words in " ".join(_list(capsys, kind).split())
+def test_every_kind_and_section_has_its_options(capsys: pytest.CaptureFixture[str], kind: str, line: str) -> None:
+    assert [text for text in _list(capsys, kind).splitlines() if text.startswith(line)]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_what_a_group_chooses_from_is_below_its_table(capsys: pytest.CaptureFixture[str], group: str) -> None:
-    _, _, below = " ".join(_list(capsys, group).split()).rpartition(f" {group}= takes ")
-    assert below.split(", ") == list(choices(group))
+def test_what_a_group_chooses_from_is_below_its_options(capsys: pytest.CaptureFixture[str], group: str) -> None:
+    assert _list(capsys, group).splitlines()[-1] == f"{group}= takes {', '.join(choices(group))}"
 
 
 def test_files_of_ones_own_are_among_the_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("defaults: [gpt_nano]\nhidden_dim: 32\n")
     found = f"hydra.searchpath=[{tmp_path}]"
-    for arguments in (["model", found], [found, "model"]):
-        assert ", mine, " in " ".join(_list(capsys, *arguments).split())
-    assert ", mine, " in " ".join(_tables(_list(capsys, found))["model"].split())
-    assert ", mine, " not in " ".join(_list(capsys, "model").split())
+    for arguments in (["model", found], [found, "model"], [found]):
+        assert ", mine, " in _list(capsys, *arguments)
+    assert ", mine, " not in _list(capsys, "model")
     assert "hidden_dim: 32" in _list(capsys, "model=mine", found)
     assert main(["list", "mine", found]) == 2
     assert capsys.readouterr().err.endswith("; to see what it is, write model=mine\n")
@@ -113,7 +148,7 @@ def test_files_of_ones_own_are_among_the_choices(capsys: pytest.CaptureFixture[s
     ("name", "end"),
     [
         ("gpt2_small", "train; to see what it is, write model=gpt2_small"),
-        ("rotary", "; to see what it is, write position=rotary"),
+        ("rotary", "; to see what it is, write position.rotary"),
         ("quick", "; to see what it is, write train=quick"),
         ("gpt2_smal", "train"),
     ],

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -7,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers import cli
 from fuselayers._version import __version__
+from fuselayers.cli import backends
 from fuselayers.cli.main import main
 from fuselayers.partition import BackendUnavailableError, FallbackWarning
 from tests.processes import Program, run
@@ -21,6 +23,74 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(arguments) == 0
         out = capsys.readouterr().out
         assert all(f"\n    {name} " in out for name in ("train", "list", "bench", "backends"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        *([command] for command in ("train", "list", "bench", "explain", "tune", "backends", "lint-kernels")),
+        *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
+    ],
+    ids=" ".join,
+)
+def test_help_fits_the_terminal(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main([*arguments, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+
+
+def test_the_answers_that_need_no_torch_import_none() -> None:
+    program = """
+import sys
+from fuselayers.cli.main import main
+codes = [main(arguments) for arguments in (["--version"], ["--help"], [], ["trian"], ["--verzion"])]
+assert codes == [0, 0, 0, 2, 2], codes
+heavy = {"torch", "numpy", "hydra", "matplotlib", "networkx"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    # Not `run`, whose processes begin with torch.
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("fuselayers ba", ["backends "]),
+        ("fuselayers bench ", ["model", "op", "partition", "suite", "-h", "--help"]),
+        ("fuselayers bench op soft", ["softmax "]),
+        ("fuselayers backends --de", ["--device "]),
+        ("fuselayers train feedf", ["feedforward="]),
+        ("fuselayers explain norm=r", ["rms_norm "]),
+        ("fuselayers explain gpt_", ["gpt_nano "]),
+        ("fuselayers bench model gpt_nano fusion.sc", ["fusion.scope="]),
+        ("fuselayers list norm.r", ["norm.rms_norm "]),
+    ],
+)
+def test_the_tab_key(line: str, wanted: list[str], tmp_path: Path) -> None:
+    answer = tmp_path / "answer"
+    shell = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SHELL": "bash",
+        "_ARGCOMPLETE_IFS": "|",
+        "_ARGCOMPLETE_COMP_WORDBREAKS": " =",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    program = f"""
+import os
+os.environ |= {shell!r}
+from fuselayers.cli.main import main
+main([])
+"""
+    done = run(program)
+    assert done.errors == ""
+    assert sorted(answer.read_text().split("|")) == sorted(wanted)
 
 
 def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,10 +108,12 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
             ["trian"],
             "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, lint-kernels, list, ",
         ),
-        (["backends", "--al"], "unrecognized arguments: --al; see fuselayers --help"),
+        (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
+        (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),
+        (["--verzion"], "no option of fuselayers '--verzion'; did you mean '--version'?"),
         (
             ["bench"],
-            "the following arguments are required: op | model | partition | suite; see fuselayers bench --help",
+            "the following arguments are required: SUBJECT; see fuselayers bench --help",
         ),
         (["train", "feedforwrd=mlp"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
         (["train", "train.learning_rate=fast"], "train.learning_rate must be a number, got 'fast'"),
@@ -69,13 +141,13 @@ def _fails(error: BaseException) -> object:
 def test_the_systems_errors_are_said_without_their_number(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.backends, "run", _fails(PermissionError(13, "Permission denied", "/a/file")))
+    monkeypatch.setattr(backends, "run", _fails(PermissionError(13, "Permission denied", "/a/file")))
     assert main(["backends"]) == 2
     assert capsys.readouterr().err == "fuselayers: Permission denied: /a/file\n"
 
 
 def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.backends, "run", _fails(AssertionError("ours")))
+    monkeypatch.setattr(backends, "run", _fails(AssertionError("ours")))
     with pytest.raises(AssertionError, match="ours"):
         main(["backends"])
     with pytest.raises(ValueError, match="no kind 'nrom'"):
@@ -86,7 +158,7 @@ def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeyp
 def test_want_of_memory_is_no_bug(
     fail: Callable[[], object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.backends, "run", lambda arguments, console: fail())
+    monkeypatch.setattr(backends, "run", lambda arguments, console: fail())
     assert main(["backends"]) == 2
     assert re.match(r"fuselayers: out of memory: .*; choose smaller sizes\n$", capsys.readouterr().err)
 
@@ -105,7 +177,7 @@ def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(
         warnings.warn("something else", UserWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr(cli.backends, "run", warn)
+    monkeypatch.setattr(backends, "run", warn)
     with pytest.warns(UserWarning, match="something else") as seen:
         assert main(["backends"]) == 0
     assert capsys.readouterr().err == "fuselayers: backend 'inductor' is not used: no compiler\n"
@@ -115,13 +187,13 @@ def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(
 def test_a_backend_that_cannot_serve_is_no_bug(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli.backends, "run", _fails(BackendUnavailableError("no backend could compile this")))
+    monkeypatch.setattr(backends, "run", _fails(BackendUnavailableError("no backend could compile this")))
     assert main(["backends"]) == 2
     assert capsys.readouterr().err == "fuselayers: no backend could compile this\n"
 
 
 def test_ctrl_c_before_training_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.backends, "run", _fails(KeyboardInterrupt()))
+    monkeypatch.setattr(backends, "run", _fails(KeyboardInterrupt()))
     assert main(["backends"]) == 130
     assert capsys.readouterr().err == "fuselayers: stopped\n"
 
@@ -178,4 +250,4 @@ sys.exit(main(sys.argv[1:]))
     done = run(program, "train", *wanted, *asked)
     assert (done.code, done.errors) == (0, "")
     assert f"writing {tmp_path}/r\\xfcn" in done.printed
-    assert re.search(r"^\| tokens/s +\|", done.printed, re.MULTILINE)
+    assert re.search(r"^tokens/s  ", done.printed, re.MULTILINE)

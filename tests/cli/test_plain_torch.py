@@ -13,9 +13,9 @@ SMALL_DECODER = ["model.num_layers=2", "model.hidden_dim=32"]
         ("gpt_nano", [*SMALL_DECODER, "feedforward.activation=gelu_tanh"]),
         ("gpt_nano", [*SMALL_DECODER, "feedforward.bias=false", "model.tie_embeddings=false"]),
         ("gpt2_tiny", ["feedforward=mlp", "feedforward.activation=relu"]),
-        ("llama_tiny", ["model.num_layers=2"]),
-        ("bert_tiny", []),
-        ("vit_tiny", ["attention.num_heads=8"]),
+        ("llama_tiny", ["model.num_layers=2", "model.hidden_dim=64"]),
+        ("bert_tiny", ["model.num_layers=2", "model.hidden_dim=32"]),
+        ("vit_tiny", ["model.num_layers=2", "attention.num_heads=8"]),
     ],
 )
 def test_the_twin_has_the_same_losses_and_gradients(name: str, overrides: list[str]) -> None:

@@ -69,14 +69,16 @@ class Patches(nn.Module):
     def __init__(self, layer: PatchEmbedding) -> None:
         super().__init__()
         self.patch_size, self.projection = layer.patch_size, layer.projection
+        self.stride, self.padding = layer.stride, layer.padding
 
     def forward(self, images: Tensor) -> Tensor:
         side, projection = self.patch_size, self.projection
+        images = nn.functional.pad(images, 4 * [self.padding])
         height, width = images.shape[2:]
         patches = [
             images[:, :, top : top + side, left : left + side].flatten(1)
-            for top in range(0, height, side)
-            for left in range(0, width, side)
+            for top in range(0, height - side + 1, self.stride)
+            for left in range(0, width - side + 1, self.stride)
         ]
         y = torch.stack(patches, dim=1) @ projection.weight.flatten(1).T
         return y if projection.bias is None else y + projection.bias
@@ -90,6 +92,27 @@ def test_patch_values_and_gradients(patch_size: int, channels: int, shape: tuple
     layer = randomise(PatchEmbedding(5, patch_size=patch_size, channels=channels, bias=bias)).double()
     images = torch.randn(2, channels, *shape).double()
     assert_same_step(Patches(layer), layer, images, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("patch_size", "stride", "padding", "shape"),
+    [(3, 2, 1, (5, 8)), (7, 4, 3, (9, 4)), (4, 3, 0, (9, 5)), (2, 2, 1, (3, 1)), (3, 1, 2, (1, 1))],
+)
+def test_overlapping_patches(patch_size: int, stride: int, padding: int, shape: tuple[int, int]) -> None:
+    layer = randomise(PatchEmbedding(5, patch_size=patch_size, channels=2, stride=stride, padding=padding)).double()
+    images = torch.randn(2, 2, *shape).double()
+    assert_same_step(Patches(layer), layer, images, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
+    assert layer(images).shape[1] == layer.patches_along(shape[0]) * layer.patches_along(shape[1])  # type: ignore[operator]
+
+
+def test_errors_of_overlapping_patches() -> None:
+    with pytest.raises(ValueError, match=r"^stride must be at most patch_size, 4, got 5: pixels would be left out$"):
+        PatchEmbedding(5, patch_size=4, stride=5)
+    with pytest.raises(ValueError, match=r"^padding must be below patch_size, 4, got 4: patches would be empty$"):
+        PatchEmbedding(5, patch_size=4, padding=4)
+    text = "the height and width of images must be at least 5 pixels, for one patch, got [1, 3, 9, 4]; resize or pad"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+        PatchEmbedding(5, patch_size=7, stride=4, padding=1)(torch.zeros(1, 3, 9, 4))
 
 
 def test_patch_compiled_copied_and_under_autocast() -> None:

@@ -87,7 +87,7 @@ def test_what_is_registered() -> None:
         "embedding": ("patch", "token"),
         "residual": ("deepnorm", "parallel", "post", "pre", "sandwich"),
         "block": ("reversible", "transformer"),
-        "model": ("decoder", "encoder", "encoder_decoder", "vision_transformer"),
+        "model": ("decoder", "encoder", "encoder_decoder", "hierarchical_vision", "vision_transformer"),
         "fused": ("bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"),
     }
 
@@ -178,8 +178,7 @@ def test_an_unknown_name(use: object) -> None:
             "attention",
             Choice("multi_head", {"num_heads": 2, "causal": False}),
             {},
-            "no multi_head option 'causal'; there are: bias, dropout, head_dim, kernel, num_heads, num_kv_heads, "
-            "out_bias, projections, qk_norm, qk_norm_eps, scale, sinks, soft_cap, window",
+            "'causal' is no option of attention 'multi_head': the model sets it, a decoder to True; leave it out",
         ),
         (
             "norm",
@@ -225,7 +224,7 @@ def test_causal_is_filled_in_for_every_part_that_takes_it(kind: str) -> None:
     register(kind, "seeing")(Seeing)
     assert accepted(kind, "seeing", causal=True, backend="eager") == {"causal": True}
     assert [option.name for option in options(kind, "seeing")] == ["reach"]
-    with pytest.raises(ValueError, match=r"^no seeing option 'causal'; there are: reach$"):
+    with pytest.raises(ValueError, match=rf"^'causal' is no option of {kind} 'seeing': the model sets it"):
         create(kind, Choice("seeing", {"causal": False}), 4, causal=True)
 
 

@@ -238,6 +238,12 @@ def test_a_model_beyond_memory_is_refused_before_it_is_built(overrides: list[str
     assert time.process_time() - started < 20
 
 
+@pytest.mark.parametrize(("depths", "needed"), [("[5000000,2,2]", r"1,\d{3} GB"), ("[2,2,5000000]", r"15,\d{3} GB")])
+def test_stages_beyond_memory_are_refused_too(depths: str, needed: str) -> None:
+    with pytest.raises(ValueError, match=rf"^the model needs at least {needed} of memory, and this machine has"):
+        build("hierarchical_vision", [f"model.depths={depths}"])
+
+
 def test_a_model_of_too_many_layers_is_refused_on_the_meta_device_too() -> None:
     with pytest.raises(ValueError, match=r"^the model needs at least .* GB of memory, and this machine has"):
         on_meta("gpt_nano", ["model.num_layers=1000000000"])

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "mixtral": ("decoder", "mixture_of_experts", "rms_norm", "pre", "rotary"),
     "gemma2": ("decoder", "gated_mlp", "rms_norm", "sandwich", "rotary"),
     "qwen3": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
+    "hierarchical_vision": ("hierarchical_vision", "fused_mlp", "layer_norm", "pre", "learned"),
     "vit": ("vision_transformer", "fused_mlp", "layer_norm", "pre", "learned"),
     "t5": ("encoder_decoder", "fused_mlp", "rms_norm", "pre", "relative"),
 }
@@ -294,7 +295,10 @@ class TestSources:
             "there are: activation, bias, dropout, expansion",
         ),
         (["feedforward=mlp", "feedforward.multiple_of=2"], "no mlp option 'multiple_of'; there are: activation, bias"),
-        (["feedforward.backend=eager"], "no fused_mlp option 'backend'; there are: activation"),
+        (
+            ["feedforward.backend=eager"],
+            "no fused_mlp option 'backend'; did you mean 'fusion.backend'?",
+        ),
         (["model.hidden_dims=8"], "no decoder option 'hidden_dims'; did you mean 'hidden_dim'?"),
         (
             ["position=rotry"],

@@ -265,7 +265,7 @@ PUBLISHED = {
     ),
 }
 # Sizes of our own: nothing is published to compare them with.
-OWN = {"gpt_nano", "llama_tiny"}
+OWN = {"gpt_nano", "llama_tiny", "hierarchical_vision"}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fuselayers.ops.layer_norm import layer_norm_reference
 from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
 from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
 from fuselayers.ops.rms_norm import rms_norm_reference
-from fuselayers.ops.softmax import softmax_reference
+from fuselayers.ops.softmax import log_softmax_reference, softmax_reference
 from tests.ops.contract import seed_of
 
 Shape = tuple[int, ...]
@@ -96,6 +96,24 @@ def mask_of(scores: Tensor) -> Tensor:
     """Return a mask of scores' shape that hides one position in three, and every fourth row."""
     places = torch.arange(scores.numel(), device=scores.device).view(scores.shape)
     return (places % 3 != 1) & (places // max(scores.shape[-1], 1) % 4 != 3)
+
+
+def _log_softmax_case() -> Case:
+    """With an additive mask; what causality hides is -inf, and is replaced, since errors of it cannot be measured."""
+
+    def finite(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(scores: Tensor, mask: Tensor, **options: Any) -> Any:
+            causal = scores.dim() > 1
+            y = fn(scores, mask, causal=causal, **options)
+            return y.masked_fill(y.isneginf().detach(), 0.0) if causal else y
+
+        return call
+
+    def shapes(shape: Shape) -> list[Shape]:
+        queries_first = (*shape[:-2], shape[-1], *shape[-2:-1])
+        return [queries_first, queries_first[-1:]]
+
+    return Case(finite(ops.log_softmax), finite(log_softmax_reference), shapes, 2, {"scale": 0.75})
 
 
 def _softmax_case(**options: Any) -> Case:
@@ -243,6 +261,7 @@ CASES: dict[str, Case] = {
     "softmax, masked": _softmax_case(masked=True, scale=-0.75),
     "softmax, causal": _softmax_case(causal=True, scale=0.75),
     "softmax, masked and causal": _softmax_case(masked=True, causal=True),
+    "log_softmax": _log_softmax_case(),
 }
 
 # One case of each op, the one with most options; and one without dropout, whose gradient is the incoming one.
@@ -259,6 +278,7 @@ EVERY_DAY = (
     "bias_dropout_residual_layer_norm, prenorm",
     "bias_dropout_residual_rms_norm, pre",
     "softmax, masked and causal",
+    "log_softmax",
 )
 
 

@@ -36,6 +36,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Tensor], dict[str, Any]]] =
     "activate": (ops.activate, {"z": X}, {"activation": "gelu"}),
     "linear_activation": (ops.linear_activation, {"x": X, "weight": WEIGHT, "bias": torch.ones(8)}, {}),
     "softmax": (ops.softmax, {"scores": X, "mask": X > 0}, {}),
+    "log_softmax": (ops.log_softmax, {"scores": X, "mask": X}, {}),
     "rotary": (ops.rotary, {"q": HEADS, "k": HEADS, "cos": TABLE, "sin": TABLE}, {}),
     "cross_entropy": (ops.cross_entropy, {"logits": X, "target": TARGET}, {}),
     "linear_cross_entropy": (

@@ -37,33 +37,6 @@ def elements(path: Path, tag: str) -> list[ET.Element]:
     return ET.parse(path).getroot().findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
 
 
-def test_svg_has_a_red_line_for_each_reader_of_a_saved_value(report: MemoryReport, tmp_path: Path) -> None:
-    path = report.draw(tmp_path / "cut.svg")
-    (graph,) = report.graphs
-    read = {node.name: node for node in graph.backward.graph.find_nodes(op="placeholder")}
-    expected = sum(len(read[value.name].users) for value in report.saved if value.name in read)
-    lines = [one for one in elements(path, "path") if one.get("stroke") == SAVED]
-    assert len(lines) == expected > 0
-    # From forward on the left to backward on the right; the largest value has the widest line.
-    ends = [re.findall(r"[\d.]+", one.get("d", "")) for one in lines]
-    assert {(x, to_x) for x, _, _, _, to_x, _ in ends} == {("400", "720")}
-    assert max(float(one.get("stroke-width", 0)) for one in lines) == 3.0
-
-
-def test_svg_has_every_op_inside_of_the_picture(report: MemoryReport, tmp_path: Path) -> None:
-    path = report.draw(tmp_path / "cut.svg")
-    (graph,) = report.graphs
-    labels = [(one.text or "").split("  ")[:2] for one in elements(path, "text")]
-    for module in (graph.forward, graph.backward):
-        for node in module.graph.nodes:
-            assert node.op != "call_function" or [node.name, str(node.target)] in labels
-    boxes = elements(path, "rect")
-    height = float(ET.parse(path).getroot().get("height", 0))
-    assert all(0 < float(one.get("y", 0)) < height for one in boxes)
-    assert len({(one.get("x"), one.get("y")) for one in boxes}) == len(boxes)
-    assert sum(one.get("fill") == RECOMPUTED for one in boxes) == len(report.recomputed) > 0
-
-
 def test_dot_has_both_graphs_and_the_cut_between_them(report: MemoryReport, tmp_path: Path) -> None:
     text = report.draw(tmp_path / "cut.dot").read_text()
     assert text.startswith('digraph "layer: budget(0.8) for inductor ')
@@ -141,14 +114,17 @@ def test_one_graph_for_graphviz(tmp_path: Path) -> None:
     assert "float32" not in text
 
 
-def test_the_joint_graph_is_drawn_on_its_way_to_the_default_partition(tmp_path: Path) -> None:
-    path = tmp_path / "joint.dot"
+@pytest.mark.parametrize(("suffix", "begins"), [("dot", 'digraph "'), ("svg", "<svg ")])
+def test_the_joint_graph_is_drawn_on_its_way_to_the_default_partition(suffix: str, begins: str, tmp_path: Path) -> None:
+    path = tmp_path / f"joint.{suffix}"
     a, b = torch.randn(50, requires_grad=True), torch.randn(50)
     cut = functools.partial(draw_joint_graph, file_name=path)
     drawn = aot_function(wave, lambda graph, inputs: graph, partition_fn=cut)
     plain = aot_function(wave, lambda graph, inputs: graph, partition_fn=default_partition)
     assert saved_bytes(drawn, a, b) == saved_bytes(plain, a, b) == 400
-    assert path.read_text().startswith('digraph "joint graph, cut by default_partition')
+    text = path.read_text()
+    assert text.startswith(begins)
+    assert "joint graph, cut by default_partition" in text
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

@@ -74,6 +74,23 @@ def test_is_shown_as_what_it_is() -> None:
     assert fused.note == "kept"
 
 
+def test_a_notebook_shows_what_serves_it() -> None:
+    fused: Any = fuse(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    page = "<p><b>fused Sequential</b></p><pre>nothing is compiled yet: call the function first</pre><details>"
+    assert fused._repr_html_().startswith(page)
+    fused(torch.ones(1, 2))
+    assert "<pre>Sequential(float32[2, 2], " in fused._repr_html_()
+    assert "eager, " in fused._repr_html_()
+
+    class Odd(nn.Linear):
+        def extra_repr(self) -> str:
+            return "<script>"
+
+    page = FusedModule(nn.Sequential(Odd(1, 1)), fused.fused)._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+
+
 def test_a_view_of_a_container_is_one() -> None:
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
     view = copy.deepcopy(fuse(module, backend="eager"))

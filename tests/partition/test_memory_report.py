@@ -1,9 +1,13 @@
+import dataclasses
+import html
+import io
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from rich.console import Console
+from torch import Tensor, nn
 
 from fuselayers.partition import CostModel, MemoryReport, budget, explain, machine_of
 from fuselayers.partition.partitioners import SavePolicy
@@ -24,7 +28,7 @@ def test_json_holds_every_figure(report: MemoryReport) -> None:
     assert content["subject"] == "layer"
     assert content["totals"]["this"]["saved_bytes"] == report.totals["this"].saved_bytes
     assert [value["name"] for value in content["saved"]] == [value.name for value in report.saved]
-    assert content["saved"][0].keys() == {"name", "op", "source", "shape", "dtype", "num_bytes", "reason"}
+    assert content["saved"][0].keys() == {"name", "module", "op", "source", "shape", "dtype", "num_bytes", "reason"}
     assert "graphs" not in content
 
 
@@ -36,8 +40,6 @@ def test_text_names_what_costs_most_and_sums_up_the_rest(report: MemoryReport) -
     lines = text.splitlines()
     eager = next(line for line in lines if line.startswith("eager"))
     assert eager.split()[3:5] == ["1.00", "x"]
-    from rich.console import Console
-
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
     report.print(console, most=1)
     assert f"{len([value for value in report.saved if value.num_bytes]) - 1} more" in console.export_text()
@@ -65,3 +67,38 @@ def test_the_curve_is_at_the_reports_own_prices(monkeypatch: pytest.MonkeyPatch)
 def test_two_explanations_of_the_same_are_equal(report: MemoryReport) -> None:
     shapes = (32, 48), (48, 96), (96, 48)
     assert explain(layer, *[torch.randn(shape, requires_grad=True) for shape in shapes]) == report
+
+
+def test_a_notebook_shows_the_totals_and_the_largest_values(report: MemoryReport) -> None:
+    page = dataclasses.replace(report, subject="<i>layer</i>")._repr_html_()
+    assert page.startswith("<p><b>&lt;i&gt;layer&lt;/i&gt;</b>: min_cut for inductor</p><table><tr><th>partition</th>")
+    for rule in report.totals:
+        assert f"<tr><td>{rule}</td><td>" in page
+    largest = max(report.saved, key=lambda value: value.num_bytes)
+    assert f"<td>{'x'.join(map(str, largest.shape))} float32</td>" in page
+    assert html.escape(largest.reason) in page
+    many = dataclasses.replace(report, saved=tuple([largest] * 50))
+    assert many._repr_html_().count("<tr>") == len(report.totals) + 12
+    assert len(many._repr_html_()) < 10_000
+
+
+def test_values_are_named_by_module_and_op() -> None:
+    block = nn.Sequential(nn.Linear(8, 16), nn.GELU())
+    x = torch.randn(4, 2, 8, requires_grad=True)
+    report = explain(lambda q: F.scaled_dot_product_attention(q, q, q).sum() + block(x).sum(), x[None], backend="eager")
+    found = {(value.module, value.op) for value in report.saved}
+    assert any(op.startswith("aten._scaled_dot_product") for _, op in found)
+    report = explain(block, x, backend="eager")
+    assert ("0", "aten.addmm.default") in {(value.module, value.op) for value in report.saved}
+    assert "0 addmm (addmm)" in str(report)
+
+
+def test_tables_fit_eighty_columns_and_no_path_is_broken(report: MemoryReport) -> None:
+    long = dataclasses.replace(report.saved[0], module="blocks.11.residual.norms.0", op="aten.addmm.default")
+    report = dataclasses.replace(report, saved=(long, *report.saved[1:]))
+    console = Console(width=80, record=True, file=io.StringIO())
+    report.print(console)
+    # The first line and the last two are sentences.
+    lines = console.export_text().splitlines()[1:-2]
+    assert all(len(line) <= 80 for line in lines)
+    assert any(line.startswith("blocks.11.residual.norms.0 ") for line in lines)

@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fuselayers.partition import PartitionError, fuse, saved_bytes
+from fuselayers.partition import PartitionError, explain, fuse, saved_bytes
 from fuselayers.partition.saved_by_default import saved_by_default
 from tests.partition.tracing import GPT, joint_graph_of, traced
 
@@ -34,7 +37,9 @@ def test_a_size_stands_for_its_tensor() -> None:
 def test_nothing_but_views_and_masks_runs_again_in_a_model() -> None:
     joint = GPT.decomposed(layers=2).joint()
     again = joint.recomputed(saved_by_default(joint))
-    costly = {str(node.target) for node in again if node not in joint.made_from_scalars and not is_free(node)}
+    # The mask of the targets runs in backward only.
+    twice = [node for node in again if node in joint.forward and node not in joint.made_from_scalars]
+    costly = {str(node.target) for node in twice if not is_free(node)}
     assert costly == set()
 
 
@@ -47,6 +52,29 @@ def is_free(node: torch.fx.Node) -> bool:
 def test_one_element_of_a_large_tensor_is_not_a_reason_to_keep_it() -> None:
     fused = fuse(lambda v: torch.rand(100, 100)[0, 0].exp() * v, backend="eager", partition="default", fallback=())
     assert saved_bytes(fused, torch.randn(3, requires_grad=True)) <= 16
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_the_one_hot_mask_of_targets_is_not_saved(backend: str) -> None:
+    logits, targets = torch.randn(16, 300, requires_grad=True), torch.randint(300, (16,))
+    totals = explain(F.cross_entropy, logits, targets, backend=backend, partition="default").totals
+    assert totals["this"].saved_bytes <= totals["eager"].saved_bytes
+
+
+def test_a_mask_that_forward_makes_for_backward_is_saved_where_it_is_smaller_than_its_source() -> None:
+    class Gate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x > 0)
+            return x.relu()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            (mask,) = ctx.saved_tensors
+            return dy * mask
+
+    x = torch.randn(16, 300, requires_grad=True)
+    assert names(lambda x: Gate.apply(x * 2), x) == ["aten.gt.Scalar"]
 
 
 def test_the_boundary_of_checkpointed_layers_is_saved_though_it_is_a_view() -> None:

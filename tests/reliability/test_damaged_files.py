@@ -78,7 +78,7 @@ def test_a_run_with_a_damaged_file(
             assert f"{run / name}" in errors, errors
             assert _contents(run) == before
 
-    tally.seeds(check, few=15, all=200)
+    tally.seeds(check, few=8, all=200)
 
 
 def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) -> None:
@@ -125,4 +125,4 @@ def test_a_damaged_file_of_times_stops_no_call(tally: Tally, tmp_path: Path, mon
             warnings.filterwarnings("ignore", ".* is no file as fuselayers writes it")
             torch.testing.assert_close(fuse(wave)(a, b), wave(a, b))
 
-    tally.seeds(check, few=6, all=100)
+    tally.seeds(check, few=3, all=100)

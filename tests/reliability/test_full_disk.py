@@ -31,4 +31,4 @@ def test_a_run_on_a_full_disk(tally: Tally, whole: Path, tmp_path: Path) -> None
         assert ended.code == 0, ended.errors
         assert_same_run(run, whole / "run")
 
-    tally.seeds(check, few=3, all=40)
+    tally.seeds(check, few=1, all=40)

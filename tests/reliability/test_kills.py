@@ -24,7 +24,11 @@ from tests.reliability.runs import (
 from tests.reliability.tally import Tally
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    ids=lambda one: one.name,
+)
 def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
     number: signal.Signals, tally: Tally, whole: Path, tmp_path: Path
 ) -> None:
@@ -54,4 +58,4 @@ def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
         assert ended.code == 0, ended.errors
         assert_same_run(run, whole / "run")
 
-    tally.seeds(check, few=2, all=25)
+    tally.seeds(check, few=1, all=25)

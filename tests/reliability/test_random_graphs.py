@@ -20,7 +20,7 @@ from tests.reliability.tally import Tally
 
 PARTITIONS = ("min_cut", "default", "budget:0.5")
 # How many seeds a backend tries: Inductor compiles for some seconds.
-_FEW = {"eager": 8, "inductor": 1}
+_FEW = {"eager": 3, "inductor": 1}
 _ALL = {"eager": 120, "inductor": 24}
 
 pytestmark = [pytest.mark.parametrize("partition", PARTITIONS), pytest.mark.parametrize("backend", _FEW)]

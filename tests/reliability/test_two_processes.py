@@ -29,8 +29,9 @@ def test_one_of_them_has_the_run(tally: Tally, whole: Path, tmp_path: Path) -> N
             if one.code != 0:
                 assert one.code == 2, one.errors
                 assert one.errors.count("\n") == 1, one.errors
-                pids = [program.pid for program in (first, *others)]
-                assert any(str(pid) in one.errors for pid in pids), one.errors
+                # The other one may have taken the lock and not yet written its number.
+                holders = ["another process", *(str(program.pid) for program in (first, *others))]
+                assert any(holder in one.errors for holder in holders), one.errors
         assert_same_run(run, whole / "run")
 
-    tally.seeds(check, few=3, all=30)
+    tally.seeds(check, few=1, all=30)

@@ -14,7 +14,8 @@ import torch
 from rich.console import Console
 
 from ..._version import __version__
-from ...names import no_such, shown
+from ...configs import choices
+from ...names import shown
 from ...ops import draw_seed
 from ...ops.implementations.launch import why_no_kernels
 from ...ops.philox import keep_factors
@@ -22,48 +23,58 @@ from ...partition import backends
 from ...partition.timer import Step, median_seconds, time_in_turns
 from ..files import write_text
 from ..machine import choose_device, measured_machine
-from ..text import chosen_names, say, table_of
+from ..parser import add_device, add_imports, add_overrides
+from ..text import chosen_names, print_table, say
 from .calls import BARE, call_cost
 from .cases import OPS, Settings, dtype_name, op_case
 from .measure import OURS, Candidate, Timing, spread, time_interleaved
 from .partition import SECTIONS, Row, Setting, budget_note
 from .subjects import COMPILE, Subject, model_subject, op_candidate, op_subject
-from .suite_command import run_suite
+from .suite_command import MINUTES, run_suite
 
-SUMMARY = "time an op, a model, or the fusion core, against eager PyTorch"
 DESCRIPTION = """\
-Times one op or model: plain eager PyTorch without this library, against the library's eager layers and each backend.
-All run in one process, in turns, after a warm-up; the table shows medians. Candidates with wrong numbers are not timed.
-`partition` measures the fusion core: saved bytes, memory against recompute, the time to cut a graph.
+Checks that the numbers agree with eager PyTorch, then times. All candidates run in one process, in turns, after a
+warm-up; tables show medians. Candidates with wrong numbers are not timed.
 
   fuselayers bench op bias_activation_dropout --dropout 0.1
-  fuselayers bench op residual_layer_norm --shape 4x1025x768 --dtype bfloat16 --json result.json
-  TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
-  fuselayers bench op dropout --parts
-  fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
-  fuselayers bench partition --only saved,budget --layers 4
-  fuselayers bench partition --quick --json partition.json
-  fuselayers bench suite --out results/
+  fuselayers bench model gpt_nano feedforward=mlp
+  fuselayers bench partition --quick
+  fuselayers bench suite --out results/"""
+_OP = """\
+Times one op: its formula in plain eager PyTorch, the same in torch.compile, and the op on each backend.
 
-`op NAME --overhead` measures what a call costs the CPU that launches kernels, with the launches stubbed, beside a bare
-autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. `op NAME --parts` times the forward of
-an op that drops beside its mask, the op without dropout, and a copy of x. `suite` measures every op in many shapes,
-dtypes and options against eager PyTorch, torch.compile and, on a GPU, Liger-Kernel where it is installed; it writes a
-folder with the numbers, a table and pictures."""
+  fuselayers bench op bias_activation_dropout --dropout 0.1
+  fuselayers bench op softmax --shape 4x1025x768 --dtype bfloat16
+  fuselayers bench op dropout --parts
+  TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
+
+--overhead measures what a call costs the CPU that launches kernels, with the launches stubbed, beside a bare
+autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. --parts times the forward of an op that
+drops beside its mask, the op without dropout, and a copy of x."""
+_MODEL = """\
+Times one model of the configs: plain eager PyTorch without this library, the same in torch.compile, this library's
+eager layers, and each backend.
+
+  fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
+  fuselayers bench model llama_tiny --dropout 0 --json result.json"""
+_PARTITION = """\
+Measures the fusion core beside PyTorch's partitioners: saved bytes, memory against recompute, the time to cut a graph,
+and what a call costs.
+
+  fuselayers bench partition --only saved,budget --layers 4
+  fuselayers bench partition --quick --json partition.json"""
+_SUITE = """\
+Measures every op in many shapes, dtypes and options, and whole models, against eager PyTorch, torch.compile and, on a
+GPU, Liger-Kernel where it is installed. Writes a folder with the numbers, a table and pictures.
+
+  fuselayers bench suite --out results/
+  fuselayers bench suite --out results/ --ops softmax,rms_norm --minutes 3"""
 
 _DTYPES: Final = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-}
-_OF_EACH: Final = {"name", "shape", "dtype", "backends", "dropout", "json"}
-# The arguments of each subject, except --repeats and --device.
-_ARGUMENTS: Final = {
-    "op": {*_OF_EACH, "activation", "overhead", "parts"},
-    "model": {*_OF_EACH, "overrides"},
-    "partition": {"only", "layers", "quick", "json"},
-    "suite": {"ops", "dtypes", "minutes", "quick", "out"},
 }
 _LAYERS: Final = 4
 _REPEATS: Final = 50
@@ -74,42 +85,66 @@ _DEFAULT_BACKENDS: Final = ("eager", "inductor", COMPILE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of all subjects."""
-    parser.add_argument("subject", metavar="op | model | partition | suite", help="what to measure")
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help=f"a model of the configs, or an op: {', '.join(sorted(OPS))}"
-    )
-    # Without a default argparse calls an optional argument required.
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="OVERRIDE", help="of a model's config: feedforward=mlp"
-    )
-    parser.add_argument(
-        "--shape", help="of an op's x: 8x256x512; of a model's batch: sequences x tokens, 4x128, or images, 4"
-    )
-    parser.add_argument("--dtype", help=f"one of {', '.join(_DTYPES)} (default float32)")
-    parser.add_argument("--backends", help=f"comma-separated (default {','.join(_DEFAULT_BACKENDS)})")
-    parser.add_argument(
-        "--repeats", type=int, help=f"timings of each candidate (default {_REPEATS}, suite {_SUITE_REPEATS})"
-    )
-    parser.add_argument(
-        "--dropout", type=float, help="probability of dropping (default: 0, with --parts 0.1, or a model's config)"
-    )
+    """Add a command for each subject, with arguments of its own."""
+    subjects = parser.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
+    for name, summary, description, add in (
+        ("op", "one op", _OP, _add_op),
+        ("model", "one model of the configs", _MODEL, _add_model),
+        ("partition", "the fusion core", _PARTITION, _add_partition),
+        ("suite", "every op, and models, into a folder", _SUITE, _add_suite),
+    ):
+        subject = subjects.add_parser(name, help=summary, description=description)
+        add(subject)
+        repeats = _SUITE_REPEATS if name == "suite" else _REPEATS
+        subject.add_argument(
+            "--repeats", type=int, default=repeats, help=f"timings of each candidate (default {repeats})"
+        )
+        add_device(subject)
+        if name != "suite":
+            subject.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
+
+
+def _add_op(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="OP", choices=sorted(OPS), help=f"one of {', '.join(sorted(OPS))}")
+    parser.add_argument("--shape", help=f"of x (default {'x'.join(map(str, _OP_SHAPE))})")
+    parser.add_argument("--dropout", type=float, help="probability of dropping (default 0, with --parts 0.1)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
-    parser.add_argument("--overhead", action="store_true", help="of an op: what a call costs the CPU, launches stubbed")
-    parser.add_argument("--parts", action="store_true", help="of an op with dropout: its mask and the rest, forward")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
-    parser.add_argument("--only", help=f"of partition: {','.join(SECTIONS)} (default all)")
-    parser.add_argument("--layers", type=int, help=f"of partition: layers of the budget's model (default {_LAYERS})")
+    _add_candidates(parser)
+    parser.add_argument("--overhead", action="store_true", help="what a call costs the CPU, launches stubbed")
+    parser.add_argument("--parts", action="store_true", help="an op with dropout: its mask and the rest, forward")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    name = parser.add_argument("name", metavar="MODEL", help="of the configs, as gpt_nano: `fuselayers list model`")
+    name.completer = lambda **_: choices("model")  # type: ignore[attr-defined]
+    add_overrides(parser, nargs="*", metavar="OVERRIDE", help="of the model's config: feedforward=mlp")
+    parser.add_argument("--shape", help="of a batch: sequences x tokens, as 4x128, or images, as 4")
+    parser.add_argument("--dropout", type=float, help="probability of dropping (default: the config's)")
+    _add_candidates(parser)
+    add_imports(parser)
+
+
+def _add_candidates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--quick", action="store_true", help="of partition and suite: fewer and smaller shapes and models"
+        "--dtype", choices=_DTYPES, metavar="DTYPE", default="float32", help=f"{', '.join(_DTYPES)} (default float32)"
     )
-    parser.add_argument("--ops", help="of suite: comma-separated (default all)")
+    parser.add_argument("--backends", help=f"comma-separated (default {', '.join(_DEFAULT_BACKENDS)})")
+
+
+def _add_partition(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", metavar="SECTIONS", help=f"comma-separated, of {', '.join(SECTIONS)} (default all)")
+    parser.add_argument("--layers", type=int, default=_LAYERS, help=f"layers of the budget's model (default {_LAYERS})")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller models")
+
+
+def _add_suite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
+    parser.add_argument("--ops", help="comma-separated (default all, and models)")
+    parser.add_argument("--dtypes", help="comma-separated (default bfloat16,float16,float32; float32 on a CPU)")
     parser.add_argument(
-        "--dtypes", help="of suite: comma-separated (default bfloat16,float16,float32; float32 on a CPU)"
+        "--minutes", type=float, default=MINUTES, help=f"no new measurement begins later (default {MINUTES:g})"
     )
-    parser.add_argument("--minutes", type=float, help="of suite: no new measurement begins later (default 12)")
-    parser.add_argument("--out", metavar="DIR", help="of suite: the folder to write")
-    parser.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
+    parser.add_argument("--quick", action="store_true", help="one shape, no models")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -121,32 +156,22 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     Raises:
         ValueError: a wrong argument; the text lists the possible ones.
     """
-    subject = arguments.subject
-    if subject not in _ARGUMENTS:
-        raise ValueError(no_such("subject of bench", subject, _ARGUMENTS))
-    for name in sorted(set().union(*_ARGUMENTS.values()) - _ARGUMENTS[subject]):
-        if getattr(arguments, name) not in (None, False, []):
-            given = name if name in ("name", "overrides") else f"--{name}"
-            takes = ", ".join(sorted(_ARGUMENTS[subject] | {"device", "repeats"}))
-            raise ValueError(f"bench {subject} takes no {given}; it takes {takes}")
-    if arguments.repeats is None:
-        arguments.repeats = _SUITE_REPEATS if subject == "suite" else _REPEATS
     if arguments.repeats < 1:
         raise ValueError(f"--repeats must be at least 1, got {arguments.repeats}")
     device = choose_device(arguments.device, setting="--device")
-    if subject == "suite":
+    if arguments.subject == "suite":
         return run_suite(arguments, console, device=device)
-    if subject == "partition":
+    if arguments.subject == "partition":
         return _run_partition(arguments, console, device=device)
-    if arguments.name is None:
-        raise ValueError(f"bench {subject} needs a NAME; see fuselayers bench --help")
+    if arguments.subject == "model":
+        return _run_subject(arguments, console, device=device)
     if arguments.overhead and arguments.parts:
         raise ValueError("--overhead and --parts are two measurements; ask for one")
     if arguments.parts and arguments.backends is not None:
         raise ValueError("--parts times the op as it is called; leave --backends out")
-    if subject == "op" and arguments.overhead:
+    if arguments.overhead:
         return _run_overhead(arguments, console, device=device)
-    if subject == "op" and arguments.parts:
+    if arguments.parts:
         return _run_parts(arguments, console, device=device)
     return _run_subject(arguments, console, device=device)
 
@@ -184,7 +209,7 @@ def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch
         {"": name, "ms": f"{seconds * 1e3:.3f}", "ns per element": f"{seconds / x.numel() * 1e9:.3f}"}
         for name, seconds in medians.items()
     ]
-    console.print(table_of(rows), highlight=False)
+    print_table(console, rows)
     say(console, f"medians of {arguments.repeats} in turns")
     _write_json(arguments.json, subject=title, machine=machine, seconds=times)
     return 0
@@ -203,7 +228,7 @@ def _run_overhead(arguments: argparse.Namespace, console: Console, *, device: to
         ours, bare = (cost.median(name, span) * 1e6 for name in (OURS, BARE))
         rows.append({"": heading, "us": f"{ours:.1f}", "bare us": f"{bare:.1f}", "us / bare us": f"{ours / bare:.2f}"})
     say(console, f"{title}, launches stubbed", machine)
-    console.print(table_of(rows), highlight=False)
+    print_table(console, rows)
     say(console, f"medians of {arguments.repeats} in turns, CPU time; bare: an autograd.Function over the same ops")
     _write_json(arguments.json, subject=title, machine=machine, seconds=cost.seconds)
     return 0
@@ -215,12 +240,13 @@ def _run_subject(arguments: argparse.Namespace, console: Console, *, device: tor
     wrong = [f"{name} is not timed, its numbers are wrong: {reason}" for name, reason in subject.wrong.items()]
     say(console, subject.title, machine, *wrong)
     timings = time_interleaved(subject.candidates, repeats=arguments.repeats, device=device)
-    console.print(table_of(_timing_rows(subject.candidates, timings)), highlight=False)
+    print_table(console, _timing_rows(subject.candidates, timings))
     say(
         console,
-        f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles; x: times as fast as plain",
-        "both: forward + backward; plain: eager PyTorch without this library, torch.compile and `plain, ...`: of that",
-        "eager: this library's layers or formula, not fused; the others: this library's, fused for that backend",
+        f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles",
+        "fwd: forward; both: forward + backward; x: times as fast as plain",
+        "plain: eager PyTorch without this library; torch.compile: of that",
+        "eager: our layers or formula, not fused; others: ours, fused by that backend",
     )
     seconds = {
         candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
@@ -231,9 +257,9 @@ def _run_subject(arguments: argparse.Namespace, console: Console, *, device: tor
 
 
 def _run_partition(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
-    if arguments.layers is not None and arguments.layers < 1:
+    if arguments.layers < 1:
         raise ValueError(f"--layers must be at least 1, got {arguments.layers}")
-    setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers or _LAYERS)
+    setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers)
     if arguments.quick:
         setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
     chosen = chosen_names("section of bench partition", arguments.only, SECTIONS)
@@ -245,7 +271,7 @@ def _run_partition(arguments: argparse.Namespace, console: Console, *, device: t
         rows = measured[name] = measure(setting)
         shown = [{heading: cell for heading, cell in row.items() if heading != "wrong"} for row in rows]
         say(console, "", title)
-        console.print(table_of(shown), highlight=False)
+        print_table(console, shown)
         if name == "budget":
             say(console, budget_note(rows))
         for row in rows:
@@ -265,7 +291,7 @@ def _subject(arguments: argparse.Namespace, *, device: torch.device) -> Subject:
             shape=None if arguments.shape is None else _shape(arguments.shape),
             dropout=arguments.dropout,
             backends=chosen,
-            dtype=_dtype(arguments),
+            dtype=_DTYPES[arguments.dtype],
             device=device,
         )
     return op_subject(arguments.name, _settings(arguments, shape=_OP_SHAPE, device=device), backends=chosen)
@@ -276,16 +302,9 @@ def _settings(arguments: argparse.Namespace, *, shape: tuple[int, ...], device: 
         shape=shape if arguments.shape is None else _shape(arguments.shape),
         dropout=arguments.dropout or 0.0,
         activation=arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu"),
-        dtype=_dtype(arguments),
+        dtype=_DTYPES[arguments.dtype],
         device=device,
     )
-
-
-def _dtype(arguments: argparse.Namespace) -> torch.dtype:
-    name = arguments.dtype or "float32"
-    if name not in _DTYPES:
-        raise ValueError(no_such("dtype", name, _DTYPES))
-    return _DTYPES[name]
 
 
 def _backends(text: str | None, *, device: torch.device) -> list[str]:
@@ -314,7 +333,7 @@ def _timing_rows(candidates: Sequence[Candidate], timings: Sequence[Timing]) -> 
     for candidate, timing in zip(candidates, timings, strict=True):
         row = {"": candidate.name}
         for span, mine, first in (
-            ("forward", timing.forward, timings[0].forward),
+            ("fwd", timing.forward, timings[0].forward),
             ("both", timing.both, timings[0].both),
         ):
             median = statistics.median(mine)

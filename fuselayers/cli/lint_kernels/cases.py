@@ -56,7 +56,7 @@ class Case:
         if not isinstance(self.call, _OpCall):
             return None
         floor = self.call.floor(self)
-        rows = max(ROWS, self.width) if self.op == "softmax" else ROWS
+        rows = max(ROWS, self.width) if self.op.endswith("softmax") else ROWS
         size = rows * self.width * self.dtype.itemsize
         return None if floor is None else (floor[0] * size, floor[1] * size)
 
@@ -101,10 +101,12 @@ def launches_of(case: Case, arch: str = "sm_90") -> list[Launch]:
 
 def _tensors(case: Case) -> dict[str, Tensor]:
     """The inputs that an op has in a model and not in `bench`."""
-    if case.op == "softmax":
+    if case.op.endswith("softmax"):
         scores = case.tensor(max(ROWS // case.width, 1), case.width, case.width)
-        mask = torch.empty(len(scores), 1, case.width, dtype=torch.bool, device=_META)
-        return {"scores": scores, "mask": mask} if case.name == "masked" else {"scores": scores}
+        mask = torch.empty(
+            *(len(scores), 1, case.width), dtype=torch.bool if case.name == "masked" else case.dtype, device=_META
+        )
+        return {"scores": scores, "mask": mask} if case.name in ("masked", "added") else {"scores": scores}
     if case.name == "silu, packed":
         return {"gate": case.tensor(ROWS, 2 * case.width)}
     return {"weight": case.tensor(32_000, case.width)} if case.op == "linear_cross_entropy" else {}
@@ -216,6 +218,8 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("softmax", "", _OpCall(scale=0.1), 2048, 16384, dtypes=_16_AND_32, daily=(2048, 16384)),
     *_each("softmax", "causal", _OpCall(scale=0.1, causal=True), 2048, 16384),
     *_each("softmax", "masked", _OpCall(scale=0.1), 2048),
+    *_each("softmax", "added", _OpCall(scale=0.1), 2048),
+    *_each("log_softmax", "", _OpCall(scale=0.1), 2048, 16384, daily=(2048,)),
     *_each("cross_entropy", "", _OpCall(), 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
     *_each("linear_cross_entropy", "", _OpCall(), 4096),
     *_each("linear_activation", "gelu", _GELU, 4096, dtypes=_16_AND_32, daily=(4096,)),

@@ -10,27 +10,26 @@ from pathlib import Path
 from rich.console import Console
 
 from ..files import write_text
-from ..text import chosen_names, say, table_of
+from ..text import chosen_names, print_table, say
 from .cases import CASES, Case, launches_of
 from .compile import ARCHS, check_compilers, compile_for, compiler
 from .figures import FIGURES, Expected, Row, expected_of, faults, measure, read_figures, write_figures
 
-SUMMARY = "compile every kernel for several GPUs, and check its figures"
 DESCRIPTION = f"""\
 Compiles the Triton kernels of every op for several GPUs, with the compilers that come with Triton; no GPU is needed.
-Prints for each: registers, instructions that spill them, bytes of shared memory, the width of loads and stores,
-instructions executed per element of the largest tensor, the programs that a processor runs at a time, the bytes that
-they load before they wait, and the rate at which a model expects it to move its tensors, as a share of a copy's. Then
-for each op the kernels that it starts, and the expected share of forward, and of forward and backward.
+Prints for each kernel: registers, instructions that spill them, bytes of shared memory, the width of loads and stores,
+instructions per element of the largest tensor, programs that a processor runs at a time, bytes that they load before
+they wait, and the predicted rate of moving its tensors, as a share of a copy's. Then prints for each op the number of
+kernels, and the predicted share of forward, and of forward and backward.
 
-A kernel of 16-bit tensors may execute 6.9 instructions for each byte that it moves (on NVIDIA's GPUs). None may spill,
-or move tensors in less than 128 bits at a time. An op on [8192, 4096] or more is expected to reach 90 % forward, and
-80 % with backward. None may execute 5 % more instructions, spill more, have more accesses of less than 128 bits, start
-more kernels, or be expected 2 points slower, than {FIGURES.name} says, which holds the figures of one version of
-Triton; those of another version are not compared. Nothing has been measured: roofline.py states the model.
+Limits: 6.9 instructions for each byte moved (16-bit tensors, NVIDIA's GPUs), no spills, no access of less than 128
+bits. An op on [8192, 4096] or more must be predicted at 90 % forward and 80 % with backward. {FIGURES.name} holds the
+figures of one version of Triton. With that version it is a fault if a kernel executes 5 % more instructions, spills
+more or has more narrow accesses, or if an op starts more kernels or is predicted 2 points slower. Nothing has been
+measured on a GPU: roofline.py states the model.
 
   fuselayers lint-kernels
-  fuselayers lint-kernels --arch sm_90,gfx942 --op gated_activation --json kernels.json
+  fuselayers lint-kernels --arch sm_90,gfx942 --op softmax --json all.json
   fuselayers lint-kernels --write"""
 
 
@@ -67,8 +66,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             rows.append(row)
         expected = [expected_of(case, arch) for case in chosen for arch in archs]
     for title, of_case in groupby(rows, key=lambda row: row.case):
-        console.print(table_of([_cells(row) for row in of_case], left=2, title=title), highlight=False)
-    console.print(table_of([_expected_cells(one) for one in expected], left=2, title="expected"), highlight=False)
+        print_table(console, [_cells(row) for row in of_case], left=2, title=title)
+    print_table(console, [_expected_cells(one) for one in expected], left=2, title="expected")
     if arguments.json:
         content = {
             "compiler": compiler(),

@@ -20,13 +20,14 @@ from ...configs.values import parse_yaml
 from ...partition import warm_up
 from ..files import write_text
 from ..machine import choose_device, describe_machine
+from ..parser import add_imports, add_overrides
 from ..plain import plain_config
-from ..text import complain, say
+from ..text import complain, print_table, say
 from . import metrics as metrics_file
 from . import plot
 from .architecture import check_same_architecture, sequence_length
 from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
-from .compare import EAGER, FUSED, compare, comparison_notes, comparison_table, unfused_models
+from .compare import EAGER, FUSED, compare, comparison_notes, comparison_rows, unfused_models
 from .data import check_length, read_text
 from .interrupt import Interrupt, stops_without_output
 from .lock import locked
@@ -36,17 +37,17 @@ from .metrics import MetricsFile, parse_metrics
 from .progress import TrainingProgress
 from .sample import sample_text
 
-SUMMARY = "train a language model on text, or continue a run"
 DESCRIPTION = """\
 Trains a byte-level language model; by default a small one on the source of Python's standard library.
 
-  fuselayers train                                    the default run, a few minutes on two cores
-  fuselayers train feedforward=mlp fusion=off         the same of plain eager layers
-  fuselayers train data.path=notes/ train.steps=500   on other text
-  fuselayers train tiny.yaml train.steps=500          a config file, as `build` takes it
-  fuselayers train train.resume=runs/<date>           continue a run from its last checkpoint
-  fuselayers train --import my_module feedforward=mine              a class that my_module.py registers
-  fuselayers train 'hydra.searchpath=[/my/configs]' model=mine      a group file of your own
+  fuselayers train                               the default: minutes on two cores
+  fuselayers train feedforward=mlp fusion=off    plain eager layers
+  fuselayers train llama_tiny                    another model
+  fuselayers train data.path=notes/              other text: a file or a folder
+  fuselayers train tiny.yaml train.steps=500     a config file, as `build` takes it
+  fuselayers train train.resume=runs/<date>      continue from the last checkpoint
+  fuselayers train --import my_module feedforward=mine    a class of your own
+  fuselayers train 'hydra.searchpath=[/my/configs]' model=mine    a group file
 
 A run's folder holds the curve (metrics.csv, loss.png), the last two checkpoints (checkpoint.pt and
 checkpoint.previous.pt), config.yaml, sample.txt, comparison.json, and run.lock, which keeps a second process out.
@@ -57,9 +58,13 @@ _COMPARED_BATCHES = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides of the config."""
-    parser.add_argument(
-        "overrides", nargs="*", metavar="FILE | OVERRIDE", help="a config file, then group=option or section.key=value"
+    add_overrides(
+        parser,
+        nargs="*",
+        metavar="MODEL | FILE | OVERRIDE",
+        help="a model or a config file, then group=choice or section.option=value",
     )
+    add_imports(parser)
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig)):
         lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in section_options(schema)]
@@ -193,7 +198,7 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     say(console, _comparison_title(config, batches[0][0]))
-    console.print(comparison_table(result), highlight=False)
+    print_table(console, comparison_rows(result))
     say(console, *comparison_notes(result))
 
 

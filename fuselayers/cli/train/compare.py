@@ -14,7 +14,6 @@ from itertools import cycle
 from typing import Final
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 from ...configs import Config, build
@@ -133,19 +132,20 @@ def compare(
     )
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Speed and saved memory of each model, and both relative to the first."""
+def comparison_rows(comparison: Comparison) -> list[dict[str, str]]:
+    """Speed and saved memory of each model, and both relative to the first: the rows of a table."""
     sides = comparison.sides
     speeds = [comparison.tokens / statistics.median(side.seconds) for side in sides.values()]
     saved = [side.saved_bytes for side in sides.values()]
-    table = Table()
-    for heading in ("", *sides):
-        table.add_column(heading, justify="right" if heading else "left")
-    table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds))
-    table.add_row("", *(f"{speed / speeds[0]:.2f} x" for speed in speeds))
-    table.add_row("saved for backward, MB per step", *(f"{size / 1e6:,.1f}" for size in saved))
-    table.add_row("", *(f"{size / saved[0]:.2f} x" for size in saved))
-    return table
+    return [
+        {"": label, **dict(zip(sides, cells, strict=True))}
+        for label, cells in (
+            ("tokens/s", [f"{speed:,.0f}" for speed in speeds]),
+            ("", [f"{speed / speeds[0]:.2f} x" for speed in speeds]),
+            ("saved for backward, MB per step", [f"{size / 1e6:,.1f}" for size in saved]),
+            ("", [f"{size / saved[0]:.2f} x" for size in saved]),
+        )
+    ]
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:

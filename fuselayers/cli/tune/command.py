@@ -4,12 +4,13 @@ import argparse
 
 from rich.console import Console
 
+from ...configs.sources import split_source
 from ...partition.auto import fastest
 from ..machine import choose_device, measured_machine
+from ..parser import add_device, add_imports, add_overrides
 from .choices import Tuned, pinned, tune_model
 from .prices import tune_prices
 
-SUMMARY = "measure this machine, or which backend serves a model best"
 DESCRIPTION = """\
 Without an argument it measures how fast this machine moves memory, multiplies matrices, does elementwise arithmetic and
 starts a kernel. The fusion core weighs saving a value against recomputing it by these figures.
@@ -20,15 +21,16 @@ override that pins these choices in a config.
 
   fuselayers tune
   fuselayers tune --device cuda --dry-run
-  fuselayers tune model=gpt_nano feedforward=fused_mlp --batch 8"""
+  fuselayers tune gpt_nano feedforward=fused_mlp --batch 8"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value of a config, as for list")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default auto: a GPU when there is one)")
+    add_overrides(parser, nargs="*", metavar="MODEL | OVERRIDE", help="a model of the configs, then key=value")
+    add_device(parser)
     parser.add_argument("--batch", type=int, help="with a model: examples at once (default: train.batch_size)")
     parser.add_argument("--dry-run", action="store_true", help="measure and print, store nothing")
+    add_imports(parser)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -39,10 +41,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             nothing is fused.
     """
     device = choose_device(arguments.device, setting="--device")
-    overrides: list[str] = arguments.overrides
+    file, overrides = split_source(arguments.overrides)
     keep = not arguments.dry_run
-    if not all("=" in item for item in overrides):
-        raise ValueError(f"tune takes overrides such as model=gpt_nano, got {' '.join(overrides)}")
+    if file:
+        raise ValueError(f"tune takes a model and overrides, as gpt_nano norm=rms_norm, got the file {file}")
     if arguments.batch is not None and (not overrides or arguments.batch < 1):
         raise ValueError(f"--batch is a number of examples from 1 on, for a model, got {arguments.batch}")
 

@@ -5,7 +5,6 @@ from typing import Final
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from ...ops.implementations.launch import kernel, launch
@@ -14,6 +13,7 @@ from ...partition import Machine, machine_of
 from ...partition.machine import write_tuned
 from ...partition.timer import Step, median_seconds, time_in_turns
 from ..machine import describe_machine
+from ..text import print_table
 
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
@@ -29,20 +29,21 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     """Measure, print beside the figures until now, and store."""
     before, machine = machine_of(device.type), measure(device)
     console.print(describe_machine(device), highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for heading in ("measured", "until now"):
-        table.add_column(heading, justify="right")
-    for label, name, scale, unit in (
-        ("memory", "bandwidth", 1e9, "GB/s"),
-        ("float32 matmul", "flop_rate", 1e9, "GFLOP/s"),
-        ("bfloat16 matmul", "low_precision_flop_rate", 1e9, "GFLOP/s"),
-        ("elementwise", "vector_flop_rate", 1e9, "GFLOP/s"),
-        ("kernel", "kernel_seconds", 1e-6, "us"),
-    ):
-        cells = (f"{getattr(one, name) / scale:,.1f} {unit}" for one in (machine, before))
-        table.add_row(label, *cells)
-    console.print(table, highlight=False)
+    rows = [
+        {"": label}
+        | {
+            heading: f"{getattr(one, name) / scale:,.1f} {unit}"
+            for heading, one in (("measured", machine), ("until now", before))
+        }
+        for label, name, scale, unit in (
+            ("memory", "bandwidth", 1e9, "GB/s"),
+            ("float32 matmul", "flop_rate", 1e9, "GFLOP/s"),
+            ("bfloat16 matmul", "low_precision_flop_rate", 1e9, "GFLOP/s"),
+            ("elementwise", "vector_flop_rate", 1e9, "GFLOP/s"),
+            ("kernel", "kernel_seconds", 1e-6, "us"),
+        )
+    ]
+    print_table(console, rows)
     if keep:
         console.print(f"stored in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
 

@@ -2,7 +2,7 @@
 
     x, y   [B, T, D]      B batch, T tokens, D model
     q      [B, H, T, C]   H query heads, C channels of a head
-    k, v   [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+    k, v   [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
     w      [F, C]         F random directions, C at a time orthogonal to each other
 
     phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(F),  x' = x / C^(1/4)
@@ -19,18 +19,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..ranges import Count, Size, in_range
+from ...ops import dropout as dropout_op
+from ..ranges import Count, Probability, Size, in_range
 from ..registry import register
 from .kernel_sums import kernel_attention
-from .packed_heads import PackedHeads
+from .packed_heads import CrossHeads
 
 
 @register("attention", "favor")
-class FavorAttention(PackedHeads):
+class FavorAttention(CrossHeads):
     """An unbiased estimate of softmax attention's weights, in time and memory that grow with the number of tokens.
 
     The random directions are a buffer, which a state_dict holds; all heads share them. They stay as they were drawn
-    until `redraw` is called. It has no dropout: no probability is ever computed by itself, and the paper drops none.
+    until `redraw` is called.
 
     Features are in float32 at least, and relative to the largest one among the keys that a token attends to: a feature
     below about exp(-87) of that becomes 0.
@@ -40,6 +41,8 @@ class FavorAttention(PackedHeads):
     Args:
         num_features: F, number of random directions; None for head_dim * ln(head_dim), the paper's choice.
         seed: of the random directions.
+        dropout: probability of dropping a value of a head's result in training, 0 <= dropout <= 1; no probability is
+            ever computed by itself.
         causal: whether a token looks only at itself and the tokens before it.
 
     >>> FavorAttention(8, num_heads=1).directions.shape
@@ -47,7 +50,7 @@ class FavorAttention(PackedHeads):
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
-    shown: ClassVar[tuple[str, ...]] = ("num_features", "seed", "causal")
+    shown: ClassVar[tuple[str, ...]] = ("num_features", "seed", "dropout", "causal")
     directions: Tensor
 
     @in_range
@@ -61,6 +64,7 @@ class FavorAttention(PackedHeads):
         bias: bool = True,
         num_features: Size | None = None,
         seed: Count = 0,
+        dropout: Probability = 0.0,
         causal: bool = False,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
@@ -68,6 +72,7 @@ class FavorAttention(PackedHeads):
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
         self.num_features = num_features
         self.seed = seed
+        self.dropout = dropout
         self.causal = causal
         self.register_buffer("directions", torch.empty(num_features, self.head_dim))
         self.reset_parameters()
@@ -89,7 +94,10 @@ class FavorAttention(PackedHeads):
         features = functools.partial(
             _features, directions_FC=self.directions, key_padding_mask=key_padding_mask, causal=self.causal
         )
-        return kernel_attention(q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask)
+        mixed_BHTC = kernel_attention(
+            q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask
+        )
+        return dropout_op(mixed_BHTC, self.dropout, training=self.training)
 
 
 def _features(

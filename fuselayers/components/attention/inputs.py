@@ -14,7 +14,7 @@ from typing import Final
 
 from torch import Tensor
 
-from ..registry import Choice, as_choice, get, names
+from ..registry import Choice, as_choice, get, is_shipped, names
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -65,7 +65,12 @@ def check_able(attention: Choice | str, ability: str, *, wanted_by: str) -> None
     name = as_choice(attention).name
     if not is_able(name, ability):
         able = [other for other in names("attention") if is_able(other, ability)]
+        component = get("attention", name)
+        method = "__init__" if ability == "causal" else "forward"
+        advice = (
+            "" if is_shipped(component) else f"; if {component.__qualname__} can, its {method} must take {ability!r}"
+        )
         raise ValueError(
             f"attention {name!r} cannot {ABILITIES[ability]}, which {wanted_by} needs; "
-            f"those that can: {', '.join(able)}"
+            f"those that can: {', '.join(able)}{advice}"
         )

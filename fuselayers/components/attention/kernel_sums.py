@@ -1,8 +1,8 @@
 """kernel_sums -- attention whose weights are products of features, so that sums over the keys come first.
 
     q, y             [B, H, T, C]   B batch, H query heads, T tokens, C channels of a head
-    k, v             [B, G, T, C]   G key-value heads
-    features of q    [B, H, T, F]   F features, none negative; of k [B, G, T, F]
+    k, v             [B, G, S, C]   G key-value heads, S keys; as many as queries if causal
+    features of q    [B, H, T, F]   F features, none negative; of k [B, G, S, F]
     state            [B, G, F, C]   sum over keys of features(k)^T v; causal: one for each chunk of L tokens
     level            [B, G, T, 1]   features of k may be divided by exp(level), which never falls from token to token
 
@@ -57,7 +57,7 @@ def kernel_attention(
         features: queries and keys -> their features, none negative, and the keys' levels; None where all are 0, as they
             must be where it is not causal.
         causal: whether a query uses only keys up to its own.
-        key_padding_mask: bool [B, T], True for a real token.
+        key_padding_mask: bool [B, S], True for a real token.
         rotate: rotates the features in the numerator, not those in the denominator.
 
     >>> q = k = torch.zeros(1, 1, 2, 1)
@@ -83,7 +83,7 @@ def kernel_attention(
 def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, level_BGT1: Tensor | None, *, causal: bool) -> Tensor:
     """Return sum_s (q[t] . k[s]) v[s], over s <= t if causal, divided by exp(level[t]): [B, H, T, C]."""
     # The R query heads that share keys become further queries, so that keys and values are not copied.
-    groups, tokens = k_BGTF.shape[1:3]
+    groups, tokens = k_BGTF.shape[1], q_BHTF.shape[2]
     q_BGRTF = torch.unflatten(q_BHTF, 1, (groups, -1))
     if not causal:
         state_BGFC = k_BGTF.transpose(-2, -1) @ v_BGTC

@@ -24,7 +24,7 @@ from .packed_heads import PackedHeads
 
 @register("attention", "linear")
 class LinearAttention(PackedHeads):
-    """Attention without a softmax, in time and memory that grow with the number of tokens.
+    """Attention without a softmax. Its time and memory grow with the number of tokens.
 
     It has no dropout: no probability is ever computed by itself, and the paper drops none.
 

@@ -27,7 +27,7 @@ from .packed_heads import PackedHeads
 
 @register("attention", "linformer")
 class LinformerAttention(PackedHeads):
-    """Attention of every token to a fixed number of mixtures of all tokens, so it cannot be causal.
+    """Attention to a fixed number of mixtures of all tokens. So it cannot be causal.
 
     All heads share the projections ("headwise sharing" in the paper). A short sequence, or one that is padded at its
     end, is extended with zeros to the length of the context.

@@ -32,7 +32,7 @@ from .packed_heads import PackedHeads
 
 @register("attention", "local")
 class LocalAttention(PackedHeads):
-    """Attention to neighbours, in time and memory that grow with the number of tokens times the window.
+    """Attention to neighbours. Its time and memory grow with the number of tokens times the window.
 
     The arguments and errors of `PackedHeads`, and:
 

@@ -19,13 +19,11 @@ import math
 from typing import ClassVar, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
 from ..checks import check_padding, check_sequence
-from ..hooks import is_plain_linear
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, options, register
 from .cache import KeyValueCache
@@ -39,7 +37,7 @@ Projections = Literal["packed", "separate", "shared"]
 
 @register("attention", "multi_head")
 class MultiHeadAttention(PackedHeads):
-    """Attention, by default with one packed projection for queries, keys and values.
+    """Softmax attention. By default one packed projection makes queries, keys and values.
 
     It runs on torch's `scaled_dot_product_attention` where that supports the options. With dropout in training it
     computes the softmax by itself, because the mask must be the library's own, the same on every backend: that saves
@@ -195,9 +193,9 @@ class MultiHeadAttention(PackedHeads):
 
     def check_memory(self) -> None:
         """Raise ValueError if its options exclude a memory."""
-        if self.causal or self.window is not None:
-            named = "causal" if self.causal else "windowed"
-            raise ValueError(f"attention that is {named} cannot look at a memory; build it without that")
+        super().check_memory()
+        if self.window is not None:
+            raise ValueError("attention that is windowed cannot look at a memory; build it without that")
 
     def _places(
         self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
@@ -208,29 +206,12 @@ class MultiHeadAttention(PackedHeads):
                 raise ValueError("attention that is not causal keeps no cache: a token before sees the tokens after it")
             first = 0 if cache is None else cache.length
             return first, first + x_BTD.shape[1]
-        self.check_memory()
-        if rotate is not None:
-            raise ValueError("rotate turns queries and keys of the same tokens; leave it out where there is a memory")
-        wanted = (x_BTD.shape[0], self.hidden_dim)
-        if memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != wanted:
-            raise ValueError(f"memory must be [{wanted[0]}, S, {wanted[1]}], got {list(memory.shape)}")
+        self.check_look_at(memory, x_BTD, rotate)
         if cache is not None and cache.length not in (0, memory.shape[1]):
             raise ValueError(
                 f"the cache holds a memory of {cache.length} tokens, got one of {memory.shape[1]}; use a new cache"
             )
         return 0, memory.shape[1]
-
-    def _heads(self, x_BTD: Tensor, first: int, number: int) -> Tensor:
-        """Return so many heads of the packed projection, from the one of that place on: [B, T, D] -> [B, T, n, C]."""
-        begin, end = first * self.head_dim, (first + number) * self.head_dim
-        if is_plain_linear(self.qkv):
-            bias = self.qkv.bias
-            part = F.linear(x_BTD, self.qkv.weight[begin:end], None if bias is None else bias[begin:end])
-        else:
-            # See Note: [guards of a split linear]. It computes heads that are not used.
-            part = self.qkv(x_BTD)[..., begin:end]
-        heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
-        return heads
 
     def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of every token: [B, T, H, C], [B, T, G, C] twice."""
@@ -242,7 +223,7 @@ class MultiHeadAttention(PackedHeads):
         """Return the queries, keys or values (0, 1, 2) of every token: [B, T, D] -> [B, T, n, C]."""
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         if self.projections == "packed":
-            return self._heads(x_BTD, sum(heads[:number]), heads[number])
+            return self.heads(x_BTD, sum(heads[:number]), heads[number])
         layer = (self.q, self.q, self.q) if self.projections == "shared" else (self.q, self.k, self.v)
         part: Tensor = layer[number](x_BTD)
         return torch.unflatten(part, -1, (heads[number], self.head_dim))
@@ -257,7 +238,7 @@ class MultiHeadAttention(PackedHeads):
             cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
             return q_BHTC, *cache.stored()
         if self.projections == "packed" and values_BSD is None:
-            both = self._heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
+            both = self.heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
             k_BSGC, v_BSGC = both.split(self.num_kv_heads, dim=-2)  # type: ignore[no-untyped-call]
         else:
             k_BSGC, v_BSGC = self._part(memory_BSD, 1), self._part(memory_BSD if values_BSD is None else values_BSD, 2)

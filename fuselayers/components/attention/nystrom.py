@@ -2,8 +2,9 @@
 
     x, y      [B, T, D]      B batch, T tokens, D model
     q         [B, H, T, C]   H query heads, C channels of a head
-    k, v      [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
-    q~, k~    [B, H, M, C]   the landmarks: means over M segments of tokens
+    k, v      [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
+    q~        [B, H, M, C]   the landmarks: means over M segments of tokens
+    k~        [B, H, N, C]   those of the keys; N = M without a memory
 
     y = out(softmax(q k~^T / sqrt(C)) pinv(softmax(q~ k~^T / sqrt(C))) softmax(q~ k^T / sqrt(C)) v + conv(v))
 
@@ -16,39 +17,44 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ...ops import dropout as dropout_op
+from ...ops import softmax
 from ..autocast import without_autocast
 from ..checks import check_odd, zero_padding
-from ..ranges import Size, in_range
+from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
-from .packed_heads import PackedHeads
+from .packed_heads import CrossHeads
 
 
 @register("attention", "nystrom")
-class NystromAttention(PackedHeads):
-    """An approximation of softmax attention in time and memory that grow with the number of tokens.
+class NystromAttention(CrossHeads):
+    """An approximation of softmax attention. Its time and memory grow with the number of tokens.
 
-    A landmark is a mean over tokens on both sides of any token, so it cannot be causal. The real tokens of a row are
-    split into `num_landmarks` segments of nearly equal length. With as many landmarks as tokens the attention is exact
-    up to the pseudo-inverse. It has no dropout: the paper drops no probability.
+    A landmark is a mean over tokens on both sides of any token, so it cannot be causal, nor look at a memory in a
+    causal model. The real tokens of a row are split into `num_landmarks` segments of nearly equal length. With as many
+    landmarks as tokens the attention is exact up to the pseudo-inverse.
 
     Args:
         num_landmarks: M, in landmarks; a row of fewer tokens has one for each.
         inverse_iterations: steps of the pseudo-inverse; once the error is small, each step raises it to the third
             power.
         conv_kernel_size: width, in tokens, of a depthwise convolution of the values that is added to the result of
-            the heads, an odd number; None for none. The paper uses 33.
+            the heads, an odd number; None for none, as with a memory. The paper uses 33.
+        dropout: probability of dropping a value of a head's result in training, 0 <= dropout <= 1.
 
     Raises:
-        ValueError: heads that do not divide, a size below one, or an even conv_kernel_size.
+        ValueError: heads that do not divide, a size below one, a dropout outside [0, 1], or an even conv_kernel_size.
 
     >>> attention = NystromAttention(8, num_heads=2, num_landmarks=4)
     >>> attention(torch.ones(1, 32, 8)).shape
     torch.Size([1, 32, 8])
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("num_landmarks", "inverse_iterations")
+    shown: ClassVar[tuple[str, ...]] = ("num_landmarks", "inverse_iterations", "dropout")
+    # The result of a query depends on the other queries.
+    mixes_queries: ClassVar[bool] = True
 
     @in_range
     def __init__(
@@ -62,10 +68,12 @@ class NystromAttention(PackedHeads):
         num_landmarks: Size = 64,
         inverse_iterations: Size = 6,
         conv_kernel_size: Size | None = None,
+        dropout: Probability = 0.0,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.num_landmarks = num_landmarks
         self.inverse_iterations = inverse_iterations
+        self.dropout = dropout
         self.value_conv: nn.Conv2d | None = None
         if conv_kernel_size is not None:
             check_odd("conv_kernel_size", conv_kernel_size)
@@ -78,24 +86,50 @@ class NystromAttention(PackedHeads):
                 bias=False,
             )
 
+    def check_memory(self) -> None:
+        """Raise ValueError if its options exclude a memory."""
+        if self.value_conv is not None:
+            raise ValueError(
+                "attention with a convolution of the values cannot look at a memory; leave conv_kernel_size out"
+            )
+
     def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         member_BMT = _segments(q_BHTC, key_padding_mask, self.num_landmarks)
+        return self._through_landmarks(q_BHTC, k_BGTC, v_BGTC, member_BMT, member_BMT, key_padding_mask)
+
+    def mix_memory(self, q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        of_q_BMT = _segments(q_BHTC, None, self.num_landmarks)
+        of_k_BNS = _segments(k_BGSC, key_padding_mask, self.num_landmarks)
+        return self._through_landmarks(q_BHTC, k_BGSC, v_BGSC, of_q_BMT, of_k_BNS, key_padding_mask)
+
+    def _through_landmarks(
+        self,
+        q_BHTC: Tensor,
+        k_BGSC: Tensor,
+        v_BGSC: Tensor,
+        of_q_BMT: Tensor,
+        of_k_BNS: Tensor,
+        key_padding_mask: Tensor | None,
+    ) -> Tensor:
         group = self.num_heads // self.num_kv_heads
-        q_means_BHMC = _means(q_BHTC, member_BMT)
-        k_means_BHMC = _means(k_BGTC, member_BMT).repeat_interleave(group, dim=1)
-        mask_B11M = None if key_padding_mask is None else member_BMT.any(-1)[:, None, None]
+        q_means_BHMC = _means(q_BHTC, of_q_BMT)
+        k_means_BHNC = _means(k_BGSC, of_k_BNS).repeat_interleave(group, dim=1)
         rules = Rules(scale=1 / math.sqrt(self.head_dim))
-        of_tokens, of_means = rules._replace(key_padding_mask=key_padding_mask), rules._replace(mask=mask_B11M)
-        gathered_BHMC = attend(q_means_BHMC, k_BGTC, v_BGTC, of_tokens, p=0.0)
-        passed_on_BHMC = _through_inverse(
-            q_means_BHMC, k_means_BHMC, gathered_BHMC, mask_B11M, iterations=self.inverse_iterations
+        mask_B11N = used_B1MN = None
+        if key_padding_mask is not None:
+            # Some landmarks have no tokens.
+            mask_B11N = of_k_BNS.any(-1)[:, None, None]
+            used_B1MN = mask_B11N & of_q_BMT.any(-1)[:, None, :, None]
+        gathered_BHMC = attend(q_means_BHMC, k_BGSC, v_BGSC, rules._replace(key_padding_mask=key_padding_mask), p=0.0)
+        passed_on_BHNC = _through_inverse(
+            q_means_BHMC, k_means_BHNC, gathered_BHMC, used_B1MN, iterations=self.inverse_iterations
         )
-        mixed_BHTC = attend(q_BHTC, k_means_BHMC, passed_on_BHMC, of_means, p=0.0)
+        mixed_BHTC = attend(q_BHTC, k_means_BHNC, passed_on_BHNC, rules._replace(mask=mask_B11N), p=0.0)
         if self.value_conv is not None:
             mixed_BHTC = mixed_BHTC + self.value_conv(
-                zero_padding(v_BGTC, key_padding_mask).repeat_interleave(group, dim=1)
+                zero_padding(v_BGSC, key_padding_mask).repeat_interleave(group, dim=1)
             )
-        return mixed_BHTC
+        return dropout_op(mixed_BHTC, self.dropout, training=self.training)
 
 
 def _segments(q_BHTC: Tensor, key_padding_mask: Tensor | None, most: int) -> Tensor:
@@ -120,30 +154,30 @@ def _means(x_BHTC: Tensor, member_BMT: Tensor) -> Tensor:
 
 
 def _through_inverse(
-    q_BHMC: Tensor, k_BHMC: Tensor, v_BHMC: Tensor, mask_B11M: Tensor | None, *, iterations: int
+    q_BHMC: Tensor, k_BHNC: Tensor, v_BHMC: Tensor, used_B1MN: Tensor | None, *, iterations: int
 ) -> Tensor:
-    """Return pinv(softmax(q~ k~^T / sqrt(C))) v: [B, H, M, C] in v's dtype.
+    """Return pinv(softmax(q~ k~^T / sqrt(C))) v: [B, H, N, C] in v's dtype.
 
     In float32 at least, under autocast too: an inverse of weights has large values of both signs.
     """
     wide = torch.promote_types(q_BHMC.dtype, torch.float32)
     with without_autocast(q_BHMC):
-        scores_BHMM = q_BHMC.to(wide) @ k_BHMC.to(wide).transpose(-2, -1) / math.sqrt(q_BHMC.shape[-1])
-        if mask_B11M is not None:
-            # A landmark without tokens attends only to itself, and no other attends to it. The inverse keeps that block
-            # apart, so that the results of the others do not change.
-            own_MM = torch.eye(q_BHMC.shape[2], dtype=torch.bool, device=q_BHMC.device)
-            allowed_B1MM = torch.where(mask_B11M.transpose(-2, -1), mask_B11M, own_MM)
-            scores_BHMM = scores_BHMM.masked_fill(~allowed_B1MM, -math.inf)
-        return (_pseudo_inverse(scores_BHMM.softmax(-1), iterations) @ v_BHMC.to(wide)).to(v_BHMC.dtype)
+        scores_BHMN = q_BHMC.to(wide) @ k_BHNC.to(wide).transpose(-2, -1) / math.sqrt(q_BHMC.shape[-1])
+        # The rows and columns of landmarks without tokens are zeros, and so are those of the inverse.
+        weights_BHMN = softmax(scores_BHMN, used_B1MN)
+        return (_pseudo_inverse(weights_BHMN, iterations) @ v_BHMC.to(wide)).to(v_BHMC.dtype)
 
 
-def _pseudo_inverse(a_MM: Tensor, iterations: int) -> Tensor:
-    """Return nearly the Moore-Penrose inverse of matrices of weights: [..., M, M] (section 3.2, equation 11)."""
-    one_MM = torch.eye(a_MM.shape[-1], dtype=a_MM.dtype, device=a_MM.device)
-    largest = a_MM.sum(-1).amax(-1) * a_MM.sum(-2).amax(-1)
-    z_MM = a_MM.transpose(-2, -1) / largest[..., None, None]
+def _pseudo_inverse(a_MN: Tensor, iterations: int) -> Tensor:
+    """Return nearly the Moore-Penrose inverse of matrices of weights: [..., M, N] -> [..., N, M].
+
+    Section 3.2, equation 11.
+    """
+    one_MM = torch.eye(a_MN.shape[-2], dtype=a_MN.dtype, device=a_MN.device)
+    largest = a_MN.sum(-1).amax(-1) * a_MN.sum(-2).amax(-1)
+    # A row that is all padding has the inverse 0.
+    z_NM = a_MN.transpose(-2, -1) / largest.masked_fill(largest == 0, 1.0)[..., None, None]
     for _ in range(iterations):
-        az_MM = a_MM @ z_MM
-        z_MM = z_MM @ (13 * one_MM - az_MM @ (15 * one_MM - az_MM @ (7 * one_MM - az_MM))) / 4
-    return z_MM
+        az_MM = a_MN @ z_NM
+        z_NM = z_NM @ (13 * one_MM - az_MM @ (15 * one_MM - az_MM @ (7 * one_MM - az_MM))) / 4
+    return z_NM

@@ -1,15 +1,18 @@
 """The projections and heads of attentions with queries, keys and values.
 
-x, y    [B, T, D]      B batch, T tokens, D model
-q       [B, H, T, C]   H query heads, C channels of a head
-k, v    [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
+x, y     [B, T, D]      B batch, T tokens, D model
+memory   [B, S, D]      the input of cross-attention, S tokens
+q        [B, H, T, C]   H query heads, C channels of a head
+k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
 """
 
 from typing import ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_input
+from ..checks import check_input, check_padding, check_sequence
+from ..hooks import is_plain_linear
 from .inputs import Rotate
 
 
@@ -98,6 +101,70 @@ class PackedHeads(nn.Module):
         y_BTD: Tensor = self.out(mixed_BHTC.transpose(1, 2).flatten(2))
         return y_BTD
 
+    def heads(self, x_BTD: Tensor, first: int, number: int) -> Tensor:
+        """Return so many heads of the packed projection, from the one of that place on: [B, T, D] -> [B, T, n, C]."""
+        begin, end = first * self.head_dim, (first + number) * self.head_dim
+        if is_plain_linear(self.qkv):
+            bias = self.qkv.bias
+            part = F.linear(x_BTD, self.qkv.weight[begin:end], None if bias is None else bias[begin:end])
+        else:
+            # See Note: [guards of a split linear]. It computes heads that are not used.
+            part = self.qkv(x_BTD)[..., begin:end]
+        heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
+        return heads
+
+    def check_memory(self) -> None:
+        """Raise ValueError if its options exclude a memory."""
+        if getattr(self, "causal", False):
+            raise ValueError("attention that is causal cannot look at a memory; build it without that")
+
+    def check_look_at(self, memory: Tensor, x_BTD: Tensor, rotate: Rotate | None) -> None:
+        """Raise ValueError unless x can look at this memory. Used by attentions with a memory."""
+        self.check_memory()
+        if rotate is not None:
+            raise ValueError("rotate turns queries and keys of the same tokens; leave it out where there is a memory")
+        wanted = (x_BTD.shape[0], self.hidden_dim)
+        if memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != wanted:
+            raise ValueError(f"memory must be [{wanted[0]}, S, {wanted[1]}], got {list(memory.shape)}")
+
     def extra_repr(self) -> str:
         shown = ("num_heads", "num_kv_heads", "head_dim", *self.shown)
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+
+
+class CrossHeads(PackedHeads):
+    """The base of attentions that look at a memory too. Used by favor and nystrom."""
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        rotate: Rotate | None = None,
+        key_padding_mask: Tensor | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attention of every token: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: as for `PackedHeads.forward`; None where there is a memory.
+            key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
+            memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
+
+        Raises:
+            ValueError: an input has another shape or dtype, or inputs and options contradict each other.
+        """
+        if memory is None:
+            return super().forward(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
+        check_sequence(x_BTD, self.hidden_dim)
+        self.check_look_at(memory, x_BTD, rotate)
+        if key_padding_mask is not None:
+            check_padding(key_padding_mask, memory, called="the memory")
+        q_BHTC = self.heads(x_BTD, 0, self.num_heads).transpose(1, 2)
+        both_BSXC = self.heads(memory, self.num_heads, 2 * self.num_kv_heads)
+        k_BGSC, v_BGSC = (part.transpose(1, 2) for part in both_BSXC.chunk(2, dim=-2))
+        return self.join(self.mix_memory(q_BHTC, k_BGSC, v_BGSC, key_padding_mask))
+
+    def mix_memory(self, q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """As `mix`, of a memory whose padding is not that of the queries."""
+        return self.mix(q_BHTC, k_BGSC, v_BGSC, key_padding_mask)

@@ -13,6 +13,9 @@ With attention f and feedforward g a block is  y1 = x1 + f(norm(x2)), y2 = x2 + 
 the old b is the new a, and the old a is the new b minus s(norm(old b)). So backward walks the run from its end, one
 sublayer at a time.
 
+In the style "post" the norm is that of the branch, norm(dropout(s(b))), as in xFormers: a norm of the sum could not be
+undone.
+
 Saved for backward: a and b at the end of the run, in float32 at least, the inputs of all blocks, and the state of
 torch's generators for each sublayer with dropout. That is 2 B T D numbers, whatever the number of layers. Floor, in
 time: each sublayer runs forward twice.
@@ -34,7 +37,7 @@ from ..._torch.dispatch import FakeTensor
 from ...ops import dropout
 from ..hooks import has_hooks, is_sharded
 from ..registry import register, title
-from ..residual import PreResidual
+from ..residual import PostResidual, PreResidual
 from .transformer import TransformerBlock
 
 _SHARDED: Final = (
@@ -45,20 +48,22 @@ _SHARDED: Final = (
 
 @register("block", "reversible")
 class ReversibleBlock(TransformerBlock):
-    """A transformer block on two streams, which pass through all such blocks of a stack.
+    """A transformer block on two streams. They pass through all such blocks of a stack.
 
-    Its parameters are those of `TransformerBlock` in the style "pre", and so are its norms, LayerScale and stochastic
-    depth; the function is a different one. Under `torch.compile` and `fuselayers.fuse` of a whole model the formula is
-    traced, and the compiler chooses what is saved; `fuse` of single blocks does not change them. `torch.func` refuses
-    it, as it refuses every `autograd.Function` without a `setup_context`.
+    Its parameters are those of `TransformerBlock`, and so are its norms, LayerScale and stochastic depth; the function
+    is a different one, and a stack of such blocks has a norm at its end. Under `torch.compile` and `fuselayers.fuse` of
+    a whole model the formula is traced, and the compiler chooses what is saved; `fuse` of single blocks does not change
+    them. `torch.func` refuses it, as it refuses every `autograd.Function` without a `setup_context`.
 
     A stack runs the sublayers of such blocks and never calls a block itself, so a block in a stack can have no hooks.
     Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP works by hooks: it shards
     a model of such blocks as one, not the blocks or the modules inside them.
 
+    The router of a mixture of experts chooses again in backward, from inputs that differ in their last bits. In the
+    rare case that this changes the choice, the gradient of a token is that of another expert.
+
     Raises:
-        ValueError: as `TransformerBlock`; or a residual style other than "pre", or a feedforward with a loss of its
-            own.
+        ValueError: as `TransformerBlock`; or a residual style other than "pre" and "post".
         RuntimeError: in a stack, if the block has a hook; if FSDP shards a module inside it; in backward, with
             create_graph=True, since its gradient cannot be differentiated again; or after a change from train to eval
             mode, or back, of any of its modules since forward.
@@ -72,17 +77,17 @@ class ReversibleBlock(TransformerBlock):
     reversible: ClassVar[bool] = True
 
     def check_parts(self) -> None:
-        """Raise ValueError for a residual style or a feedforward that cannot be recomputed from its output."""
-        if type(self.residual) is not PreResidual:
+        """Raise ValueError for a residual style whose branches are not added to the stream as they are."""
+        if type(self.residual) not in (PreResidual, PostResidual):
             raise ValueError(
-                "a reversible block joins its sublayers to two streams in the manner of 'pre'; "
-                f"take residual='pre', got {title(self.residual)}"
+                "a reversible block adds its sublayers to two streams, with a norm before or after each; "
+                f"take residual='pre' or 'post', got {title(self.residual)}"
             )
-        if any(hasattr(module, "auxiliary_loss") for module in self.modules()):
-            raise ValueError(
-                f"a reversible block runs its sublayers without a graph, and the auxiliary loss of "
-                f"{title(self.feedforward)} would have no gradient; take block='transformer'"
-            )
+
+    @property
+    def final_norm(self) -> bool:
+        """Whether a stack of such blocks needs a norm after the last one: the streams are sums."""
+        return True
 
     def forward(self, x_BTD: Tensor, **inputs: Any) -> Tensor:
         """Return the mean of the streams after this block alone: [B, T, D] -> [B, T, D].
@@ -99,8 +104,11 @@ class ReversibleBlock(TransformerBlock):
             x_BTD: the other stream.
             inputs: as `TransformerBlock.forward` takes them.
         """
-        y_BTD = self.residual.branch(number, self.sublayers(**inputs)[number], self.residual.norm(number)(x_BTD))
-        return dropout(y_BTD, self.residual.dropout, training=self.training)
+        sublayer, norm, p = self.sublayers(**inputs)[number], self.residual.norm(number), self.residual.dropout
+        if type(self.residual) is PostResidual:
+            normed_BTD = norm(dropout(sublayer(x_BTD), p, training=self.training))
+            return self.residual.scaled(number, normed_BTD)  # behind the norm, which would undo it
+        return dropout(self.residual.branch(number, sublayer, norm(x_BTD)), p, training=self.training)
 
 
 def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
@@ -147,7 +155,9 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
             parts = (module for block, _ in blocks for module in block.modules() if module is not block)
             if "torch.distributed.fsdp" in sys.modules and any(map(is_sharded, parts)):
                 raise RuntimeError(_SHARDED)
-            a_BTD, b_BTD = _Reversible.apply(run, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
+            a_BTD, b_BTD, *losses = _Reversible.apply(run, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
+            for module, loss in zip((module for step in run.steps for module in step.costly), losses, strict=True):
+                module.auxiliary_loss = loss
             return _mean(a_BTD, b_BTD, dtype)
     for block, inputs, number in branches:
         a_BTD, b_BTD = b_BTD, a_BTD + block.branch(number, b_BTD.to(dtype), **inputs)
@@ -161,7 +171,8 @@ def _mean(a_BTD: Tensor, b_BTD: Tensor, dtype: torch.dtype) -> Tensor:
 class _Step(nn.Module):
     """One sublayer of one block; a module, so that `functional_call` can replace its parameters.
 
-    `generators` is the state of torch's generators before forward, None if it drew no random numbers. Backward also
+    `generators` is the state of torch's generators before forward, None if it drew no random numbers. `costly` are the
+    modules whose `auxiliary_loss` forward set: such losses are results of the run, beside the streams. Backward also
     needs the parameters and buffers of forward, the names of those and of the inputs that require a gradient, and the
     modes of all modules.
     """
@@ -172,6 +183,7 @@ class _Step(nn.Module):
         self.inputs = inputs
         self.number = number
         self.generators: tuple[Tensor, ...] | None = None
+        self.costly: tuple[Any, ...] = ()
         # `rotate` is a method of a position, or a partial of one, and the position may have parameters.
         owners = [getattr(getattr(value, "func", value), "__self__", None) for value in inputs.values()]
         self.owners = nn.ModuleList(owner for owner in owners if isinstance(owner, nn.Module))
@@ -189,6 +201,9 @@ class _Step(nn.Module):
 
     def modes_now(self) -> list[bool]:
         return [module.training for module in self.modules()]
+
+    def losses_now(self) -> dict[nn.Module, Any]:
+        return {module: vars(module).get("auxiliary_loss") for module in self.modules()}
 
 
 @dataclass
@@ -215,17 +230,21 @@ class _Run:
             self.autocast = {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": False}
 
     def forward(self, step: _Step, b_BTD: Tensor) -> Tensor:
-        """Return the step's branch, and note whether it drew random numbers."""
+        """Return the step's branch, and note whether it drew random numbers, and which losses it set."""
         # With fake tensors nothing is drawn, and the state of a generator has no values to compare.
         draws = not isinstance(b_BTD, FakeTensor)
-        before = _generators(self.device) if draws else ()
+        before, losses = _generators(self.device) if draws else (), step.losses_now()
         with self._autocast():
             y_BTD: Tensor = step(b_BTD.to(self.dtype), step.inputs)
+        found = step.losses_now()
+        step.costly = tuple(one for one in found if isinstance(found[one], Tensor) and found[one] is not losses[one])
         drew = draws and not all(map(torch.equal, before, _generators(self.device)))
         step.generators = before if drew else None
         return y_BTD
 
-    def backward(self, step: _Step, b_BTD: Tensor, dy_BTD: Tensor) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+    def backward(
+        self, step: _Step, b_BTD: Tensor, dy_BTD: Tensor, dlosses: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """Return the recomputed branch, the gradient of b, and the gradients of the step's other tensors, by id."""
         own, given = step.parameters_learning, step.inputs_learning
         wanted = [*own.values(), *given.values()]
@@ -238,8 +257,13 @@ class _Run:
             # cannot be put on a leaf of `autograd.grad`.
             of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(own) :])
             inputs = dict(step.inputs) | dict(zip(given, of_leaves, strict=True))
+            of_forward = [module.auxiliary_loss for module in step.costly]
             y_BTD = functional_call(step, held, (b_BTD.view_as(b_BTD).to(self.dtype), inputs))
-        through_BTD, *found = torch.autograd.grad(y_BTD, [b_BTD, *leaves], dy_BTD.to(y_BTD.dtype), allow_unused=True)
+        outputs, incoming = [y_BTD], [dy_BTD.to(y_BTD.dtype)]
+        for module, loss, dloss in zip(step.costly, of_forward, dlosses, strict=True):
+            outputs, incoming = [*outputs, module.auxiliary_loss], [*incoming, dloss]
+            module.auxiliary_loss = loss
+        through_BTD, *found = torch.autograd.grad(outputs, [b_BTD, *leaves], incoming, allow_unused=True)
         # The norm of another sublayer has no gradient here; an unused tensor has none at all, as in autograd.
         gradients = {id(one): dx for one, dx in zip(wanted, found, strict=True) if dx is not None}
         return y_BTD.detach(), torch.zeros_like(b_BTD) if through_BTD is None else through_BTD, gradients
@@ -250,17 +274,17 @@ class _Run:
 
 class _Reversible(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: _Run, a_BTD: Tensor, b_BTD: Tensor, *learning: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, run: _Run, a_BTD: Tensor, b_BTD: Tensor, *learning: Tensor) -> tuple[Tensor, ...]:
         run.remember_autocast()
         for step in run.steps:
             a_BTD, b_BTD = b_BTD, a_BTD + run.forward(step, b_BTD)
         ctx.run = run
         # Saved for torch's check that no tensor was modified before backward.
         ctx.save_for_backward(a_BTD, b_BTD, *learning)
-        return a_BTD, b_BTD
+        return a_BTD, b_BTD, *(module.auxiliary_loss for step in run.steps for module in step.costly)
 
     @staticmethod
-    def backward(ctx: Any, da_BTD: Tensor, db_BTD: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, da_BTD: Tensor, db_BTD: Tensor, *dlosses: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or take "
@@ -275,7 +299,8 @@ class _Reversible(torch.autograd.Function):
         a_BTD, b_BTD, *_ = ctx.saved_tensors
         gradients: dict[int, Tensor] = {}
         for step in reversed(run.steps):
-            y_BTD, through_BTD, found = run.backward(step, a_BTD, db_BTD)
+            dlosses, own = dlosses[: len(dlosses) - len(step.costly)], dlosses[len(dlosses) - len(step.costly) :]
+            y_BTD, through_BTD, found = run.backward(step, a_BTD, db_BTD, own)
             for key, gradient in found.items():
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
             a_BTD, b_BTD = b_BTD - y_BTD, a_BTD

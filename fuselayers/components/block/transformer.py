@@ -25,7 +25,7 @@ from ..residual import Residual, Sublayer
 
 @register("block", "transformer")
 class TransformerBlock(nn.Module):
-    """Self-attention, cross-attention where one is chosen, and a feedforward.
+    """Self-attention, cross-attention if chosen, and a feedforward.
 
     The arguments of `Model`, of which it takes those of a single block, and:
 
@@ -105,6 +105,11 @@ class TransformerBlock(nn.Module):
             of_memory = accepted("attention", cross_attention, **{**offered, "causal": False})
             self.cross_attention = create("attention", cross_attention, hidden_dim, **of_memory)
             _check_memory(self.cross_attention, as_choice(cross_attention).name)
+            if causal and getattr(self.cross_attention, "mixes_queries", False):
+                raise ValueError(
+                    f"cross_attention {as_choice(cross_attention).name!r} mixes the queries of all tokens, so a later "
+                    "token would change an earlier one; a causal block needs another one, such as 'multi_head'"
+                )
             self.takes_of_memory = takes(self.cross_attention.forward)
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)

@@ -26,7 +26,7 @@ from .hidden import activated, custom_activation, hidden_width
 
 @register("feedforward", "conv_mlp")
 class ConvMLP(nn.Module):
-    """An MLP with a convolution over the tokens, each hidden channel by itself, before its activation.
+    """An MLP with a convolution over tokens. Each hidden channel has a filter of its own, before the activation.
 
     Args:
         hidden_dim: D, the width of the model.

@@ -23,7 +23,7 @@ from .hidden import activated, custom_activation, hidden_width
 
 @register("feedforward", "mlp")
 class MLP(nn.Module):
-    """Two linear layers with an activation and dropout between them (Vaswani et al. 2017, section 3.3).
+    """Two linear layers, an activation and dropout between them (Vaswani et al. 2017, section 3.3).
 
     Args:
         hidden_dim: D, the width of the model.

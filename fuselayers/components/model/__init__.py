@@ -3,6 +3,7 @@
 from .decoder import Decoder as Decoder
 from .encoder import Encoder as Encoder
 from .encoder_decoder import EncoderDecoder as EncoderDecoder
+from .hierarchical_vision import HierarchicalVision as HierarchicalVision
 from .layers import LayerChange as LayerChange
 from .model import Model as Model
 from .stack import Stack as Stack

@@ -35,7 +35,7 @@ from .tokens import (
 
 @register("model", "encoder")
 class Encoder(Stack):
-    """An encoder-only transformer with a head that predicts masked tokens.
+    """An encoder-only transformer, which predicts masked tokens.
 
     The arguments and errors of `Model`, and:
 

@@ -1,7 +1,8 @@
 """vision_transformer -- a classifier of images: their patches are the tokens.
 
     images    [B, channels, S, S]   B batch, S the side of an image in pixels
-    x         [B, T, D]             T tokens: (S / patch_size)^2 patches, row by row, after the class token; D model
+    x         [B, T, D]             T tokens: the patches, row by row, after the class token; D model; without overlap
+                                    (S / patch_size)^2 patches
     targets   [B]
     logits    [B, num_classes]
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ...names import no_such
 from ...ops import dropout as dropout_op
+from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
@@ -33,13 +35,13 @@ class VisionTransformer(Stack):
     The arguments and errors of `Model`, and:
 
     Args:
-        image_size: S, the side of the square images in pixels, a multiple of patch_size.
+        image_size: S, the side of the square images in pixels, a multiple of patch_size where patches do not overlap.
         patch_size: side of a patch in pixels.
         num_classes: number of different classes.
         channels: of an image, 3 for colours.
         pooling: the input of the head: a learned token beside the patches, or the mean of the patches.
         position: the kind of position and its options; the class token has one too.
-        embedding: the embedding of the patches and its options.
+        embedding: the embedding of the patches and its options, such as a stride for patches that overlap.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
     >>> sizes = {"image_size": 8, "patch_size": 4, "num_classes": 5, "hidden_dim": 8, "num_layers": 1}
@@ -74,16 +76,17 @@ class VisionTransformer(Stack):
         backend: str | None = None,
         partition: str = "min_cut",
     ) -> None:
-        if image_size % patch_size:
-            raise ValueError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
         if pooling not in get_args(Pooling):
             raise ValueError(no_such("pooling", pooling, get_args(Pooling)))
         check_scheme(init, base_width=base_width)
         with_class_token = pooling == "class_token"
+        patch: nn.Module = create(
+            "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
+        )
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
-            context_length=(image_size // patch_size) ** 2 + with_class_token,
+            context_length=patches_along(patch, image_size, patch_size) ** 2 + with_class_token,
             attention=attention,
             feedforward=feedforward,
             norm=norm,
@@ -98,9 +101,7 @@ class VisionTransformer(Stack):
         )
         self.image_size = image_size
         self.channels = channels
-        self.patch: nn.Module = create(
-            "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
-        )
+        self.patch = patch
         self.class_token = nn.Parameter(torch.empty(hidden_dim)) if with_class_token else None
         self.head = nn.Linear(hidden_dim, num_classes)
         self.logit_scale = logit_factor(hidden_dim, base_width)
@@ -124,7 +125,7 @@ class VisionTransformer(Stack):
         # The embedding checks the images first; the check of the targets depends on them.
         x_BD = self.features(images)
         if targets_B is not None and not torch.compiler.is_compiling():
-            _check_targets(targets_B, images)
+            check_classes(targets_B, images)
         if targets_B is None:
             return to_logits(x_BD, self.head, scale=self.logit_scale)
         # For the loss an image is a sequence of one token.
@@ -155,7 +156,23 @@ class VisionTransformer(Stack):
         return f"{super().extra_repr()}, image_size={self.image_size}, pooling={pooling!r}"
 
 
-def _check_targets(targets: Tensor, images: Tensor) -> None:
+def patches_along(patch: nn.Module, pixels: int, patch_size: int) -> int:
+    """Return the number of patches along a side, also of an embedding of the user's, whose patches do not overlap.
+
+    Used by the models of images.
+
+    Raises:
+        ValueError: the side does not fit the patches.
+    """
+    if isinstance(patch, PatchEmbedding) and (patch.stride != patch_size or patch.padding):
+        return patch.patches_along(pixels)
+    if pixels % patch_size:
+        raise ValueError(f"image_size must be a multiple of patch_size, got {pixels} and {patch_size}")
+    return pixels // patch_size
+
+
+def check_classes(targets: Tensor, images: Tensor) -> None:
+    """Raise unless targets are a class for each image. Used by the models of images."""
     if not isinstance(targets, Tensor):
         raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
     if targets.shape != images.shape[:1] or targets.dtype != torch.int64:

@@ -184,7 +184,7 @@ class ALiBiPosition(Position):
 
 @register("position", "relative")
 class RelativePosition(Position):
-    """Adds a learned bias per head and range of distances to the scores of every layer; works for any length.
+    """A learned bias of the scores, per head and range of distances. Every layer adds it; it works for any length.
 
     Args:
         num_heads: H, the number of query heads.

@@ -205,10 +205,10 @@ def test_wrong_numbers_fail_the_command_and_are_named(
     [
         (["partition", "--only", "sped"], "no section of bench partition 'sped'; did you mean 'speed'?"),
         (["partition", "--layers", "0"], "--layers must be at least 1, got 0"),
-        (["partition", "gpt_nano"], "bench partition takes no name; it takes device, json, layers, only, quick, rep"),
-        (["partition", "--dtype", "bfloat16"], "bench partition takes no --dtype; it takes "),
-        (["op", "dropout", "--layers", "2"], "bench op takes no --layers; it takes activation, backends, device, dr"),
-        (["model", "gpt_nano", "--quick"], "bench model takes no --quick; it takes "),
+        (["partition", "gpt_nano"], "unrecognized arguments: gpt_nano; see fuselayers bench partition --help"),
+        (["partition", "--dtype", "float16"], "no option of fuselayers bench partition '--dtype'; there are: "),
+        (["op", "dropout", "--layers", "2"], "no option of fuselayers bench op '--layers'; "),
+        (["model", "gpt_nano", "--quick"], "no option of fuselayers bench model '--quick'; "),
     ],
 )
 def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

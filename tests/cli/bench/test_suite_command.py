@@ -79,10 +79,10 @@ def test_on_a_gpu_everything_is_compiled_before_the_clock_starts(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "bench suite needs a folder for what it measures: --out DIR"),
+        ([], "the following arguments are required: --out; see fuselayers bench suite --help"),
         (
             ["--out", "x", "--shape", "4x4"],
-            "bench suite takes no --shape; it takes device, dtypes, minutes, ",
+            "no option of fuselayers bench suite '--shape'; there are: --device, --dtypes, ",
         ),
         (["--out", "x", "--minutes", "0"], "--minutes must be above 0, got 0"),
         (

@@ -26,13 +26,8 @@ def _launched(cases: Iterable[Case]) -> set[str]:
 
 
 @compiles
-def test_every_kernel_is_launched_by_a_case() -> None:
-    assert "fuselayers.ops.normalise.backward._sums_split_kernel" in _kernels()
-    assert _kernels() - _launched(CASES) == set()
-
-
-@compiles
 def test_every_kernel_is_compiled_every_day() -> None:
+    assert "fuselayers.ops.normalise.backward._sums_split_kernel" in _kernels()
     assert _kernels() - _launched(case for case in CASES if case.daily) == set()
 
 

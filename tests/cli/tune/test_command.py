@@ -55,8 +55,7 @@ def test_a_model_that_cannot_be_measured(capsys: pytest.CaptureFixture[str], mon
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["gpt_nano"], "tune takes overrides such as model=gpt_nano, got gpt_nano"),
-        (["ops", "model=gpt_nano"], "tune takes overrides such as model=gpt_nano, got ops model=gpt_nano"),
+        (["my.yaml"], "tune takes a model and overrides, as gpt_nano norm=rms_norm, got the file my.yaml"),
         (["--batch", "2"], "--batch is a number of examples from 1 on, for a model, got 2"),
         (["model=gpt_nano", "--batch", "0"], "--batch is a number of examples from 1 on, for a model, got 0"),
         (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; take fusion=auto"),

@@ -399,22 +399,98 @@ def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
     assert all(value.grad is None for value in model.parameters())
 
 
-class Costly(nn.Identity):
-    def __init__(self, hidden_dim: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.3, "stochastic_depth": 0.5}])
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_post_norms_each_branch(p: float, options: dict[str, float]) -> None:
+    class Written(Reversible):
+        def forward(self, x: Tensor) -> Tensor:
+            x1 = x2 = x
+            for block in self.blocks:
+                r = block.residual
+                norm1, norm2 = r.norms
+                x1 = x1 + r.scaled(0, norm1(dropout(block.attention(x2), r.dropout)))
+                x2 = x2 + r.scaled(1, norm2(dropout(block.feedforward(x1), r.dropout)))
+            return (x1 + x2) / 2
+
+    blocks = blocks_of(3, p=p, residual=Choice("post", options)).double()
+    assert_same_step(
+        Written(blocks), Reversible(blocks), torch.randn(3, 7, 8, dtype=torch.float64), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_post_in_a_model_ends_with_a_norm_and_saves_as_little() -> None:
+    tokens = torch.randint(13, (4, 16))
+    kinds = {"attention": DROPPING, "block": "reversible", "residual": "post", "dropout": 0.1}
+    sizes = {"vocab_size": 13, "hidden_dim": 32, "context_length": 16}
+    few, many = (Encoder(num_layers=layers, **sizes, **kinds) for layers in (2, 8))  # type: ignore[arg-type]
+    assert few.norm is not None
+    assert saved_bytes(few, tokens, tokens) == saved_bytes(many, tokens, tokens)
+
+
+EXPERTS = Choice("mixture_of_experts", {"num_experts": 3, "balance_coefficient": 0.5, "z_coefficient": 0.1})
+
+
+class WithLosses(nn.Module):
+    """The stream of some blocks, and their losses, each once."""
+
+    def __init__(self, run: nn.Module) -> None:
         super().__init__()
-        self.auxiliary_loss = None
+        self.run = run
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.run(x)
+        return y, *(block.feedforward.auxiliary_loss for block in self.run.blocks)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("residual", ["pre", pytest.param("post", marks=pytest.mark.slow)])
+def test_the_loss_of_experts_comes_through(residual: str) -> None:
+    class Written(Reversible):
+        def forward(self, x: Tensor) -> Tensor:
+            x1 = x2 = x
+            for block in self.blocks:
+                x1 = x1 + block.branch(0, x2)
+                x2 = x2 + block.branch(1, x1)
+            return (x1 + x2) / 2
+
+    blocks = blocks_of(3, feedforward=EXPERTS, residual=residual).double()
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    # The losses are float32.
+    assert_same_step(WithLosses(Written(blocks)), WithLosses(Reversible(blocks)), x, rtol=1e-6, atol=1e-6)
+
+
+def test_a_model_of_reversible_experts_learns_from_their_loss_once() -> None:
+    tokens, targets = torch.randint(13, (2, 4, 16))
+    model = model_of(2, feedforward=EXPERTS, attention=HEADS, dropout=0.0)
+    of_model = model.auxiliary_loss
+    loss = model(tokens, targets)
+    before = of_model()
+    routers = [block.feedforward.router.weight for block in model.blocks]
+    expected = torch.autograd.grad(loss, routers, retain_graph=True)
+    loss.backward()
+    for router, gradient in zip(routers, expected, strict=True):
+        torch.testing.assert_close(router.grad, gradient)
+    assert torch.equal(of_model(), before)  # backward's second run leaves the losses as they were
+    model.loss = "plain"
+    with torch.no_grad():
+        logits = model.eval()(tokens)
+        assert model.auxiliary_loss() is None
+        model.train()(tokens, targets)
+        assert torch.equal(model.auxiliary_loss(), before)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) + before)
+
+
+def test_experts_in_a_compiled_model() -> None:
+    tokens, targets = torch.randint(13, (2, 4, 16))
+    capped = Choice("mixture_of_experts", {**EXPERTS.options, "capacity_factor": 2.0})
+    model = model_of(2, feedforward=capped, attention=HEADS, dropout=0.0)
+    expected = model(tokens, targets)
+    torch.testing.assert_close(fuse(model, backend="eager")(tokens, targets), expected)
 
 
 def test_errors() -> None:
     text = (
-        "a reversible block joins its sublayers to two streams in the manner of 'pre'; take residual='pre', got "
-        "residual 'post'"
+        "a reversible block adds its sublayers to two streams, with a norm before or after each; "
+        "take residual='pre' or 'post', got residual 'sandwich'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        blocks_of(1, residual="post")
-    text = (
-        "a reversible block runs its sublayers without a graph, and the auxiliary loss of feedforward 'costly' would "
-        "have no gradient; take block='transformer'"
-    )
-    with registered("feedforward", costly=Costly), pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        blocks_of(1, feedforward="costly")
+        blocks_of(1, residual="sandwich")

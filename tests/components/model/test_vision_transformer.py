@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fuselayers import build
 from fuselayers.components import Choice, VisionTransformer, initialise
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
@@ -58,6 +59,14 @@ def test_values_and_gradients(sizes: dict[str, int], pooling: str, p: float) -> 
     model = randomise(made(pooling=pooling, dropout=p, **sizes)).double()
     images = torch.randn(3, sizes.get("channels", 3), model.image_size, model.image_size).double()  # type: ignore[arg-type]
     assert_same_step(WrittenOut(model), model, images, rtol=1e-8, atol=1e-8)  # type: ignore[arg-type]
+
+
+def test_overlapping_patches_from_a_config() -> None:
+    model = build("vit_tiny", ["model.embedding.stride=3", "model.embedding.padding=1", "fusion=off"])
+    assert model.context_length == ((12 + 2 - 4) // 3 + 1) ** 2 + 1
+    assert model(torch.zeros(2, 3, 12, 12)).shape == (2, 10)
+    model = made(image_size=13, embedding=Choice("patch", {"stride": 2}))
+    assert model.context_length == 26
 
 
 def test_parameter_count_of_vit_base() -> None:

@@ -133,7 +133,7 @@ def test_a_kernels_numbers_are_not_specialised_on() -> None:
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="what is interpreted has no name but its own")
 def test_a_kernel_has_its_ops_name_for_profilers() -> None:
-    softmax = importlib.import_module("fuselayers.ops.softmax")
+    softmax = importlib.import_module("fuselayers.ops.softmax.forward")
     kernels = [softmax._forward_kernel, elementwise._elementwise_kernel, normalise_forward._forward_split_kernel]
     names = ["softmax_forward_kernel", "elementwise_kernel", "normalise_forward_split_kernel"]
     assert [one.repr(None) for one in kernels] == names

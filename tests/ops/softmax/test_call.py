@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.ops import softmax
+from fuselayers.ops import log_softmax, softmax
 from fuselayers.ops.implementations.launch import INTERPRETED
-from fuselayers.ops.softmax import _mask_levels, softmax_reference
+from fuselayers.ops.softmax import log_softmax_reference, softmax_reference
+from fuselayers.ops.softmax.forward import _mask_levels
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing import poisoned_memory
@@ -32,6 +33,16 @@ on_kernels = pytest.mark.kernels
 
 def causal_mask(queries: int, keys: int) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=DEVICE).tril()
+
+
+def seen_of(fn: Form) -> Form:
+    """`fn` with zeros in place of -inf, which neither errors nor differences can be taken of."""
+
+    def call(*given: Any, **options: Any) -> Tensor:
+        y = fn(*given, **options)
+        return y.masked_fill(y.detach().isneginf(), 0.0)
+
+    return call
 
 
 def laid_out(name: str) -> Tensor:
@@ -74,7 +85,9 @@ IN_REGISTERS, IN_PIECES = KERNELS
 
 def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Form:
     if request.param == "rows in pieces":
-        monkeypatch.setattr(sys.modules["fuselayers.ops.softmax"], "tile_of_rows", lambda *_: (True, 1, 8, 1))
+        for name in ("forward", "backward"):
+            module = sys.modules[f"fuselayers.ops.softmax.{name}"]
+            monkeypatch.setattr(module, "tile_of_rows", lambda *_: (True, 1, 8, 1))
     return partial(softmax, backend={"formula": "eager", "compiled": "inductor"}.get(request.param, "triton"))
 
 
@@ -113,8 +126,8 @@ def test_is_its_formula(shape: tuple[int, int], causal: bool) -> None:
 def test_gradient_of_the_reference_and_of_the_formula(causal: bool) -> None:
     scores = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
     mask = mask_of(scores)
-    for one in (softmax_reference, softmax):
-        call = partial(one, mask=mask, causal=causal, scale=0.3)
+    for one in (softmax_reference, softmax, log_softmax_reference, log_softmax):
+        call = seen_of(partial(one, mask=mask, causal=causal, scale=0.3))
         assert torch.autograd.gradcheck(call, scores)
         assert torch.autograd.gradgradcheck(call, scores)
 
@@ -339,22 +352,93 @@ def test_fused_backward_saves_one_tensor_and_the_mask(backend: str) -> None:
     assert saved_bytes(fused, scores, mask) <= scores.nbytes + mask.nbytes + 2 * 4 * 64 * 4
 
 
+def added(mask: Tensor) -> Tensor:
+    """A floating mask that hides what a bool mask hides."""
+    (values,) = tensors(mask.shape)
+    return values.masked_fill(~mask, -math.inf)
+
+
+@pytest.mark.parametrize("layout", FEW_LAYOUTS)
+@pytest.mark.parametrize("log", [False, True])
+def test_an_additive_mask(log: bool, layout: str, form: Form) -> None:
+    op = partial(log_softmax, backend=form.keywords["backend"]) if log else form
+    of_mask = log_softmax_reference if log else softmax_reference
+    mask = laid_out(layout)
+    (scores,) = tensors(SCORES)
+    assert_as_good_as(seen_of(op), seen_of(of_mask), [scores, added(mask)], causal=True, scale=0.5)
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_an_additive_mask_is_that_of_torchs_attention(log: bool, form: Form) -> None:
+    q, k = torch.randn(2, 5, 8, device=DEVICE), torch.randn(2, 7, 8, device=DEVICE)
+    values = torch.eye(7, device=DEVICE).expand(2, 7, 7)
+    mask = torch.randn(5, 7, device=DEVICE)
+    mask[1, 2:4] = -math.inf
+    expected = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=0.6)
+    op = partial(log_softmax, backend=form.keywords["backend"]) if log else form
+    torch.testing.assert_close(op(q @ k.mT, mask, scale=0.6), expected.log() if log else expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_log_softmax_is_torchs_and_hides(masked: bool, form: Form) -> None:
+    op = partial(log_softmax, backend=form.keywords["backend"])
+    (scores,) = tensors((4, 19))
+    mask = mask_of(scores) if masked else torch.ones_like(scores, dtype=torch.bool)
+    exact = scores.double().masked_fill(~mask, -math.inf).log_softmax(-1)
+    scores[~mask] = torch.nan
+    scores.requires_grad_()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        y = op(scores, mask if masked else None)
+        loss = y.masked_fill(~mask, 0.0).square().sum()
+        (dscores,) = torch.autograd.grad(loss, scores, create_graph=True)
+        (second,) = torch.autograd.grad(dscores.square().sum(), scores)
+    assert torch.equal(y == -math.inf, ~mask)
+    torch.testing.assert_close(y[:3][mask[:3]].double(), exact[:3][mask[:3]], rtol=1e-5, atol=1e-6)
+    for one in (dscores, second):
+        assert torch.equal(one[~mask], torch.zeros_like(one[~mask]))
+        assert bool(one[mask].isfinite().all())
+        assert bool(one[mask].any())
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_nan_and_inf_in_an_additive_mask_propagate(log: bool, form: Form) -> None:
+    op = partial(log_softmax, backend=form.keywords["backend"]) if log else form
+    scores = torch.ones(3, 3, device=DEVICE)
+    mask = torch.tensor([[0, math.nan, -math.inf], [math.inf, 0, -math.inf], [0, 0, -math.inf]], device=DEVICE)
+    y = op(scores, mask)
+    assert y[:2, :2].isnan().all()
+    torch.testing.assert_close(y[2, :2], torch.full_like(y[2, :2], -math.log(2) if log else 0.5))
+    assert y[:, 2].tolist() == [-math.inf if log else 0.0] * 3
+
+
+def test_the_gradient_of_a_mask_alone() -> None:
+    (scores, mask) = tensors((5, 6), (6,), dtype=torch.float64)
+    for op in (softmax, log_softmax, softmax_reference, log_softmax_reference):
+        assert torch.autograd.gradcheck(partial(op, scores, scale=0.3), mask.requires_grad_())
+    form = partial(softmax, backend="triton" if INTERPRETED or DEVICE.type == "cuda" else "auto")
+    narrow, leaf = scores.float(), mask.detach().float().requires_grad_()
+    (got,) = torch.autograd.grad(form(narrow, leaf, scale=0.3).square().sum(), leaf)
+    (wanted,) = torch.autograd.grad(softmax(scores, mask, scale=0.3).square().sum(), mask)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)
+
+
 @on_kernels
 def test_opcheck() -> None:
     of_torch = torch.ops.fuselayers
     scores = torch.randn(3, 5, device=DEVICE)
     y = scores.softmax(-1)
-    for arguments in ((scores, None, False, 1.0), (scores.mT, mask_of(scores)[:1, :3], True, -0.5)):
+    for arguments in ((scores, None, False, 1.0), (scores.mT, mask_of(scores)[:1, :3], True, -0.5, True)):
         torch.library.opcheck(of_torch.softmax.default, arguments)
     for causal in (False, True):
-        torch.library.opcheck(of_torch.softmax_backward.default, (scores, y, causal, 0.5))
+        torch.library.opcheck(of_torch.softmax_backward.default, (scores, y, causal, 0.5, causal))
 
 
 def test_a_batch_of_scores_and_masks_by_vmap() -> None:
     (scores,) = tensors((4, 3, 5))
     mask = mask_of(scores)
-    got = torch.vmap(partial(softmax, causal=True))(scores, mask)
-    torch.testing.assert_close(got, softmax(scores, mask, causal=True))
+    for one in (mask, added(mask)):
+        got = torch.vmap(partial(softmax, causal=True))(scores, one)
+        torch.testing.assert_close(got, softmax(scores, one, causal=True))
 
 
 def test_errors() -> None:
@@ -363,12 +447,15 @@ def test_errors() -> None:
         softmax(scores.long())
     with pytest.raises(ValueError, match=r"^scores must be \[..., N\], got a tensor without dimensions; give it one"):
         softmax(torch.tensor(1.0))
-    with pytest.raises(TypeError, match=r"^mask must be a bool tensor or None, got list$"):
+    with pytest.raises(TypeError, match=r"^mask must be a bool or floating tensor or None, got list$"):
         softmax(scores, [[True]])  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"^mask must be a bool tensor, True where a score takes part, got torch.float32"
-    ):
-        softmax(scores, torch.zeros(2, 3))
+    wanted = "^mask must be bool, True where a score takes part, or floating, added to the scores, got torch.int64$"
+    with pytest.raises(TypeError, match=wanted):
+        softmax(scores, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"^mask must be a floating-point tensor of 16 bits at least, got torch.float8"):
+        softmax(scores, torch.zeros(2, 3).to(torch.float8_e4m3fn))
+    with pytest.raises(ValueError, match=r"^causal scores must be \[..., T, S\], queries by keys, got \[3\]; leave"):
+        log_softmax(scores[0], causal=True)
     for shape, text in (((2,), r"\[2\]"), ((1, 2, 3), r"\[1, 2, 3\]"), ((3, 3), r"\[3, 3\]"), ((2, 0), r"\[2, 0\]")):
         wanted = rf"^mask must be broadcastable to scores' shape \[2, 3\], got {text}$"
         with pytest.raises(ValueError, match=wanted):

@@ -1,0 +1,206 @@
+"""hierarchical_vision -- a classifier of images in stages: each has fewer and wider tokens than the one before it.
+
+    images    [B, channels, S, S]   B batch, S the side of an image in pixels
+    map       [B, D, P, P]          the tokens of a stage as an image of D channels; D its width, P patches along a side
+    x         [B, T, D]             the same row by row, T = P^2
+    logits    [B, num_classes]
+
+    map = images
+    for each stage:   x = patch embedding(map), + positions;   x = norm(blocks(x));   map = x
+    logits = head(mean of x over the tokens)
+
+Wang et al., "Pyramid vision transformer", 2021, section 3, and "PVT v2", 2022, section 3.2 (overlapping patches); with
+attention=pooling Yu et al., "MetaFormer is actually what you need for vision", 2022.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...ops import dropout as dropout_op
+from ..embedding import PatchEmbedding
+from ..init import Scheme, check_scheme, initialise
+from ..ranges import NotNegative, Probability, Range, Size, in_range
+from ..registry import Choice, as_choice, options, register
+from .layers import LayerChange, matching_layers
+from .model import Model
+from .stack import Stack
+from .tokens import to_logits, token_loss
+from .vision_transformer import check_classes
+
+
+@register("model", "hierarchical_vision")
+class HierarchicalVision(Model):
+    """Stages of an overlapping patch embedding and blocks, and a linear head on the mean of the last tokens.
+
+    All heads have the channels of those of the first stage: a stage that is twice as wide has twice as many heads.
+
+    The arguments and errors of `Model`, and:
+
+    Args:
+        image_size: S, the side of the square images in pixels.
+        num_classes: number of different classes.
+        widths: D of each stage.
+        depths: number of blocks of each stage.
+        patch_sizes: side of the patches of each stage, in pixels of the images, then in tokens of the stage before.
+        strides: distance of neighbouring patches of each stage.
+        channels: of an image, 3 for colours.
+        attention: the attention of all stages and its options, `num_heads` those of the first stage.
+        position: the kind of position of each stage, and its options.
+        layers: other components for some blocks, counted through all stages, see `LayerChange`.
+
+    Raises:
+        ValueError: also lists of different lengths, or a stage without patches.
+
+    >>> heads = Choice("multi_head", {"num_heads": 1})
+    >>> sizes = {"widths": (8, 16), "depths": (1, 1), "patch_sizes": (3, 3), "strides": (2, 2)}
+    >>> model = HierarchicalVision(image_size=8, num_classes=5, **sizes, attention=heads)
+    >>> [stage.context_length for stage in model.stages], model(torch.zeros(2, 3, 8, 8)).shape
+    ([16, 4], torch.Size([2, 5]))
+    """
+
+    @in_range
+    def __init__(
+        self,
+        *,
+        image_size: Size,
+        num_classes: Size,
+        widths: tuple[int, ...],
+        depths: tuple[int, ...],
+        patch_sizes: tuple[int, ...],
+        strides: tuple[int, ...],
+        attention: Choice | str,
+        channels: Size = 3,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
+        init: Scheme = "vit",
+        init_std: NotNegative = 0.02,
+        backend: str | None = None,
+        partition: str = "min_cut",
+    ) -> None:
+        if init == "mup":
+            raise ValueError("init 'mup' is for models of one width; take another scheme")
+        check_scheme(init, base_width=None)
+        _check_stages(widths=widths, depths=depths, patch_sizes=patch_sizes, strides=strides)
+        super().__init__()
+        self.image_size = image_size
+        self.channels = channels
+        self.dropout = dropout
+        self.patch = nn.ModuleList()
+        self.stages = nn.ModuleList()
+        side, first, changes = image_size, 0, [(change, matching_layers(change.at, sum(depths))) for change in layers]
+        for hidden_dim, depth, patch_size, stride in zip(widths, depths, patch_sizes, strides, strict=True):
+            patch = PatchEmbedding(
+                hidden_dim, patch_size=patch_size, channels=channels, stride=stride, padding=(patch_size - 1) // 2
+            )
+            try:
+                side = patch.patches_along(side)
+            except ValueError as error:
+                raise ValueError(f"the sides of the images of stage {len(self.stages)} {error}, got {side}") from None
+            wider = hidden_dim, widths[0]
+            own = [
+                _of_stage(replace(change, at=str(layer - first)), wider)
+                for change, at in changes
+                for layer in at
+                if first <= layer < first + depth
+            ]
+            self.patch.append(patch)
+            self.stages.append(
+                Stack(
+                    hidden_dim,
+                    num_layers=depth,
+                    context_length=side**2,
+                    attention=_with_heads(attention, *wider),
+                    feedforward=feedforward,
+                    norm=norm,
+                    residual=residual,
+                    position=position,
+                    block=block,
+                    layers=own,
+                    dropout=dropout,
+                    causal=False,
+                    backend=backend,
+                    partition=partition,
+                )
+            )
+            channels, first = hidden_dim, first + depth
+        # Of the first stage, which has the most tokens.
+        self.context_length = self.stages[0].context_length
+        self.head = nn.Linear(widths[-1], num_classes)
+        initialise(self, init, num_layers=sum(depths), std=init_std)
+
+    def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
+        """Return the logits, or the loss where there are targets.
+
+        Args, Returns and Raises: as `VisionTransformer.forward`.
+        """
+        x_BD = self.features(images)
+        if targets_B is None:
+            return to_logits(x_BD, self.head)
+        if not torch.compiler.is_compiling():
+            check_classes(targets_B, images)
+        # For the loss an image is a sequence of one token.
+        return self.with_auxiliary_loss(token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain"))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the input of the head: [B, channels, S, S] -> [B, D]."""
+        if isinstance(images, Tensor) and images.dim() == 4 and images.shape[2:] != (self.image_size,) * 2:
+            raise ValueError(
+                f"images must be {self.image_size} x {self.image_size} pixels, got {list(images.shape)}; resize them, "
+                "or build the model with another image_size"
+            )
+        x = images
+        stages: Any = zip(self.patch, self.stages, strict=True)
+        for patch, stage in stages:
+            x_BTD = dropout_op(stage.position(patch(x)), self.dropout, training=self.training)
+            x_BTD = stage.run_blocks(x_BTD)
+            side = math.isqrt(stage.context_length)
+            x = x_BTD.transpose(1, 2).unflatten(2, (side, side))
+        return x.flatten(2).mean(2)
+
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
+        images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
+        return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
+
+    def extra_repr(self) -> str:
+        return f"image_size={self.image_size}, dropout={self.dropout}"
+
+
+def _check_stages(**lists: tuple[int, ...]) -> None:
+    stages = len(lists["widths"])
+    for name, values in lists.items():
+        if len(values) != stages or not values:
+            raise ValueError(f"{name} must have one number for each stage, {stages or 'at least one'}, got {[*values]}")
+        for index, value in enumerate(values):
+            Range(minimum=1).check(f"{name}[{index}]", value)
+
+
+def _with_heads(attention: Choice | str, hidden_dim: int, first_dim: int) -> Choice:
+    """Return the choice with the heads of a stage of that width; `first_dim` is the width of the first stage."""
+    chosen = as_choice(attention)
+    heads = {
+        name: chosen.options[name]
+        for name in ("num_heads", "num_kv_heads")
+        if any(option.name == name for option in options("attention", chosen.name)) and chosen.options.get(name)
+    }
+    for name, number in heads.items():
+        if number * hidden_dim % first_dim:
+            raise ValueError(
+                f"a stage of hidden_dim {hidden_dim} cannot have heads as wide as those of the first, of {first_dim} "
+                f"with {name} {number}; make its hidden_dim a multiple of {first_dim // number or 1}"
+            )
+    return Choice(chosen.name, {**chosen.options, **{name: n * hidden_dim // first_dim for name, n in heads.items()}})
+
+
+def _of_stage(change: LayerChange, wider: tuple[int, int]) -> LayerChange:
+    return change if change.attention is None else replace(change, attention=_with_heads(change.attention, *wider))

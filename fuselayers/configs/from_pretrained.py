@@ -1,0 +1,152 @@
+"""from_pretrained -- a model with the weights of a Hugging Face checkpoint: a folder, or a repository of the hub."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ..names import shown
+from .build import build
+from .group_files import choices
+from .hugging_face import matched
+from .hugging_face_config import config_of
+from .memory import check_bytes
+
+_CONFIG: Final = "config.json"
+_WEIGHTS: Final = "model.safetensors"
+_INDEX: Final = "model.safetensors.index.json"
+# A repository may hold the same weights several times, in other formats.
+_DOWNLOADED: Final = [_CONFIG, _WEIGHTS, _INDEX, "model-*-of-*.safetensors"]
+
+
+def from_pretrained(
+    name_or_path: str | os.PathLike[str],
+    overrides: Sequence[str] = (),
+    *,
+    revision: str | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
+    """Return the model of a Hugging Face checkpoint with its weights, in eval mode.
+
+    GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen3, ViT and T5, with the head of their pretraining (ViT: with its
+    classifier). `transformers` is not needed. The model is as `build` makes it, so `rebuild` and `fuse` work.
+
+    Args:
+        name_or_path: a folder with config.json and model.safetensors (or its shards and their index), or the name of a
+            repository of the hub, such as "openai-community/gpt2", which is downloaded into the cache of
+            `huggingface_hub`.
+        overrides: of the config that config.json gives, as for `build`: ["fusion=off", "attention.dropout=0"].
+        revision: a branch, tag or commit of the repository; None for the newest.
+        device: where the model will be; None for torch's default device.
+        dtype: of all weights; None for the dtype that config.json names, or float32 if it names none.
+
+    Raises:
+        ImportError: `safetensors`, or for the hub `huggingface_hub`, is not installed.
+        FileNotFoundError: there is no such folder, or a file of it is missing.
+        ValueError: config.json has an unknown model_type, or asks for what this library does not have; a weight is
+            missing, has another shape or no place in the model; a file is damaged; or the weights do not fit into
+            memory.
+        TypeError, ValueError: as `build`, for the overrides.
+        Exception: of `huggingface_hub`, such as for a repository that does not exist, or without a network.
+
+    >>> from_pretrained("gpt2_small")
+    Traceback (most recent call last):
+    ValueError: 'gpt2_small' is an architecture without weights, for fuselayers.build; name a folder, or a repository as
+    'openai-community/gpt2'
+    """
+    folder = _folder(name_or_path, revision)
+    content = _read_json(folder / _CONFIG)
+    family, config = config_of(content)
+    dtype = _dtype_of(content) if dtype is None else dtype
+    device = torch.device(torch.get_default_device() if device is None else device)
+    with torch.device("meta"):
+        model = build(config, overrides)
+    wanted = model.state_dict()
+    check_bytes(sum(one.numel() for one in wanted.values()) * dtype.itemsize, device, what="the model")
+    found = matched(wanted, _read_weights(folder), family=family)
+    # Copied one by one: a file's tensors are views of the file.
+    state = {
+        name: found.pop(name).to(device, dtype, copy=True, memory_format=torch.contiguous_format) for name in wanted
+    }
+    model.load_state_dict(state, assign=True)
+    return model.eval()
+
+
+def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return path
+    name = os.fspath(name_or_path)
+    if isinstance(name_or_path, Path) or name.startswith((".", "~", os.sep)) or name.count("/") > 1:
+        raise FileNotFoundError(f"there is no folder {str(path)!r}; name a folder, or a repository as 'owner/name'")
+    if name in choices("model"):
+        raise ValueError(
+            f"{name!r} is an architecture without weights, for fuselayers.build; name a folder, or a repository as "
+            "'openai-community/gpt2'"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ImportError(_missing("huggingface_hub", f"{name!r} is no folder here, and to download it")) from error
+    return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
+
+
+def _missing(library: str, wish: str) -> str:
+    return f"{wish} needs {library}; install it with: pip install 'fuselayers[hub]'"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{str(path.parent)!r} has no {path.name}, which every checkpoint has")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(path)!r} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{str(path)!r} must hold a mapping, got {shown(content)}")
+    return content
+
+
+def _dtype_of(content: dict[str, Any]) -> torch.dtype:
+    name = content.get("dtype", content.get("torch_dtype")) or "float32"
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype of config.json must be a floating dtype of torch, got {shown(name)}; pass dtype=")
+    return dtype
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return every tensor of a checkpoint, as views of its files."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError(_missing("safetensors", f"to read the weights of {str(folder)!r}")) from error
+    weights: dict[str, Tensor] = {}
+    for file in _files(folder):
+        if not file.is_file():
+            raise FileNotFoundError(f"{str(folder)!r} lacks {file.name}, which {_INDEX} names")
+        try:
+            weights |= load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{str(file)!r} is damaged: {error}") from error
+    return weights
+
+
+def _files(folder: Path) -> list[Path]:
+    if not (folder / _INDEX).is_file():
+        if not (folder / _WEIGHTS).is_file():
+            raise FileNotFoundError(
+                f"{str(folder)!r} has neither {_WEIGHTS} nor {_INDEX}; files of pickle, as pytorch_model.bin, are not "
+                "read, since they can run code: load them with transformers, and save_pretrained writes safetensors"
+            )
+        return [folder / _WEIGHTS]
+    shards = _read_json(folder / _INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise ValueError(f"{_INDEX} of {str(folder)!r} must hold a weight_map from tensors to files")
+    return [folder / shard for shard in sorted(set(shards.values()))]

@@ -1,0 +1,119 @@
+"""What other libraries call the models, components and options of this one; for the hints of error texts."""
+
+import functools
+from collections.abc import Mapping
+from typing import Final
+
+# Our name -> theirs, in lower case, without hyphens and underscores. Theirs may have several meanings: an error text
+# takes the first of ours that is valid in its place. Words after our name go into the hint.
+_THEIRS: Final = {
+    # groups of a config
+    "model": "arch architecture",
+    "attention": "attn selfattn mixer multihead multiheadconfig",
+    "feedforward": "ffn mlp ff feedforwardconfig",
+    "norm": "normalization normalisation",
+    "residual": "residualnormstyle layernormstyle normstyle",
+    "position": "positionalencoding positionencoding posemb posenc positionencodingconfig",
+    "train": "trainer training optimizer optim",
+    "data": "dataset",
+    # options
+    "hidden_dim": "dmodel dim dimmodel modeldim hiddensize nembd embeddim embdim embeddingdim embeddingsize modelsize",
+    "num_layers": "nlayers nlayer numhiddenlayers depth numblocks nblocks numencoderlayers",
+    "context_length": "maxseqlen seqlen maxpositionembeddings npositions nctx blocksize maxlen maxlength",
+    "vocab_size": "vocab nvocab numtokens ntokens vocabularysize",
+    "tie_embeddings": "tieweights tiewordembeddings weighttying tieembedding tieembeddingweights",
+    "num_heads": "nheads nhead heads numattentionheads",
+    "num_kv_heads": "nkvheads kvheads numkeyvalueheads",
+    "head_dim": "dimhead dhead headsize dkv dimkey",
+    "num_features": "dimfeatures nbfeatures",
+    "window": "slidingwindow windowsize attentionwindow",
+    "soft_cap": "attnlogitsoftcapping logitcap",
+    "width": "dff dffn ffndim intermediatesize dimfeedforward ninner dinner ffnhiddensize hiddenfeatures mlpdim",
+    "expansion": "hiddenlayermultiplier mlpratio ffnmult expansionfactor mlpmult",
+    "activation": "hiddenact act activationfunction hiddenactivation nonlinearity actlayer",
+    "dropout": "residpdrop residdropout attndropout attnpdrop attentiondropout hiddendropoutprob drop pdrop",
+    "stochastic_depth": "droppath droppathrate layerdrop",
+    "eps": "epsilon normeps layernormeps layernormepsilon rmsnormeps varianceepsilon",
+    "bias": "usebias qkvbias addbias",
+    "base": "ropetheta theta ropebase rotarybase",
+    "num_experts": "nexperts numlocalexperts nroutedexperts experts",
+    "top_k": "numexpertspertok moetopk expertspertoken",
+    "learning_rate": "lr maxlr",
+    "min_learning_rate": "minlr",
+    "steps": "maxsteps numsteps maxiters iterations trainsteps numtrainsteps",
+    "batch_size": "bs microbatchsize trainbatchsize perdevicetrainbatchsize",
+    "accumulate": "gradaccum gradientaccumulation gradientaccumulationsteps",
+    "clip_norm": "gradclip maxgradnorm gradientclipval clipgradnorm",
+    "warmup_steps": "warmup warmupiters numwarmupsteps",
+    "precision": "dtype amp torchdtype",
+    "output": "outdir outputdir savedir logdir",
+    "resume": "resumefrom resumefromcheckpoint ckpt checkpoint",
+    "evaluate_every": "evalinterval evalevery evalsteps",
+    "checkpoint_every": "saveinterval saveevery savesteps",
+    # components
+    "gated_mlp": "swiglu glu gatedffn llamamlp",
+    "gated_mlp with activation=gelu": "geglu",
+    "gated_mlp with activation=relu": "reglu",
+    "mlp": "ffn feedforward positionwiseffn",
+    "mixture_of_experts": "moe mixture smoe sparsemoe",
+    "rms_norm": "rms t5norm",
+    "layer_norm": "ln",
+    "skip": "identity none nonorm",
+    "rotary": "rope rotaryembedding rotarypositionembedding",
+    "learned": "absolute learnable learnedembedding",
+    "relative": "t5 t5bias relativebias",
+    "sinusoidal": "sine sin fixed cosine",
+    "multi_head": "mha attention selfattention scaleddotproduct scaleddotproductattention softmax sdpa vanilla",
+    "multi_head with num_kv_heads=1": "mqa multiquery",
+    "multi_head with num_kv_heads below num_heads": "gqa groupedquery",
+    "favor": "performer",
+    "fourier_mix": "fnet fourier",
+    "local": "slidingwindow longformer windowed",
+    "pooling": "poolformer",
+    "pre": "prenorm preln",
+    "post": "postnorm postln",
+    "silu": "swish swiglu",
+    "gelu": "geglu",
+    "relu": "reglu",
+    "gelu_tanh": "gelunew gelupytorchtanh gelufast",
+    "squared_relu": "relu2 reglu2 relusquared",
+    # shipped configs
+    "off": "none disabled",
+    "gpt2_small": "gpt2 gpt2base gpt2124m",
+    "gpt_nano": "gpt nanogpt",
+    "llama3_2_1b": "llama llama3 llama32",
+    "bert_base": "bert bertbaseuncased bertbasecased",
+    "t5_small": "t5",
+    "vit_b16": "vit vitbase vitbasepatch16224",
+    "mistral_7b": "mistral",
+    "mixtral_8x7b": "mixtral",
+    "gemma2_2b": "gemma gemma2",
+    "qwen3_0_6b": "qwen qwen3",
+}
+
+
+@functools.cache
+def _ours() -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for ours, theirs in _THEIRS.items():
+        for name in theirs.split():
+            found[name] = (*found.get(name, ()), ours)
+    return found
+
+
+def ours_for(name: str) -> tuple[str, ...]:
+    """Return what this library calls a thing that others call so; with words after a name that is not all.
+
+    >>> ours_for("n_heads"), ours_for("GEGLU"), ours_for("gated_mlp")
+    (('num_heads',), ('gated_mlp with activation=gelu', 'gelu'), ())
+    """
+    return _ours().get(plain(name), ())
+
+
+def plain(name: str) -> str:
+    """Return a name without case, hyphens and underscores.
+
+    >>> plain("Layer-Norm") == plain("layer_norm")
+    True
+    """
+    return "".join(letter for letter in name.lower() if letter.isalnum())

@@ -1,0 +1,178 @@
+"""Cross-attention and dropout of the attentions by sums: favor and nystrom. `test_options` has those of multi_head."""
+
+import copy
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers import build
+from fuselayers.components import Choice, FavorAttention, MultiHeadAttention, NystromAttention, TransformerBlock
+from fuselayers.ops import dropout
+from tests.components.attention.contract import HIDDEN_DIM, joined, small
+from tests.components.compare import assert_same_step
+
+KINDS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "favor": (FavorAttention, {"num_features": 5}),
+    "nystrom": (NystromAttention, {"num_landmarks": 3, "inverse_iterations": 3}),
+}
+PADDED = torch.tensor([[True] * 9, [True] * 4 + [False] * 5, [False, True] * 4 + [False], [False] * 9])
+
+
+def made(kind: str, **options: Any) -> Any:
+    attention, own = KINDS[kind]
+    return small(attention(HIDDEN_DIM, **{"num_heads": 6, "num_kv_heads": 2, **own, **options})).double()
+
+
+def written_out(layer: Any, x: Tensor, memory: Tensor, real: Tensor | None) -> Tensor:
+    """Row by row, with the padding taken out of the memory first."""
+    weight, bias, size = layer.qkv.weight, layer.qkv.bias, layer.head_dim
+    q_all, kv_all = (one @ weight.T + bias for one in (x, memory))
+    rows = []
+    for b in range(len(x)):
+        at = torch.arange(memory.shape[1]) if real is None else real[b].nonzero().flatten()
+        heads = []
+        for h in range(6):
+            g = h // 3
+            q = q_all[b, :, h * size : (h + 1) * size]
+            k, v = (kv_all[b, at, (6 + n * 2 + g) * size : (7 + n * 2 + g) * size] for n in (0, 1))
+            heads.append(torch.zeros_like(q) if not len(at) else HEAD[type(layer)](layer, q, k, v))
+        rows.append(torch.stack(heads))
+    return joined(layer, torch.stack(rows))
+
+
+def favor_head(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w, scale = layer.directions, layer.head_dim**0.25
+    q, k = (torch.exp(one / scale @ w.T - (one / scale).square().sum(-1, keepdim=True) / 2) for one in (q, k))
+    weights = q @ k.T
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def nystrom_head(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def landmarks(one: Tensor) -> Tensor:
+        count = min(layer.num_landmarks, len(one))
+        of = torch.tensor([number * count // len(one) for number in range(len(one))])
+        return torch.stack([one[of == number].mean(0) for number in range(count)])
+
+    root = math.sqrt(layer.head_dim)
+    few_q, few_k = landmarks(q), landmarks(k)
+    a = (few_q @ few_k.T / root).softmax(-1)
+    z, one = a.T / (a.sum(0).max() * a.sum(1).max()), torch.eye(len(few_q), dtype=a.dtype)
+    for _ in range(layer.inverse_iterations):
+        z = z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z))) / 4
+    return (q @ few_k.T / root).softmax(-1) @ z @ (few_q @ k.T / root).softmax(-1) @ v
+
+
+HEAD = {FavorAttention: favor_head, NystromAttention: nystrom_head}
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 12])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
+    class Forward(nn.Module):
+        def __init__(self, layer: nn.Module, exact: bool) -> None:
+            super().__init__()
+            self.layer, self.exact = layer, exact
+
+        def forward(self, both: Tensor) -> Tensor:
+            x, memory = both[:, :tokens], both[:, tokens:]
+            if self.exact:
+                return written_out(self.layer, x, memory, real)
+            return self.layer(x, memory=memory, key_padding_mask=real)
+
+    layer, real = made(kind), PADDED if padded else None
+    both = torch.randn(4, tokens + 9, HIDDEN_DIM, dtype=torch.float64)
+    assert_same_step(Forward(layer, True), Forward(layer, False), both, rtol=1e-8, atol=1e-8)
+
+
+def test_with_a_landmark_for_each_token_nystrom_is_softmax_attention() -> None:
+    layer = made("nystrom", num_landmarks=9, inverse_iterations=40)
+    exact = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2).double()
+    exact.load_state_dict(layer.state_dict())
+    x, memory = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (5, 9))
+    torch.testing.assert_close(layer(x, memory=memory), exact(x, memory=memory), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_falls_on_the_result_of_the_heads(kind: str, memory: bool) -> None:
+    layer = made(kind, dropout=0.4)
+    plain = made(kind)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64)
+    inputs = {"memory": torch.randn(2, 9, HIDDEN_DIM, dtype=torch.float64)} if memory else {}
+    torch.manual_seed(2)
+    kept = dropout(torch.ones(2, 6, 7, layer.head_dim, dtype=torch.float64), 0.4)
+    plain.out.register_forward_pre_hook(lambda _, args: args[0] * kept.transpose(1, 2).flatten(2))
+    torch.manual_seed(2)
+    torch.testing.assert_close(layer(x, **inputs), plain(x, **inputs))
+    plain.out._forward_pre_hooks.clear()
+    torch.testing.assert_close(layer.eval()(x, **inputs), plain(x, **inputs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_graph_for_a_compiler(kind: str) -> None:
+    layer = made(kind)
+    x, memory = (torch.randn(4, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 9))
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(
+        compiled(x, memory=memory, key_padding_mask=PADDED), layer(x, memory=memory, key_padding_mask=PADDED)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "inputs", "text"),
+    [
+        ("favor", {"causal": True}, {}, "attention that is causal cannot look at a memory; build it without that"),
+        (
+            *("nystrom", {"conv_kernel_size": 3}, {}),
+            "attention with a convolution of the values cannot look at a memory; leave conv_kernel_size out",
+        ),
+        ("favor", {}, {"memory": torch.zeros(1, 9, 12)}, "memory must be [4, S, 12], got [1, 9, 12]"),
+        (
+            *("nystrom", {}, {"rotate": lambda q, k: (q, k)}),
+            "rotate turns queries and keys of the same tokens; leave it out where there is a memory",
+        ),
+        (
+            *("nystrom", {}, {"key_padding_mask": torch.ones(4, 7, dtype=torch.bool)}),
+            "key_padding_mask must be torch.bool [4, 9] to fit the memory [4, 9, 12], True for a real token, "
+            "got torch.bool [4, 7]",
+        ),
+    ],
+)
+def test_errors_of_a_call(kind: str, options: dict[str, Any], inputs: dict[str, Any], text: str) -> None:
+    layer = made(kind, **options)
+    given = {"memory": torch.zeros(4, 9, HIDDEN_DIM), **inputs}
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        layer(torch.zeros(4, 7, HIDDEN_DIM), **given)
+
+
+def test_a_causal_block_takes_no_attention_that_mixes_queries() -> None:
+    options: dict[str, Any] = {"attention": Choice("multi_head", {"num_heads": 2})}
+    options["cross_attention"] = Choice("nystrom", {"num_heads": 2})
+    text = (
+        "cross_attention 'nystrom' mixes the queries of all tokens, so a later token would change an earlier one; "
+        "a causal block needs another one, such as 'multi_head'"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        TransformerBlock(8, causal=True, **options)
+    block = TransformerBlock(8, **options)
+    assert block(torch.ones(1, 3, 8), memory=torch.ones(1, 5, 8)).shape == (1, 3, 8)
+
+
+def test_an_encoder_decoder_of_favor_learns() -> None:
+    small_sizes = ["model.num_layers=1", "model.hidden_dim=16", "attention.num_heads=2", "model.vocab_size=11"]
+    model = build("t5_tiny", [*small_sizes, "attention=favor", "attention.dropout=0.1", "position=none", "fusion=off"])
+    source, target = torch.randint(11, (2, 6)), torch.randint(11, (2, 5))
+    before = copy.deepcopy(model).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(source, target).backward()
+        optimizer.step()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.eval()(source, target) < before(source, target)

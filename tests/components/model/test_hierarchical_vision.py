@@ -1,0 +1,162 @@
+import copy
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fuselayers import build, rebuild
+from fuselayers.components import Choice, HierarchicalVision, LayerChange, PoolingMix, initialise
+from fuselayers.configs import RebuildWarning
+from fuselayers.ops import dropout
+from tests.components.compare import assert_same_step, randomise
+
+HEADS = Choice("multi_head", {"num_heads": 1, "num_kv_heads": 1})
+SIZES: dict[str, Any] = {
+    "image_size": 10,
+    "num_classes": 5,
+    "widths": (4, 8),
+    "depths": (1, 2),
+    "patch_sizes": (5, 2),
+    "strides": (3, 2),
+    "attention": HEADS,
+}
+
+
+def made(**options: Any) -> HierarchicalVision:
+    return HierarchicalVision(**{**SIZES, "init": "bert", "init_std": 0.5, **options})
+
+
+class WrittenOut(nn.Module):
+    """Patches cut out by hand, around the model's own blocks."""
+
+    def __init__(self, model: HierarchicalVision) -> None:
+        super().__init__()
+        for name, module in model.named_children():
+            self.add_module(name, module)
+        self.p = model.dropout
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images
+        for patch, stage in zip(self.patch, self.stages, strict=True):  # type: ignore[arg-type]
+            size, stride = patch.patch_size, patch.stride
+            x = F.pad(x, 4 * [(size - 1) // 2])
+            starts = range(0, x.shape[-1] - size + 1, stride)
+            cut = torch.stack([x[:, :, i : i + size, j : j + size].flatten(1) for i in starts for j in starts], dim=1)
+            y = cut @ patch.projection.weight.flatten(1).T + patch.projection.bias
+            y = dropout(y + stage.position.table.weight, self.p)
+            for block in stage.blocks:
+                y = block(y)
+            y = F.layer_norm(y, y.shape[-1:], stage.norm.weight, stage.norm.bias)
+            x = torch.stack([y[:, n] for n in range(y.shape[1])], -1).view(len(y), -1, len(starts), len(starts))
+        return x.mean((2, 3)) @ self.head.weight.T + self.head.bias
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("sizes", [{}, {"image_size": 8, "patch_sizes": (4, 1), "strides": (2, 1), "widths": (6, 6)}])
+def test_values_and_gradients(sizes: dict[str, Any], p: float) -> None:
+    model = randomise(made(dropout=p, **sizes)).double()
+    images = torch.randn(3, 3, model.image_size, model.image_size).double()  # type: ignore[arg-type]
+    assert_same_step(WrittenOut(model), model, images, rtol=1e-8, atol=1e-8)  # type: ignore[arg-type]
+
+
+def test_heads_are_as_wide_in_every_stage_and_layers_count_through_them() -> None:
+    changes = (
+        LayerChange(":2", attention="pooling"),
+        LayerChange("-1", attention=Choice("multi_head", {"num_heads": 2})),
+    )
+    model = made(widths=(8, 16), depths=(1, 2), layers=changes)
+    found = [block.attention for stage in model.stages for block in stage.blocks]
+    assert [type(one) for one in found[:2]] == [PoolingMix, PoolingMix]
+    assert (found[2].num_heads, found[2].head_dim) == (4, 4)
+    plain = [block.attention for stage in made(widths=(8, 16)).stages for block in stage.blocks]
+    assert [(one.num_heads, one.num_kv_heads, one.head_dim) for one in plain] == [(1, 1, 8), (2, 2, 8), (2, 2, 8)]
+
+
+def test_the_shipped_config_trains() -> None:
+    model = build("hierarchical_vision", ["model.image_size=8", "model.widths=[16,32,32]", "fusion=off"])
+    assert [stage.context_length for stage in model.stages] == [16, 4, 1]
+    images, targets = torch.randn(6, 3, 8, 8), torch.arange(6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    before = model(images, targets).item()
+    assert before == pytest.approx(math.log(10))  # the head starts at zero
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = model(images, targets)
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        optimizer.step()
+    assert model(images, targets).item() < 0.3 * before
+    assert model(images).argmax(1).tolist() == targets.tolist()
+    with pytest.warns(RebuildWarning, match=r"stages.0-2.blocks.0-1.attention: qkv.weight, .* left behind"):
+        other = rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
+    assert other(images).shape == (6, 10)
+
+
+def test_a_fused_model_and_experts() -> None:
+    mixture = ["feedforward=mixture_of_experts", "feedforward.num_experts=2", "feedforward.capacity_factor=2"]
+    sizes = ["model.image_size=8", "model.widths=[8,8,16]", "model.depths=[1,1,1]"]
+    plain = build("hierarchical_vision", [*sizes, *mixture, "fusion=off"])
+    fused = build("hierarchical_vision", [*sizes, *mixture, "fusion=eager"])
+    fused.load_state_dict(plain.state_dict())
+    images, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, -100])
+    expected = plain(images, targets)
+    torch.testing.assert_close(fused(images, targets), expected)
+    assert plain.auxiliary_loss() > 0
+    own = plain.auxiliary_loss()
+    torch.testing.assert_close(expected, F.cross_entropy(plain.eval()(images), targets) + own)
+
+
+def test_meta_and_copies() -> None:
+    model, images = made(), torch.randn(2, 3, 10, 10)
+    torch.testing.assert_close(copy.deepcopy(model)(images), model(images), rtol=0, atol=0)
+    with torch.device("meta"):
+        empty = made()
+    empty.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in empty.parameters():
+            parameter.fill_(math.nan)
+    initialise(empty, "vit", num_layers=3)
+    assert [name for name, value in empty.named_parameters() if not value.isfinite().all()] == []
+    assert empty.patch[1].projection.weight.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"depths": (1,)}, "depths must have one number for each stage, 2, got [1]"),
+        ({"widths": ()}, "widths must have one number for each stage, at least one, got []"),
+        ({"depths": (1, 0)}, "depths[1] must be at least 1, got 0"),
+        ({"strides": (3, 3)}, "stride must be at most patch_size, 2, got 3: pixels would be left out"),
+        (
+            {"image_size": 2, "strides": (3, 1)},
+            "the sides of the images of stage 1 must be at least 2 pixels, for one patch, got 1",
+        ),
+        (
+            {"widths": (4, 6)},
+            "a stage of hidden_dim 6 cannot have heads as wide as those of the first, of 4 with num_heads 1; make its "
+            "hidden_dim a multiple of 4",
+        ),
+        ({"init": "mup"}, "init 'mup' is for models of one width; take another scheme"),
+        ({"layers": (LayerChange("3", attention="pooling"),)}, "layers.at '3' names none of the 3 layers, 0 to 2"),
+    ],
+)
+def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        made(**options)
+
+
+def test_errors_of_a_call() -> None:
+    model = made()
+    text = "images must be 10 x 10 pixels, got [2, 3, 10, 12]; resize them, or build the model with another image_size"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        model(torch.zeros(2, 3, 10, 12))
+    with pytest.raises(ValueError, match=r"^images must be \[B, 3, height, width\], got \[3, 10, 10\]; add the batch"):
+        model(torch.zeros(3, 10, 10))
+    with pytest.raises(TypeError, match=r"^images must be a tensor \[B, 3, height, width\], got list$"):
+        model([1])
+    with pytest.raises(ValueError, match=r"^targets must be torch.int64 \[2\], one class per image, got torch.int64"):
+        model(torch.zeros(2, 3, 10, 10), torch.tensor([1]))
