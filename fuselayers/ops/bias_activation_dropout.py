@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
+from .activations import ACTIVATIONS, activate, check_activation, slope_tile
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
+from .elementwise import launch_elementwise
 from .implementations import COMPILED_FROM, define, differentiable_gradients, run
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
@@ -196,20 +197,7 @@ def _launch_forward(
     p: float,
 ) -> Tensor:
     y = _empty_result(x, bias)
-    if not y.numel():
-        return y
-    x_RN = as_rows(x)
-    plan = elementwise_plan(x.element_size(), *x_RN.shape, x_RN.stride(0))
-    launch(
-        _forward_kernel,
-        plan.grid,
-        (
-            *(x_RN, None if bias is None else bias.contiguous(), y, seed, row_R, first_column // 8),
-            *(*plan.sizes, keep_threshold(p), keep_scale(p)),
-        ),
-        (activation, y.dtype == torch.float32, *plan.constants),
-    )
-    return y
+    return launch_elementwise(x, y, seed, row_R, first_column, p, bias=bias, activation=activation)
 
 
 def _empty_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
@@ -256,43 +244,6 @@ def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     x_dtype, bias_dtype = rest[-2:]
     dx = torch.empty(dy.shape, dtype=x_dtype, device=dy.device)
     return dx, torch.empty(0 if bias_dtype is None else dy.shape[-1], dtype=bias_dtype or x_dtype, device=dy.device)
-
-
-@kernel
-def _forward_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    bias_ptr,
-    y_ptr,
-    seed_ptr,
-    row_indices_ptr,
-    first_group,
-    num_rows,
-    num_columns,
-    x_stride,
-    threshold,
-    scale,
-    ACTIVATION: tl.constexpr,
-    EXACT: tl.constexpr,
-    VECTOR: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = column_tile() * BLOCK_COLUMNS
-    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
-    in_row = columns < num_columns * VECTOR
-    live = (rows < num_rows)[:, None] & in_row[None, :]
-    row = rows.to(tl.int64)[:, None]
-    z = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
-    if bias_ptr is not None:
-        z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    y = activate_tile(z, ACTIVATION, EXACT)
-    if seed_ptr is not None:
-        keep = keep_tile(
-            seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
-        )
-        y *= tl.where(keep, scale, 0.0)
-    tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
 @kernel

@@ -24,11 +24,8 @@ from torch import Tensor
 from .bias_activation_dropout import activation_gradients, gradients_formula
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
+from .elementwise import launch_elementwise
 from .implementations import COMPILED_FROM, define, run
-from .implementations.launch import kernel, launch
-from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile
-from .rows import as_rows, column_tile, elementwise_plan
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -161,64 +158,13 @@ def _launch_forward(
     p: float,
 ) -> Tensor:
     y = _empty_result(x, residual, bias)
-    if not y.numel():
-        return y
-    x_RN, residual_RN = as_rows(x), as_rows(residual)
-    plan = elementwise_plan(x.element_size(), *x_RN.shape, x_RN.stride(0), residual_RN.stride(0))
-    launch(
-        _forward_kernel,
-        plan.grid,
-        (
-            *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y, seed, row_R, first_column // 8),
-            *(*plan.sizes, keep_threshold(p), keep_scale(p)),
-        ),
-        plan.constants,
-    )
-    return y
+    return launch_elementwise(x, y, seed, row_R, first_column, p, residual=residual, bias=bias)
 
 
 def _empty_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = torch.promote_types(x.dtype, residual.dtype)
     dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
     return torch.empty(x.shape, dtype=dtype, device=x.device)
-
-
-@kernel
-def _forward_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    residual_ptr,
-    bias_ptr,
-    y_ptr,
-    seed_ptr,
-    row_indices_ptr,
-    first_group,
-    num_rows,
-    num_columns,
-    x_stride,
-    residual_stride,
-    threshold,
-    scale,
-    VECTOR: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = column_tile() * BLOCK_COLUMNS
-    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
-    in_row = columns < num_columns * VECTOR
-    live = (rows < num_rows)[:, None] & in_row[None, :]
-    row = rows.to(tl.int64)[:, None]
-    z = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + row * residual_stride * VECTOR + columns[None, :], mask=live, other=0.0)
-    if bias_ptr is not None:
-        z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    if seed_ptr is not None:
-        keep = keep_tile(
-            seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
-        )
-        z *= tl.where(keep, scale, 0.0)
-    y = z + residual.to(tl.float32)
-    tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
 _forward = define(

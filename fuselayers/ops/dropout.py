@@ -27,11 +27,9 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
+from .elementwise import launch_elementwise
 from .implementations import COMPILED_FROM, define, needs_grad, run
-from .implementations.launch import kernel, launch
-from .implementations.triton_language import tl
-from .philox import keep_factors, keep_scale, keep_threshold, keep_tile
-from .rows import as_rows, column_tile, elementwise_plan
+from .philox import keep_factors, keep_scale
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
 
@@ -196,51 +194,11 @@ class _EagerDropout(torch.autograd.Function):
 
 
 def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    y = _empty(x, seed, row_R, first_column, p)
-    if not y.numel():
-        return y
-    x_RN = as_rows(x.reshape(1, 1) if not x.dim() else x)
-    plan = elementwise_plan(x.element_size(), *x_RN.shape, x_RN.stride(0))
-    launch(
-        _dropout_kernel,
-        plan.grid,
-        (x_RN, y, seed, row_R, first_column // 8, *plan.sizes, keep_threshold(p), keep_scale(p)),
-        plan.constants,
-    )
-    return y
+    return launch_elementwise(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
 
 
 def _empty(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-@kernel
-def _dropout_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    y_ptr,
-    seed_ptr,
-    row_indices_ptr,
-    first_group,
-    num_rows,
-    num_columns,
-    x_stride,
-    threshold,
-    scale,
-    VECTOR: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = column_tile() * BLOCK_COLUMNS
-    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
-    live = (rows < num_rows)[:, None] & (columns < num_columns * VECTOR)[None, :]
-    row = rows.to(tl.int64)[:, None]
-    x = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
-    keep = keep_tile(
-        seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
-    )
-    y = x * tl.where(keep, scale, 0.0)
-    tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
 dropout_op = define(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fuselayers import ops
+from fuselayers.ops import elementwise
 from fuselayers.ops.implementations import launch as launch_module
 from fuselayers.ops.implementations.launch import (
     INTERPRETED,
@@ -132,9 +133,9 @@ def test_a_kernels_numbers_are_not_specialised_on() -> None:
 @needs_triton
 @pytest.mark.skipif(INTERPRETED, reason="what is interpreted has no name but its own")
 def test_a_kernel_has_its_ops_name_for_profilers() -> None:
-    softmax, dropout = (importlib.import_module(f"fuselayers.ops.{name}") for name in ("softmax.forward", "dropout"))
-    kernels = [softmax._forward_kernel, dropout._dropout_kernel, normalise_forward._forward_split_kernel]
-    names = ["softmax_forward_kernel", "dropout_kernel", "normalise_forward_split_kernel"]
+    softmax = importlib.import_module("fuselayers.ops.softmax.forward")
+    kernels = [softmax._forward_kernel, elementwise._elementwise_kernel, normalise_forward._forward_split_kernel]
+    names = ["softmax_forward_kernel", "elementwise_kernel", "normalise_forward_split_kernel"]
     assert [one.repr(None) for one in kernels] == names
 
 
@@ -150,12 +151,12 @@ def test_launches_are_recorded_instead_of_made() -> None:
     with recorded_launches() as launches:
         y = ops.bias_activation_dropout(x, activation="relu", p=0.1, seed=seed, backend="triton")
         y.backward(torch.empty_like(y))
-    assert [one.function.__name__ for one in launches] == ["_forward_kernel", "_backward_kernel"]
+    assert [one.function.__name__ for one in launches] == ["_elementwise_kernel", "_backward_kernel"]
     forward = launches[0]
     assert forward.grid == (32, 2, 1)
     assert [one.shape if isinstance(one, torch.Tensor) else one for one in forward.arguments] == [
-        *(x.shape, None, y.shape, seed.shape, None, 0),
-        *(64, 512, 512, 6554, pytest.approx(65536 / (65536 - 6554))),
+        *(x.shape, None, None, y.shape, seed.shape, None, 0),
+        *(64, 512, 512, 0, 6554, pytest.approx(65536 / (65536 - 6554))),
     ]
     assert forward.constants == ("relu", False, 8, 2, 2048)
     assert forward.num_warps == 4

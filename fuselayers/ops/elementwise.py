@@ -1,0 +1,100 @@
+"""elementwise -- y = dropout(activation(x + bias), p) + residual, of which each op with dropout has its part.
+
+The forward kernel of bias_activation_dropout and bias_dropout_residual, and the kernel of dropout. What is absent takes
+no instructions: Triton compiles the kernel for each combination.
+"""
+
+import torch
+from torch import Tensor
+
+from .activations import activate_tile
+from .implementations.launch import kernel, launch
+from .implementations.triton_language import tl
+from .philox import keep_scale, keep_threshold, keep_tile
+from .rows import as_rows, column_tile, elementwise_plan
+
+__all__ = ["launch_elementwise"]
+
+
+def launch_elementwise(
+    x: Tensor,
+    y: Tensor,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    p: float,
+    *,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Fill y, of x's shape and contiguous, and return it.
+
+    Args:
+        x, residual: [..., N]; x may have no dimension.
+        y: the result, in the dtype to round to.
+        seed: of the mask; None drops nothing.
+        row_R, first_column: the position in a larger tensor, as `shards.locate` returns it.
+        p: of the dropout.
+        bias: [N].
+        activation: as in `activate`.
+    """
+    if not y.numel():
+        return y
+    x_RN = as_rows(x if x.dim() else x.reshape(1, 1))
+    residual_RN = None if residual is None else as_rows(residual)
+    strides = x_RN.stride(0), 0 if residual_RN is None else residual_RN.stride(0)
+    plan = elementwise_plan(x.element_size(), *x_RN.shape, *strides)
+    launch(
+        _elementwise_kernel,
+        plan.grid,
+        (
+            *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y, seed, row_R, first_column // 8),
+            *(*plan.sizes, keep_threshold(p), keep_scale(p)),
+        ),
+        (activation, y.dtype == torch.float32, *plan.constants),
+    )
+    return y
+
+
+@kernel
+def _elementwise_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,
+    residual_ptr,
+    bias_ptr,
+    y_ptr,
+    seed_ptr,
+    row_indices_ptr,
+    first_group,
+    num_rows,
+    num_columns,
+    x_stride,
+    residual_stride,
+    threshold,
+    scale,
+    ACTIVATION: tl.constexpr,
+    EXACT: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_column = column_tile() * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    in_row = columns < num_columns * VECTOR
+    live = (rows < num_rows)[:, None] & in_row[None, :]
+    row = rows.to(tl.int64)[:, None]
+    z = tl.load(x_ptr + row * x_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * residual_stride * VECTOR + columns[None, :], mask=live, other=0.0)
+    if bias_ptr is not None:
+        z += tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    y = activate_tile(z, ACTIVATION, EXACT)
+    if seed_ptr is not None:
+        keep = keep_tile(
+            seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
+        )
+        y *= tl.where(keep, scale, 0.0)
+    if residual_ptr is not None:
+        y += residual.to(tl.float32)
+    tl.store(y_ptr + row * (num_columns * VECTOR) + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
