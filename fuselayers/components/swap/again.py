@@ -28,8 +28,9 @@ def linear_again(
     """
     if is_compiling() or transforms_are_active() or not torch.is_grad_enabled():
         return F.linear(make(*sources), weight, bias)
-    y: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
-    return y
+    rows: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
+    # Out here, since what a custom function returns as a view cannot be written into.
+    return rows.view(*sources[0].shape[:-1], weight.shape[0])
 
 
 class _LinearAgain(torch.autograd.Function):
@@ -37,16 +38,19 @@ class _LinearAgain(torch.autograd.Function):
     def forward(ctx: Any, make: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *sources: Tensor) -> Tensor:
         made = make(*sources)
         ctx.make = make
+        device = made.device.type
+        ctx.autocast = device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         ctx.save_for_backward(weight, *sources)
         ctx.has_bias = bias is not None
-        return F.linear(made, weight, bias)
+        return F.linear(_as_rows(made), weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, *sources = ctx.saved_tensors
         _, needs_weight, needs_bias, *needs = ctx.needs_input_grad
-        with torch.enable_grad():
+        device, enabled, dtype = ctx.autocast
+        with torch.enable_grad(), torch.autocast(device, dtype, enabled=enabled):
             inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
             made = ctx.make(*inputs)
         dy = dy.to(made.dtype)
@@ -54,11 +58,15 @@ class _LinearAgain(torch.autograd.Function):
         dsources: list[Tensor | None] = [None] * len(inputs)
         if any(needs):
             wanted = [one for one in inputs if one.requires_grad]
-            dmade = dy @ weight.to(dy.dtype)
+            dmade = (dy @ weight.to(dy.dtype)).view(made.shape)
             given = iter(torch.autograd.grad(made, wanted, dmade))
             dsources = [next(given) if one.requires_grad else None for one in inputs]
         if needs_weight:
-            dweight = (dy.flatten(0, -2).T @ made.detach().flatten(0, -2)).to(weight.dtype)
+            dweight = (dy.T @ _as_rows(made.detach())).to(weight.dtype)
         if needs_bias and ctx.has_bias:
-            dbias = dy.flatten(0, -2).sum(0)
+            dbias = dy.sum(0)
         return None, dweight, dbias, *dsources
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

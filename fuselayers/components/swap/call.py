@@ -49,11 +49,12 @@ def swap(
             the model (a decoder layer) through `fuse`, all blocks of a class as one function, and replaces parts
             of what is outside of them. "auto" is "blocks" where Inductor can compile and there are blocks.
         backend: of `fuse`, for blocks.
-        verify: whether each module is compared with its original, on inputs from `batch`, and stays as it is if its
-            error is more than twice the original's, or more than twice the dtype's rounding.
+        verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
+            nothing is dropped; a causal loss in training mode. It stays as it is if it raises, or if its error is more
+            than twice the original's and the dtype's rounding.
         batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. None takes the
-            `dummy_inputs` that models of transformers have; without any, nothing can be verified, and the report says
-            so.
+            `dummy_inputs` that models of transformers have. Sites that no inputs reach are "not verified" in the
+            report.
 
     Raises:
         TypeError: `model` is not a module.

@@ -1,7 +1,9 @@
 """The functions that `swap` puts in place of what a forward computes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -68,6 +70,9 @@ def linear_dropout_residual_norm(
     x: Tensor, residual: Tensor, *, dense: nn.Module, dropout: nn.Dropout, norm: nn.LayerNorm, training: bool
 ) -> Tensor:
     """norm(dropout(dense(x)) + residual)."""
+    if not _is_alike(residual, (*x.shape[:-1], norm.weight.shape[0]), x):
+        added: Tensor = norm(ops.dropout(_linear(x, dense), dropout.p, training=training) + residual)
+        return added
     y = ops.bias_dropout_residual_layer_norm(
         F.linear(x, _weight(dense)),
         residual,
@@ -85,6 +90,8 @@ def linear_dropout_residual_norm(
 def dropout_residual(x: Tensor, residual: Tensor, *, dropout: nn.Dropout | float, training: bool) -> Tensor:
     """dropout(x) + residual."""
     p = dropout.p if isinstance(dropout, nn.Dropout) else dropout
+    if not _is_alike(residual, x.shape, x):
+        return ops.dropout(x, p, training=training) + residual
     return ops.bias_dropout_residual(x, residual, p=p, training=training)
 
 
@@ -94,10 +101,27 @@ def dropout(x: Tensor, *, p: float, training: bool, inplace: bool = False) -> Te
 
 
 def rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight, in x's dtype or the weight's, whichever is wider."""
-    return ops.rms_norm(x, weight=weight, eps=eps)
+    """weight * (x / rms(x)), in the wider dtype of both."""
+    return _rms_norm(x, weight, eps).to(torch.promote_types(x.dtype, weight.dtype))
+
+
+def rms_norm_as_x(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    """weight * (x / rms(x)), in x's dtype."""
+    return _rms_norm(x, weight, eps).to(x.dtype)
 
 
 def rms_norm_from_one(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * (1 + weight), in x's dtype."""
-    return ops.rms_norm(x, weight=1.0 + weight.float(), eps=eps).type_as(x)
+    return _rms_norm(x, 1.0 + weight.float(), eps).to(x.dtype)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if weight.shape == x.shape[-1:]:
+        return ops.rms_norm(x, weight=weight, eps=eps)
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+
+
+def _is_alike(residual: Any, shape: Sequence[int], x: Tensor) -> bool:
+    """Whether the ops add it, which neither broadcast nor take two dtypes."""
+    return isinstance(residual, Tensor) and residual.shape == torch.Size(shape) and residual.dtype == x.dtype

@@ -93,11 +93,11 @@ class _Matcher:
         hidden = set(steps) - set(given)
         if any(number in hidden for number in _used(self.run, outside=set(steps))):
             return None
-        inputs = [ref.number for ref in self.bound.values() if isinstance(ref, Step)]
-        first, last = max(inputs, default=-1) + 1, steps[-1]
-        if any(_may_change(self.run.steps[number]) for number in range(first, last) if number not in steps):
+        match = Match(self.bound, steps, given)
+        moved = range(min(_place(match), steps[0]), steps[-1])
+        if any(_may_change(self.run.steps[number]) for number in moved if number not in steps):
             return None
-        return Match(self.bound, steps, given)
+        return match
 
 
 def _as_method(operation: Operation, kind: tuple[object, ...]) -> Operation:
@@ -118,9 +118,20 @@ def _used(run: Run, *, outside: set[int]) -> Iterator[int]:
 
 
 def _may_change(operation: Operation) -> bool:
-    """Whether a step may write into a tensor: a method whose name ends in _, as add_ does."""
+    """Whether a step may write into a tensor, or draw random numbers: any call but those of a few methods."""
     kind = operation.kind
-    return kind[0] == "call" and kind[1] is not None and kind[1].endswith("_")
+    return kind[0] == "written" or (kind[0] == "call" and kind[1] not in _PURE)
+
+
+_PURE = frozenset({"chunk", "dim", "float", "reshape", "size", "to", "transpose", "type_as", "unsqueeze", "view"})
+
+
+def _place(match: Match) -> int:
+    """Before which step the call comes: the last one of the match, or, where one of several results may be used before,
+    as early as the inputs allow."""
+    if len(match.results) == 1:
+        return match.steps[-1]
+    return max((ref.number for ref in match.bound.values() if isinstance(ref, Step)), default=-1) + 1
 
 
 def replaced(run: Run, match: Match, function: str, arguments: tuple[str, ...], by_name: tuple[str, ...]) -> Run:
@@ -136,10 +147,9 @@ def replaced(run: Run, match: Match, function: str, arguments: tuple[str, ...], 
     kind = ("call", None, (False,) * len(arguments), by_name)
     operands = Global(None, function), *(match.bound[name] for name in (*arguments, *by_name))
     calls = [(Operation(kind, operands), match.results[0] if len(match.results) == 1 else None)]
-    # As early as its inputs allow: one of its results may be used before the last one is there.
-    place = max((ref.number for ref in match.bound.values() if isinstance(ref, Step)), default=-1) + 1
+    place = _place(match)
     if len(match.results) > 1:
-        calls += [(Operation(("item", index), (_CALL,)), number) for index, number in enumerate(match.results)]
+        calls += [(Operation(("result", index), (_CALL,)), number) for index, number in enumerate(match.results)]
     order: list[tuple[Operation, int | None]] = []
     for number, operation in [*enumerate(run.steps), (len(run.steps), None)]:
         if number == place:

@@ -29,7 +29,7 @@ class Rule:
     - those that the pattern assigns and `results` names are its results.
     - all others are inputs: any value.
 
-    Of +, * and their kin, both orders match. How the source names values, and how it nests calls, does not matter.
+    Of + and *, both orders match. How the source names values, and how it nests calls, does not matter.
 
     Attributes:
         name: what the report calls it.

@@ -88,6 +88,15 @@ RULES: Final = (
             f = x.to(torch.float32)
             y = weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
             """,
+        ),
+        inputs=("x",),
+        results=("y",),
+        replacement=functions.rms_norm,
+        slots={"weight": is_parameter, "eps": is_number},
+    ),
+    Rule(
+        "rms_norm",
+        patterns=(
             """
             f = x.to(torch.float32)
             y = (weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
@@ -95,7 +104,7 @@ RULES: Final = (
         ),
         inputs=("x",),
         results=("y",),
-        replacement=functions.rms_norm,
+        replacement=functions.rms_norm_as_x,
         slots={"weight": is_parameter, "eps": is_number},
     ),
     Rule(

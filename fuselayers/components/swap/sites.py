@@ -69,14 +69,14 @@ def _passes(module: nn.Module, path: str, test: Callable[[Any], bool]) -> bool:
 
 
 def _class_with(cls: type, rules: tuple[Rule, ...], holds: _Holds) -> type | None:
-    forward = _read(cls)
+    forward = _read(cls, cls.forward)  # type: ignore[attr-defined]
     if forward is None:
         return None
     rewriting = _Rewriting(rules, holds)
     forward = rewriting.whole(forward)
     if not rewriting.found:
         return None
-    key = cls, tuple(rewriting.found), rewriting.key()
+    key = cls, forward.outer, tuple(rewriting.found), *rewriting.key()
     if key not in _classes:
         _classes[key] = _make_class(cls, forward, rewriting)
     return _classes[key]
@@ -86,7 +86,8 @@ _classes: dict[Any, type] = {}
 
 
 @functools.cache
-def _read(cls: type) -> Forward | None:
+def _read(cls: type, forward: Any) -> Forward | None:
+    """The forward of a class, read; one that is assigned to the class later is read again."""
     try:
         return read(cls)
     except Unreadable:
@@ -109,8 +110,8 @@ class _Rewriting:
         self.functions: dict[str, Any] = {}
 
     def key(self) -> tuple[Any, ...]:
-        """Rules of one name may differ."""
-        return tuple(self.functions.values())
+        """What tells classes apart in which rules of the same names were found."""
+        return tuple(self.functions.values()), tuple(self.tests)
 
     def whole(self, forward: Forward) -> Forward:
         forward = replace(forward, body=[self._part(one) for one in forward.body])
@@ -151,7 +152,8 @@ class _Rewriting:
 
 
 def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
-    tests = tuple(dict.fromkeys(rewriting.tests))
+    methods = [(name, _is_method(function)) for name, function in forward.inlined.items()]
+    tests = *dict.fromkeys(rewriting.tests), *methods
 
     def may(module: nn.Module) -> bool:
         return all(_passes(module, path, test) for path, test in tests)
@@ -160,6 +162,10 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
     body = [guard(f"{_PREFIX}may", f"{_PREFIX}original", forward), *forward.body]
     function = write(replace(forward, body=body), added, title=f"swap of {cls.__module__}.{cls.__qualname__}")
     return subclass(cls, {"forward": function, "found": tuple(rewriting.found), "__reduce_ex__": _reduce})
+
+
+def _is_method(function: Any) -> Callable[[Any], bool]:
+    return lambda value: getattr(value, "__func__", None) is function
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:

@@ -1,9 +1,11 @@
 """The tests of the attributes that a rule's slots ask for."""
 
 import numbers
+from collections.abc import Hashable
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ..hooks import has_hooks
@@ -59,22 +61,37 @@ def is_layer_norm(value: Any) -> bool:
     )
 
 
-_ACTIVATION_MODULES: Final = frozenset(
-    {"torch.nn.modules.activation", "transformers.activations", "timm.layers.activations"}
+_ACTIVATIONS: Final = frozenset(
+    {
+        *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Softplus),
+        *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Identity),
+        *(F.relu, F.relu6, F.leaky_relu, F.gelu, F.silu, F.mish, F.elu, F.selu, F.celu, F.softplus),
+        *(
+            F.sigmoid,
+            F.logsigmoid,
+            F.tanh,
+            F.hardswish,
+            F.hardsigmoid,
+            F.hardtanh,
+            torch.relu,
+            torch.tanh,
+            torch.sigmoid,
+        ),
+    }
 )
+_OF_OTHERS: Final = frozenset({"transformers.activations", "timm.layers.activations"})
 
 
 def is_activation(value: Any) -> bool:
-    """An elementwise function of torch, or an activation without parameters from torch, transformers or timm."""
-    if isinstance(value, nn.Module):
-        return (
-            original_type(value).__module__ in _ACTIVATION_MODULES and is_plain(value) and not any(value.parameters())
-        )
-    return getattr(value, "__module__", None) in {"torch.nn.functional", "torch._C._nn"} or value in {
-        torch.relu,
-        torch.tanh,
-        torch.sigmoid,
-    }
+    """A function of torch that gives the same values each time, or such a module of torch, transformers or timm.
+
+    Backward calls it again, so it has no parameters and is not in place.
+    """
+    if not isinstance(value, nn.Module):
+        return isinstance(value, Hashable) and value in _ACTIVATIONS
+    kind = original_type(value)
+    known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS
+    return known and is_plain(value) and not getattr(value, "inplace", False) and not any(value.parameters())
 
 
 def is_number(value: Any) -> bool:

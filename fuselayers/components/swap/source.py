@@ -96,12 +96,14 @@ class Forward:
         outer: what the class has: the function, or what its decorators made of it.
         arguments: its arguments, without annotations and defaults.
         body: runs, and the statements that are kept as they are.
+        inlined: methods of the class whose steps stand in place of calls, by name.
     """
 
     function: types.FunctionType
     outer: types.FunctionType
     arguments: ast.arguments
     body: "list[Run | ast.stmt | Branch]"
+    inlined: dict[str, types.FunctionType]
 
     def runs(self) -> Iterator[Run]:
         """All runs, in order of the source."""
@@ -143,7 +145,8 @@ def read(cls: type) -> Forward:
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [None if one is None else ast.Constant(None) for one in arguments.kw_defaults]
     reader = _Reader(cls, function, definition)
-    return Forward(function, outer, arguments, reader.block(definition.body))
+    body = reader.block(definition.body)
+    return Forward(function, outer, arguments, body, reader.inlined)
 
 
 def _definition(function: Any) -> ast.FunctionDef:
@@ -158,8 +161,18 @@ def _definition(function: Any) -> ast.FunctionDef:
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
         raise Unreadable("its forward is no plain function")
-    if not definition.args.args or definition.args.posonlyargs:
+    if definition.args.posonlyargs or [one.arg for one in definition.args.args[:1]] != ["self"]:
         raise Unreadable("its forward has no self, or arguments by position alone")
+    nodes = list(ast.walk(definition))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    used_up = {id(one) for call in calls if call.func.id in _USE_UP for one in call.args}  # type: ignore[attr-defined]
+    for node in nodes:
+        # What reads a variable later would not find its value; a mangled name would be another one.
+        if node is not definition and isinstance(node, _LATE) and id(node) not in used_up:
+            raise Unreadable(f"its forward has a {type(node).__name__}")
+        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        if name.startswith("__") and not name.endswith("__"):
+            raise Unreadable("its forward uses a private name")
     return definition
 
 
@@ -180,11 +193,12 @@ class _Reader:
         self.cls = cls
         self.globals = function.__globals__
         self.definition = definition
-        self.self_name = None if definition is None else definition.args.args[0].arg
-        self.locals = set() if definition is None else _assigned(definition)
+        self.self_name = None if definition is None else "self"
+        self.locals = set() if definition is None else set(function.__code__.co_varnames)
         self.steps: list[Operation] = []
         self.names: dict[str, Ref] = {}
-        self.inlined = 0
+        self.inlined: dict[str, types.FunctionType] = {}
+        self.depth = 0
 
     def block(self, statements: list[ast.stmt]) -> "list[Run | ast.stmt | Branch]":
         body: list[Run | ast.stmt | Branch] = []
@@ -196,7 +210,7 @@ class _Reader:
                 body.extend(waiting if run is None else [run])
                 waiting.clear()
 
-        for statement in statements:
+        for statement in _until_return(statements):
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
                 continue  # a docstring
             if self._is_plain(statement):
@@ -237,10 +251,11 @@ class _Reader:
     def _read_outside(self, statements: list[ast.stmt]) -> set[str]:
         assert self.definition is not None
         inside = {id(node) for statement in statements for node in ast.walk(statement)}
-        return {
-            node.id
-            for node in ast.walk(self.definition)
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store) and id(node) not in inside
+        outside = [node for node in ast.walk(self.definition) if id(node) not in inside]
+        read = {node.id for node in outside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)}
+        # x += 1 reads x too.
+        return read | {
+            node.target.id for node in outside if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
         }
 
     def _statement(self, statement: ast.stmt) -> Ref | None:
@@ -355,7 +370,7 @@ class _Reader:
     def _inline(self, name: str, arguments: list[Ref]) -> Ref | None:
         """The value of a method of the class itself whose body is plain; None if it is another thing."""
         method = self.cls.__dict__.get(name) if self.cls is not None else None
-        if method is None or self.inlined > 3:
+        if method is None or self.depth > 3 or getattr(method, "__globals__", None) is not self.globals:
             return None
         try:
             definition = _definition(method)
@@ -365,18 +380,19 @@ class _Reader:
         if len(taken.args) != len(arguments) + 1 or taken.vararg or taken.kwarg or taken.kwonlyargs:
             return None
         inner = _Reader(self.cls, method, definition)
-        inner.inlined = self.inlined + 1
+        inner.depth = self.depth + 1
         inner.steps = list(self.steps)
         inner.names = {argument.arg: value for argument, value in zip(taken.args[1:], arguments, strict=True)}
         returned = None
         try:
-            for statement in definition.body:
+            for statement in _until_return(definition.body):
                 if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
                     returned = inner._statement(statement)
         except Unreadable:
             return None
         if returned is not None:
             self.steps = inner.steps
+            self.inlined |= {**inner.inlined, name: method}
         return returned
 
 
@@ -386,10 +402,22 @@ _SCOPES = (
 )
 
 
-def _assigned(definition: ast.FunctionDef) -> set[str]:
-    arguments = {one.arg for one in ast.walk(definition.args) if isinstance(one, ast.arg)}
-    stored = {one.id for one in ast.walk(definition) if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load)}
-    return arguments | stored
+_LATE = (
+    *(ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.GeneratorExp),
+    *(ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.Match),
+)
+
+
+_USE_UP = frozenset({"all", "any", "list", "max", "min", "sum", "tuple"})
+"""What goes through a generator at once."""
+
+
+def _until_return(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements up to the first return: no other one of the same block runs."""
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.Return):
+            return
 
 
 def _hashable(value: Any) -> Any:

@@ -91,7 +91,11 @@ def check(module: nn.Module, kind: type, call: Call) -> Check:
     swap_class(swapped, kind)
     for one in (original, swapped, wide):  # a loss without logits is for training alone
         one.training = any(name == loss.NAME for name, _ in kind.found)  # type: ignore[attr-defined]
-    before, after = (_run(one, call) for one in (original, swapped))
+    before = _run(original, call)
+    try:
+        after = _run(swapped, call)
+    except Exception as problem:
+        return Check(f"it raises {type(problem).__name__}: {str(problem).splitlines()[0][:200]}")
     dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
     try:
         truth = _run(wide.double(), tree_map(_double, call))
@@ -123,9 +127,11 @@ def _leaf(value: Any) -> Any:
 
 def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """The results of a call, and the gradients."""
-    args, kwargs = tree_map(_leaf, call)
-    inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+    leaves = tree_map(_leaf, call)
+    inputs = [one for one in tree_leaves(leaves) if isinstance(one, Tensor) and one.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng():
+        # A forward may write into what it gets, but nothing may write into a leaf.
+        args, kwargs = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, leaves)
         result = module(*args, **kwargs)
         if isinstance(result, Mapping) and result.get("loss") is not None:
             result = result["loss"]
@@ -162,6 +168,6 @@ def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    args, kwargs = tree_map(_leaf, call)
+    args, kwargs = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, tree_map(_leaf, call))
     with torch.random.fork_rng():
         return saved_bytes(module.train(), *args, **kwargs)

@@ -24,6 +24,7 @@ def write(forward: Forward, added: Mapping[str, Any], *, title: str) -> Callable
     inner, outer = (ast.parse(f"def {name}(): pass").body[0] for name in (function.__name__, "make"))
     assert isinstance(inner, ast.FunctionDef)
     assert isinstance(outer, ast.FunctionDef)
+    added = {**added, f"{_PREFIX}slice": slice}  # an argument may be called slice
     inner.args, inner.body = forward.arguments, _block(forward.body)
     outer.args.args = [ast.arg(name) for name in added]
     outer.body = [inner, ast.Return(ast.Name(inner.name, ast.Load()))]
@@ -92,7 +93,8 @@ def _run(run: Run) -> list[ast.stmt]:
     statements: list[ast.stmt] = []
     last_use = _last_uses(run)
     for number, operation in enumerate(run.steps):
-        statements.append(ast.Assign([ast.Name(_name(number), ast.Store())], _operation(operation)))
+        if operation.kind[0] != "item":  # the step that unpacks has assigned it
+            statements.append(ast.Assign([_target(run, number)], _operation(operation)))
         # A tensor must not live longer than in the function that was read.
         over = [ast.Name(_name(old), ast.Del()) for old, last in last_use.items() if last == number]
         if over:
@@ -106,14 +108,29 @@ def _run(run: Run) -> list[ast.stmt]:
     return statements
 
 
+def _target(run: Run, number: int) -> ast.expr:
+    """What a step is assigned to: its name, or the names of its items, each a step of its own."""
+    if run.steps[number].kind[0] != "unpack":
+        return ast.Name(_name(number), ast.Store())
+    items = {
+        one.kind[1]: index
+        for index, one in enumerate(run.steps)
+        if one.kind[0] == "item" and one.operands == (Step(number),)
+    }
+    names = [
+        _name(items[index]) if index in items else f"{_PREFIX}unused" for index in range(run.steps[number].kind[1])
+    ]
+    return ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
+
+
 def _last_uses(run: Run) -> dict[int, int]:
     """For each step that the run's results do not hold: the number of the step that uses it last, or its own."""
-    last = {number: number for number in range(len(run.steps))}
+    last = {number: number for number, step in enumerate(run.steps) if step.kind[0] != "unpack"}
     last |= {
         ref.number: number
         for number, operation in enumerate(run.steps)
         for ref in operation.operands
-        if isinstance(ref, Step)
+        if isinstance(ref, Step) and run.steps[ref.number].kind[0] != "unpack"
     }
     for ref in (run.returned, *run.bound.values()):
         if isinstance(ref, Step):
@@ -155,15 +172,15 @@ def _operation(operation: Operation) -> ast.expr:
         case "tuple":
             return ast.Tuple(operands, ast.Load())
         case "unpack":
-            return ast.Call(ast.Name("tuple", ast.Load()), operands, [])
-        case "item":
+            return operands[0]
+        case "result":
             return ast.Subscript(operands[0], ast.Constant(kind[1]), ast.Load())
         case "subscript":
             return ast.Subscript(operands[0], operands[1], ast.Load())
         case "slice":
             parts = iter(operands)
             bounds = [next(parts) if given else ast.Constant(None) for given in kind[1]]
-            return ast.Call(ast.Name("slice", ast.Load()), bounds, [])
+            return ast.Call(ast.Name(f"{_PREFIX}slice", ast.Load()), bounds, [])
         case "written":
             return _renamed(kind[1], dict(zip(kind[2], operands, strict=True)))
     raise AssertionError(kind)

@@ -128,4 +128,4 @@ def test_a_call_in_place_of_a_match() -> None:
         pattern, Run(run.steps, {"y": run.bound["y"]}), results=("n", "s"), slots={"norm": lambda path: True}
     )
     new = replaced(Run(run.steps, {"y": run.bound["y"]}), match, "fused", ("a", "b"), ("norm",))
-    assert [step.kind[0] for step in new.steps] == ["call", "item", "item", "binary"]
+    assert [step.kind[0] for step in new.steps] == ["call", "result", "result", "binary"]

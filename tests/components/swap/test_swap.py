@@ -1,5 +1,6 @@
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,3 +162,44 @@ def test_a_compiled_model_has_no_graph_break() -> None:
     compiled = torch.compile(model.model, backend="eager", fullgraph=True)  # type: ignore[arg-type]
     torch.testing.assert_close(compiled(batch["input_ids"]).last_hidden_state, model.model(batch["input_ids"])[0])  # type: ignore[operator]
     assert torch.equal(loss_of(model, batch), expected)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
+    model, batch = FAMILIES[name][0]().train(), batch_for(name)
+    swap(model, level="layers", verify=False)
+    results = []
+    for enabled in (False, True):
+        if enabled:
+            model.gradient_checkpointing_enable()  # type: ignore[operator]
+        torch.manual_seed(5)
+        results.append(gradients(model, batch))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_tied_weights_stay_tied_and_saved_weights_load(tmp_path: Path) -> None:
+    model = FAMILIES["gpt2"][0]()
+    swap(model, level="layers", verify=False)
+    assert model.lm_head.weight is model.transformer.wte.weight  # type: ignore[union-attr]
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    loaded = type(model).__mro__[1].from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    batch = batch_for("gpt2")
+    torch.testing.assert_close(loss_of(loaded.eval(), batch), loss_of(model.eval(), batch))
+
+
+def test_on_the_meta_device_nothing_is_verified() -> None:
+    with torch.device("meta"):
+        model = Feedforward()
+    assert [site.error for site in swap(model, level="layers", verify=False).sites] == [None]
+
+
+def test_a_weight_that_is_parametrized_later() -> None:
+    model, x = Feedforward(), torch.randn(3, 8)
+    swap(model, level="layers", verify=False)
+    nn.utils.parametrizations.weight_norm(model.a)
+    with torch.no_grad():
+        model.a.parametrizations.weight.original0.mul_(2)  # type: ignore[union-attr]
+    swapped = model(x)
+    unswap(model)
+    assert torch.equal(model(x), swapped)
