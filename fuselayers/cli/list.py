@@ -23,13 +23,13 @@ from .text import line_width, say
 DESCRIPTION = """\
 Shows every registered component in a line, the options of one or of a kind, or the config that overrides make.
 
-  fuselayers list                          every component, and what groups take
+  fuselayers list                          every component, and the groups' choices
   fuselayers list attention                the options of a kind's components
   fuselayers list feedforward.gated_mlp    those of one component
   fuselayers list train                    a section: train, data or fusion
   fuselayers list model=gpt2_small         a config, and what its model costs
 
-`hydra.searchpath=[/my/configs]` beside any of them adds files of your own to what the groups choose from."""
+Add `hydra.searchpath=[/my/configs]` to any of them to include your own config files."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -48,9 +48,9 @@ Times one op: its formula in plain eager PyTorch, the same in torch.compile, and
   fuselayers bench op dropout --parts
   TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
 
---overhead measures what a call costs the CPU that launches kernels, with the launches stubbed, beside a bare
-autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. --parts times the forward of an op that
-drops beside its mask, the op without dropout, and a copy of x."""
+--overhead measures the CPU time of a call that launches kernels, with the launches stubbed, beside a bare
+autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. --parts times the forward of an op with
+dropout, its mask alone, the op without dropout, and a copy of x."""
 _MODEL = """\
 Times one model of the configs: plain eager PyTorch without this library, the same in torch.compile, this library's
 eager layers, and each backend.

@@ -51,7 +51,7 @@ Trains a byte-level language model; by default a small one on the source of Pyth
 
 A run's folder holds the curve (metrics.csv, loss.png), the last two checkpoints (checkpoint.pt and
 checkpoint.previous.pt), config.yaml, sample.txt, comparison.json, and run.lock, which keeps a second process out.
-Ctrl-C, SIGTERM and a closed terminal finish the step, write a checkpoint and say how to continue."""
+On Ctrl-C, SIGTERM or a closed terminal a run finishes its step, writes a checkpoint and says how to continue."""
 
 _COMPARED_BATCHES = 8
 

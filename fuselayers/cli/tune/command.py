@@ -12,11 +12,11 @@ from .choices import Tuned, pinned, tune_model
 from .prices import tune_prices
 
 DESCRIPTION = """\
-Without an argument it measures how fast this machine moves memory, multiplies matrices, does elementwise arithmetic and
-starts a kernel. The fusion core weighs saving a value against recomputing it by these figures.
+Without an argument, measures how fast this machine moves memory, multiplies matrices, does elementwise arithmetic and
+starts a kernel. The fusion core uses these figures to weigh saving a value against recomputing it.
 
-With a model it measures ahead of time what the backend `auto` would measure while the model runs: which backend serves
-each fused graph best, forward alone and in training. It prints the times, the model's time against eager, and the
+With a model, measures ahead of time what the backend `auto` would measure while the model runs: which backend is
+fastest for each fused graph, forward alone and in training. Prints the times, the model's time against eager, and the
 override that pins these choices in a config.
 
   fuselayers tune
