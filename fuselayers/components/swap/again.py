@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
 
 __all__ = ["linear_again"]
 
@@ -26,7 +26,7 @@ def linear_again(
         weight: [N, K].
         bias: [N], or None.
     """
-    if is_compiling() or transforms_are_active() or not torch.is_grad_enabled():
+    if is_compiling() or transforms_are_active() or jit_is_tracing() or not torch.is_grad_enabled():
         return F.linear(make(*sources), weight, bias)
     rows: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
     # Out here, since what a custom function returns as a view cannot be written into.

@@ -52,7 +52,8 @@ def swap(
         verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
             nothing is dropped; a causal loss in training mode. It stays as it is if it raises, or if its error is more
             than twice the original's and the dtype's rounding.
-        batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. None takes the
+        batch: arguments of the model, which runs once in evaluation mode; its buffers are put back then. A mapping by
+            name, a tuple by position, or one tensor. None takes the
             `dummy_inputs` that models of transformers have. Sites that no inputs reach are "not verified" in the
             report.
 

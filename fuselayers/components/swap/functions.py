@@ -29,17 +29,16 @@ def mlp(
     down: nn.Module,
     inner: nn.Dropout | None = None,
     outer: nn.Dropout | None = None,
-    training: bool,
 ) -> Tensor:
     """down(activation(up(x))), which saves x and up(x)."""
-    p = 0.0 if inner is None or not training else inner.p
+    p = 0.0 if inner is None or not inner.training else inner.p
     seed = ops.draw_seed() if p else None
 
     def hidden(z: Tensor) -> Tensor:
         return ops.dropout(activation(z), p, seed=seed)
 
     y = linear_again(hidden, (_linear(x, up),), _weight(down), down.bias)  # type: ignore[arg-type]
-    return y if outer is None else ops.dropout(y, outer.p, training=training)
+    return y if outer is None else dropout(y, p=outer.p, training=outer.training)
 
 
 def gated_mlp(
@@ -67,11 +66,12 @@ def packed_gated_mlp(
 
 
 def linear_dropout_residual_norm(
-    x: Tensor, residual: Tensor, *, dense: nn.Module, dropout: nn.Dropout, norm: nn.LayerNorm, training: bool
+    x: Tensor, residual: Tensor, *, dense: nn.Module, drop: nn.Dropout, norm: nn.LayerNorm
 ) -> Tensor:
     """norm(dropout(dense(x)) + residual)."""
-    if not _is_alike(residual, (*x.shape[:-1], norm.weight.shape[0]), x):
-        added: Tensor = norm(ops.dropout(_linear(x, dense), dropout.p, training=training) + residual)
+    alike = _is_alike(residual, (*x.shape[:-1], norm.weight.shape[0]), x)
+    if not alike or torch.is_autocast_enabled(x.device.type):  # which gives the sum and the norm dtypes of their own
+        added: Tensor = norm(dropout(_linear(x, dense), p=drop.p, training=drop.training) + residual)
         return added
     y = ops.bias_dropout_residual_layer_norm(
         F.linear(x, _weight(dense)),
@@ -79,25 +79,29 @@ def linear_dropout_residual_norm(
         weight=norm.weight,
         norm_bias=norm.bias,
         bias=dense.bias,  # type: ignore[arg-type]
-        p=dropout.p,
+        p=drop.p,
         eps=norm.eps,
-        training=training,
+        training=drop.training,
     )
     assert isinstance(y, Tensor)
     return y
 
 
-def dropout_residual(x: Tensor, residual: Tensor, *, dropout: nn.Dropout | float, training: bool) -> Tensor:
+def module_dropout_residual(x: Tensor, residual: Tensor, *, drop: nn.Dropout) -> Tensor:
+    """drop(x) + residual."""
+    return dropout_residual(x, residual, p=drop.p, training=drop.training)
+
+
+def dropout_residual(x: Tensor, residual: Tensor, *, p: float, training: bool) -> Tensor:
     """dropout(x) + residual."""
-    p = dropout.p if isinstance(dropout, nn.Dropout) else dropout
     if not _is_alike(residual, x.shape, x):
-        return ops.dropout(x, p, training=training) + residual
+        return dropout(x, p=p, training=training) + residual
     return ops.bias_dropout_residual(x, residual, p=p, training=training)
 
 
 def dropout(x: Tensor, *, p: float, training: bool, inplace: bool = False) -> Tensor:
     """Dropout that saves no mask."""
-    return ops.dropout(x, p, training=training)
+    return ops.dropout(x, p, training=training) if x.is_floating_point() else F.dropout(x, p, training)
 
 
 def rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
@@ -116,7 +120,7 @@ def rms_norm_from_one(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if weight.shape == x.shape[-1:]:
+    if weight.shape == x.shape[-1:] and x.is_floating_point():
         return ops.rms_norm(x, weight=weight, eps=eps)
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
@@ -124,4 +128,5 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _is_alike(residual: Any, shape: Sequence[int], x: Tensor) -> bool:
     """Whether the ops add it, which neither broadcast nor take two dtypes."""
-    return isinstance(residual, Tensor) and residual.shape == torch.Size(shape) and residual.dtype == x.dtype
+    fits = isinstance(residual, Tensor) and residual.shape == torch.Size(shape) and residual.dtype == x.dtype
+    return fits and x.is_floating_point()

@@ -161,7 +161,8 @@ def _logits(model: nn.Module, head: nn.Linear, hidden: Tensor, labels: Tensor | 
 
 
 def _is_causal(loss_function: Any) -> bool:
-    return (loss_function.__module__, loss_function.__name__) == ("transformers.loss.loss_utils", "ForCausalLMLoss")
+    place = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
+    return place == ("transformers.loss.loss_utils", "ForCausalLMLoss")
 
 
 def _loss(

@@ -50,6 +50,7 @@ class _Matcher:
         self.pattern, self.run, self.slots = pattern, run, slots
         self.bound: dict[str, Ref] = {}
         self.steps: dict[int, int] = {}
+        self.reads: list[int] = []
 
     def same(self, pattern: Ref, ref: Ref) -> bool:
         if isinstance(pattern, Local):
@@ -77,6 +78,9 @@ class _Matcher:
         return False
 
     def _bind(self, name: str, ref: Ref) -> bool:
+        if name in self.slots and isinstance(ref, Step) and self.run.steps[ref.number].kind == ("read",):
+            self.reads.append(ref.number)
+            ref = self.run.steps[ref.number].operands[0]
         if name in self.bound:
             return self.bound[name] == ref
         if name in self.slots and not (isinstance(ref, OfSelf) and self.slots[name](ref.path)):
@@ -94,7 +98,10 @@ class _Matcher:
         if any(number in hidden for number in _used(self.run, outside=set(steps))):
             return None
         match = Match(self.bound, steps, given)
-        moved = range(min(_place(match), steps[0]), steps[-1])
+        if any(isinstance(ref, Step) and ref.number in steps for ref in self.bound.values()):
+            return None
+        # What is read before the match is read in the call.
+        moved = range(min(_place(match), steps[0], *self.reads), steps[-1])
         if any(_may_change(self.run.steps[number]) for number in moved if number not in steps):
             return None
         return match

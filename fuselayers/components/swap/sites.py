@@ -31,7 +31,10 @@ def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
 
     One class serves all modules of a class in which the same is found. Its attribute `found` is a tuple of `Found`.
     """
-    if "forward" in module.__dict__:
+    kind = type(module)
+    if "forward" in module.__dict__ or kind.__reduce_ex__ is not object.__reduce_ex__:
+        return None
+    if kind.__reduce__ is not object.__reduce__ or _looks_at_subclasses(kind):
         return None
     return _class_with(type(module), tuple(rules), lambda _, slots, slot, path: _passes(module, path, slots[slot]))
 
@@ -60,6 +63,12 @@ def subclass(cls: type, members: dict[str, Any]) -> type:
     return type(cls.__name__, (cls,), {**members, **face})
 
 
+def _looks_at_subclasses(cls: type) -> bool:
+    """Whether making a subclass may have an effect, such as an entry in a registry; that of transformers has none."""
+    owners = [one for one in cls.__mro__[:-1] if "__init_subclass__" in vars(one)]
+    return any(one.__module__.partition(".")[0] not in {"torch", "transformers", "typing"} for one in owners)
+
+
 def _passes(module: nn.Module, path: str, test: Callable[[Any], bool]) -> bool:
     try:
         value = functools.reduce(getattr, path.split("."), module)
@@ -78,7 +87,10 @@ def _class_with(cls: type, rules: tuple[Rule, ...], holds: _Holds) -> type | Non
         return None
     key = cls, forward.outer, tuple(rewriting.found), *rewriting.key()
     if key not in _classes:
-        _classes[key] = _make_class(cls, forward, rewriting)
+        try:
+            _classes[key] = _make_class(cls, forward, rewriting)
+        except Unreadable:
+            return None
     return _classes[key]
 
 
@@ -170,7 +182,8 @@ def _is_method(function: Any) -> Callable[[Any], bool]:
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
-    return _Loader(kind), (kind.swapped_from, kind.found), module.__dict__
+    state = kind.__getstate__(module) if hasattr(kind, "__getstate__") else module.__dict__
+    return _Loader(kind), (kind.swapped_from, kind.found), state
 
 
 class _Loader:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..._torch.hooks import hooks_of_all_modules
 from ..hooks import has_hooks
 
 __all__ = [
@@ -30,7 +31,8 @@ def original_type(value: Any) -> type:
 
 def is_plain(module: Any) -> bool:
     """Return whether calling a module does no more than its class says."""
-    return isinstance(module, nn.Module) and "forward" not in module.__dict__ and not has_hooks(module)
+    plain = isinstance(module, nn.Module) and "forward" not in module.__dict__ and not has_hooks(module)
+    return plain and not hooks_of_all_modules()
 
 
 def is_linear(value: Any) -> bool:

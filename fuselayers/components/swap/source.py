@@ -16,7 +16,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -45,12 +45,18 @@ class OfSelf:
     path: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Global:
     """What a global name stands for; the text says how the source spells it."""
 
     value: Any
-    text: str = field(compare=False)
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Global) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,8 @@ def _definition(function: Any) -> ast.FunctionDef:
     nodes = list(ast.walk(definition))
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     used_up = {id(one) for call in calls if call.func.id in _USE_UP for one in call.args}  # type: ignore[attr-defined]
+    if any(isinstance(node, ast.Name) and node.id in _LOOKING for node in nodes):
+        raise Unreadable("its forward looks at its own variables")
     for node in nodes:
         # What reads a variable later would not find its value; a mangled name would be another one.
         if node is not definition and isinstance(node, _LATE) and id(node) not in used_up:
@@ -261,9 +269,9 @@ class _Reader:
     def _statement(self, statement: ast.stmt) -> Ref | None:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                self.names[name] = self._value(value)
+                self.names[name] = self._read_now(self._value(value))
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                self.names[name] = self._value(value)
+                self.names[name] = self._read_now(self._value(value))
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value) if all(
                 isinstance(target, ast.Name) for target in targets
             ):
@@ -291,23 +299,39 @@ class _Reader:
             case ast.Call():
                 return self._call(node)
             case ast.BinOp(left=left, op=op, right=right):
-                return self._step(("binary", type(op).__name__), self._value(left), self._value(right))
+                return self._step(("binary", type(op).__name__), *self._values(left, right))
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
                 return Literal(type(value), -value)
             case ast.UnaryOp(op=op, operand=operand):
                 return self._step(("unary", type(op).__name__), self._value(operand))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._step(("compare", type(op).__name__), self._value(left), self._value(right))
+                return self._step(("compare", type(op).__name__), *self._values(left, right))
             case ast.Tuple(elts=parts):
-                return self._step(("tuple",), *(self._value(part) for part in parts))
+                return self._step(("tuple",), *self._values(*parts))
             case ast.Subscript(value=value, slice=index):
-                return self._step(("subscript",), self._value(value), self._value(index))
+                return self._step(("subscript",), *self._values(value, index))
             case ast.Slice(lower=lower, upper=upper, step=step):
                 given = tuple(part is not None for part in (lower, upper, step))
                 return self._step(("slice", given), *(self._value(part) for part in (lower, upper, step) if part))
             case ast.IfExp() | ast.BoolOp() | ast.Compare():
                 return self._as_written(node)
         raise Unreadable(type(node).__name__)
+
+    def _values(self, *nodes: ast.expr) -> list[Ref]:
+        """The values of several expressions. What is read before a call of a later one is read there."""
+        refs: list[Ref] = []
+        for index, node in enumerate(nodes):
+            ref = self._value(node)
+            later = any(isinstance(one, ast.Call) for after in nodes[index + 1 :] for one in ast.walk(after))
+            refs.append(self._read_now(ref) if later else ref)
+        return refs
+
+    def _read_now(self, ref: Ref) -> Ref:
+        """The value of an attribute or a global at this point: another call may change what it stands for."""
+        is_data = (
+            isinstance(ref, Global) and not isinstance(ref.value, (types.ModuleType, type)) and not callable(ref.value)
+        )
+        return self._step(("read",), ref) if is_data or (isinstance(ref, OfSelf) and ref.path) else ref
 
     def _as_written(self, node: ast.expr) -> Ref:
         """An expression that need not be evaluated whole: kept, with the names of the values in it."""
@@ -354,12 +378,12 @@ class _Reader:
         if isinstance(target, Global) and target.value in (super, locals, eval, exec):
             raise Unreadable(target.text)
         stars = tuple(isinstance(argument, ast.Starred) for argument in node.args)
-        arguments = [
-            self._value(argument.value if isinstance(argument, ast.Starred) else argument) for argument in node.args
-        ]
-        by_name = {keyword.arg or "**": self._value(keyword.value) for keyword in node.keywords}
-        if len(by_name) < len(node.keywords):
+        names = [keyword.arg or "**" for keyword in node.keywords]
+        if len(set(names)) < len(names):
             raise Unreadable("two **")
+        parts = [argument.value if isinstance(argument, ast.Starred) else argument for argument in node.args]
+        values = self._values(*parts, *(keyword.value for keyword in node.keywords))
+        arguments, by_name = values[: len(parts)], dict(zip(names, values[len(parts) :], strict=True))
         if isinstance(target, OfSelf) and not any(stars) and not by_name:
             inlined = self._inline(target.path, arguments)
             if inlined is not None:
@@ -408,6 +432,7 @@ _LATE = (
 )
 
 
+_LOOKING = frozenset({"locals", "vars", "dir", "eval", "exec"})
 _USE_UP = frozenset({"all", "any", "list", "max", "min", "sum", "tuple"})
 """What goes through a generator at once."""
 

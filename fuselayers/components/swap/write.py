@@ -21,7 +21,8 @@ def write(forward: Forward, added: Mapping[str, Any], *, title: str) -> Callable
         title: what tracebacks call its source.
     """
     function = forward.function
-    inner, outer = (ast.parse(f"def {name}(): pass").body[0] for name in (function.__name__, "make"))
+    # A global may have the name of the function.
+    inner, outer = (ast.parse(f"def {name}(): pass").body[0] for name in (f"{_PREFIX}forward", "make"))
     assert isinstance(inner, ast.FunctionDef)
     assert isinstance(outer, ast.FunctionDef)
     added = {**added, f"{_PREFIX}slice": slice}  # an argument may be called slice
@@ -36,7 +37,7 @@ def write(forward: Forward, added: Mapping[str, Any], *, title: str) -> Callable
     result: types.FunctionType = made["make"](**added)
     result.__defaults__ = function.__defaults__
     result.__kwdefaults__ = function.__kwdefaults__
-    result.__qualname__ = function.__qualname__
+    result.__name__, result.__qualname__ = function.__name__, function.__qualname__
     result.__doc__ = function.__doc__
     result.__annotations__ = function.__annotations__
     decorated: Callable[..., Any] = _decorated(forward.outer, function, result)
@@ -55,12 +56,19 @@ def _decorated(outer: Any, old: types.FunctionType, new: types.FunctionType) -> 
     if not isinstance(outer, types.FunctionType) or outer.__closure__ is None:
         raise Unreadable("a decorator of its forward is of an unknown kind")
     made = _decorated(inner, old, new)
-    cells = [types.CellType(made) if cell.cell_contents is inner else cell for cell in outer.__closure__]
+    cells = [types.CellType(made) if _holds(cell, inner) else cell for cell in outer.__closure__]
     if all(cell is kept for cell, kept in zip(cells, outer.__closure__, strict=True)):
         raise Unreadable("a decorator of its forward is of an unknown kind")
     result = types.FunctionType(outer.__code__, outer.__globals__, outer.__name__, outer.__defaults__, tuple(cells))
     result.__kwdefaults__ = outer.__kwdefaults__
     return functools.update_wrapper(result, made)
+
+
+def _holds(cell: types.CellType, value: Any) -> bool:
+    try:
+        return cell.cell_contents is value
+    except ValueError:  # an empty one
+        return False
 
 
 def guard(condition: str, otherwise: str, forward: Forward) -> ast.stmt:
@@ -105,6 +113,8 @@ def _run(run: Run) -> list[ast.stmt]:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in run.bound]
         values = [_value(ref) for ref in run.bound.values()]
         statements.append(ast.Assign([ast.Tuple(targets, ast.Store())], ast.Tuple(values, ast.Load())))
+        over = [ast.Name(_name(number), ast.Del()) for number in sorted(_numbers(*run.bound.values()))]
+        statements += [ast.Delete(list[ast.expr](over))] if over else []
     return statements
 
 
@@ -138,6 +148,10 @@ def _last_uses(run: Run) -> dict[int, int]:
     return last
 
 
+def _numbers(*refs: Ref) -> set[int]:
+    return {ref.number for ref in refs if isinstance(ref, Step)}
+
+
 def _name(number: int) -> str:
     return f"{_PREFIX}{number}"
 
@@ -167,6 +181,8 @@ def _operation(operation: Operation) -> ast.expr:
             return ast.UnaryOp(getattr(ast, kind[1])(), operands[0])
         case "compare":
             return ast.Compare(operands[0], [getattr(ast, kind[1])()], [operands[1]])
+        case "read":
+            return operands[0]
         case "attribute":
             return ast.Attribute(operands[0], kind[1], ast.Load())
         case "tuple":

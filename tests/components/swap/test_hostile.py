@@ -1,5 +1,8 @@
 """Forwards that must compute the same after `swap`, whatever it finds in them."""
 
+import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +102,60 @@ class Branches(Parts):
         return self.norm(hidden + x)
 
 
+class OneInputTwice(Parts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.down(x.repeat(1, 1, 2))
+        return self.norm(self.drop(h) + h)
+
+
+class OldCount(Parts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def bump(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            self.count += 1
+        return x * self.count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        old = self.count
+        y = self.bump(x)
+        return self.down(self.act(self.up(y))) + old + (self.count + self.bump(x)) - self.count
+
+
+def forward(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+class GlobalForward(Parts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(forward(x))))
+
+
+class Looking(Parts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x + 1
+        y = self.down(self.act(self.up(h)))
+        return y + dict(locals())["h"]
+
+
+class Positive(Parts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == torch.float32
+        return self.down(self.act(self.up(x)))
+
+
+class Registered(Parts):
+    kinds: list[type] = []  # noqa: RUF012
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        Registered.kinds.append(cls)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x))) * (1 + len(self.kinds))
+
+
 def run(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     torch.manual_seed(1)
     leaf = x.clone().requires_grad_()
@@ -125,17 +182,20 @@ ACTIVATIONS: dict[str, Callable[[], Any]] = {
     "make",
     [
         *(Plain, AfterReturn, LateRead, InPlaceOnView, InPlaceBetween, GlobalCount, NamedSlice, Broadcast, Number),
-        *(WeightOfOne, Branches),
+        *(WeightOfOne, Branches, OneInputTwice, OldCount, GlobalForward, Looking, Positive, Registered),
         *(pytest.param(lambda make=make: Plain(make()), id=name) for name, make in ACTIVATIONS.items()),
     ],
 )
 def test_the_same_values_and_gradients(make: Callable[[], nn.Module], verify: bool) -> None:
     module, x = make(), torch.randn(2, 4, 8)
     CALLS[0] = 0
-    expected = run(module, x)
+    first = copy.deepcopy(module)
+    expected = run(first, x)
     called = CALLS[0]
     report = swap(module, level="layers", verify=verify, batch=x)
     assert report.skipped == ()
+    if isinstance(module, OldCount):
+        module.count = 0  # the batch has run through it
     CALLS[0] = 0
     for got, wanted in zip(run(module, x), expected, strict=True):
         torch.testing.assert_close(got, wanted)
@@ -219,3 +279,86 @@ def test_the_dtype_of_a_norm(of_x: torch.dtype, of_weight: torch.dtype, after: b
     report = swap(module, level="layers", verify=False)
     assert [site.rules for site in report.sites] == [("rms_norm",)]
     torch.testing.assert_close(module(x), expected, atol=0.02, rtol=0.02)
+
+
+def test_each_dropout_follows_its_own_mode() -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.act = nn.Linear(8, 64), nn.Linear(64, 8), nn.GELU()
+            self.inner, self.outer, self.norm = nn.Dropout(0.5), nn.Dropout(0.5), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            y = self.outer(self.down(self.inner(self.act(self.up(x)))))
+            return y, self.norm(self.outer(self.down(self.up(x))) + x), self.outer(x) + x
+
+    module, x = Dropping(), torch.rand(64, 8) + 1
+    swap(module, level="layers", verify=False)
+    module.train()
+    module.inner.eval()
+    module.outer.eval()
+    assert all(torch.equal(one, other) for one, other in zip(module(x), module(x), strict=True))
+    module.eval()
+    module.outer.train()
+    assert not any(torch.equal(one, other) for one, other in zip(module(x), module(x), strict=True))
+    assert 0.3 < (module(x)[0] == 0).float().mean() < 0.7
+
+
+def test_hooks_of_all_modules_are_called() -> None:
+    module, x = Plain(), torch.randn(4, 8)
+    swap(module, level="layers", verify=False)
+    plain = module(x)
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, _, output: output * 2 if isinstance(module, nn.Linear) else None
+    )
+    try:
+        swapped = module(x)
+        unswap(module)
+        assert torch.equal(module(x), swapped)
+        assert not torch.equal(swapped, plain)
+    finally:
+        handle.remove()
+
+
+def test_whole_numbers_and_classes_that_pickle_themselves() -> None:
+    module = nn.Sequential(nn.Dropout(0.5)).eval()
+    swap(module, level="layers", verify=False)
+    assert torch.equal(module(torch.arange(3)), torch.arange(3))
+
+    class Rebuilt(Plain):
+        def __reduce__(self) -> Any:
+            return Rebuilt, ()
+
+    assert swap(nn.Sequential(Rebuilt()), where="0", level="layers", verify=False).sites == ()
+
+
+def test_a_module_with_a_lock_stays_as_it_is_and_buffers_keep_their_values() -> None:
+    class Counting(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1  # type: ignore[operator, has-type]
+            return self.down(self.act(self.up(x)))
+
+    module = Counting()
+    swap(module, level="layers", batch=torch.randn(2, 8))
+    assert module.calls == 0
+
+
+def test_a_value_is_freed_where_it_was_before() -> None:
+    class Freeing(Plain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.down(self.act(self.up(x)))
+            alive = weakref.ref(y)
+            for _ in range(1):
+                y = y.detach() + 1
+            gc.collect()
+            assert alive() is None
+            return y
+
+    module = Freeing()
+    swap(module, level="layers", verify=False)
+    with torch.no_grad():
+        module(torch.randn(2, 8))

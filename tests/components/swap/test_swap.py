@@ -183,7 +183,7 @@ def test_tied_weights_stay_tied_and_saved_weights_load(tmp_path: Path) -> None:
     swap(model, level="layers", verify=False)
     assert model.lm_head.weight is model.transformer.wte.weight  # type: ignore[union-attr]
     model.save_pretrained(tmp_path)  # type: ignore[operator]
-    loaded = type(model).__mro__[1].from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    loaded = type(model).swapped_from.from_pretrained(tmp_path)  # type: ignore[attr-defined]
     batch = batch_for("gpt2")
     torch.testing.assert_close(loss_of(loaded.eval(), batch), loss_of(model.eval(), batch))
 
