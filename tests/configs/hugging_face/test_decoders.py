@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.configs import build, rebuild
+from fuselayers.configs import RebuildWarning, build, rebuild
 from fuselayers.configs.hugging_face import load_hugging_face, matched
 from tests.configs.hugging_face.twins import TWINS, theirs
 
@@ -73,36 +73,49 @@ def test_the_same_logits_beside_padding(name: str, side: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_generation_writes_the_same_tokens(name: str) -> None:
-    other, model = pair(name)
+    other: Any = theirs(TWINS[name])
+    with torch.no_grad():
+        # So large that the last tokens decide which token is the likeliest, and not the biases.
+        for parameter in other.parameters():
+            parameter.mul_(2)
+        for module in other.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight.add_(1)
+    model: Any = build(name, ["fusion=off"]).eval()
+    load_hugging_face(model, other.state_dict(), family=TWINS[name].family)
     prompt_BT = tokens()[:, :9]
     real_BT = torch.arange(9) >= torch.tensor([[0], [3], [7]])
-    greedy = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     for mask in (None, real_BT):
         given = {} if mask is None else {"attention_mask": mask.long()}
-        expected = other.generate(prompt_BT, **given, **{**greedy, "min_new_tokens": None})
-        got = model.generate(prompt_BT, 20, temperature=0.0, key_padding_mask=mask)  # type: ignore[operator]
-        assert torch.equal(got, expected)
-    assert model.new_caches(8) is not None  # type: ignore[operator]
-    assert len(expected[:, 9:].unique()) > 5
+        expected = other.generate(
+            prompt_BT, **given, max_new_tokens=16, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+        assert torch.equal(model.generate(prompt_BT, 16, temperature=0.0, key_padding_mask=mask), expected)
+        assert len(expected[:, 9:].unique()) > 4
+    assert model.new_caches(25) is not None
 
 
-@pytest.mark.parametrize("scope", ["layer", "block", "model"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_fused_they_learn_the_same(name: str, scope: str) -> None:
-    check_fused(name, ["fusion=eager", f"fusion.scope={scope}"])
+SCOPES = [pytest.param("layer", marks=pytest.mark.slow), pytest.param("block", marks=pytest.mark.slow), "model"]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_option_fused_learns_the_same(scope: str) -> None:
+    options = ["model.num_layers=1", "model.embedding_norm=true", "model.head_bias=true"]
+    check_fused("gpt_neox_tiny", ["fusion=eager", f"fusion.scope={scope}"], options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", ["layer", "block", "model"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_compiled_they_learn_the_same(name: str, scope: str) -> None:
-    check_fused(name, ["fusion=inductor", f"fusion.scope={scope}"])
+def test_fused_they_learn_the_same(name: str, backend: str, scope: str) -> None:
+    check_fused(name, [f"fusion={backend}", f"fusion.scope={scope}"], [])
 
 
-def check_fused(name: str, overrides: list[str]) -> None:
+def check_fused(name: str, fusion: list[str], options: list[str]) -> None:
     """With dropout: the masks are the same on every backend."""
-    dropout = ["model.dropout=0.2", "model.embedding_dropout=0.1", "model.init_std=0.2"]
-    plain, fused = build(name, ["fusion=off", *dropout]), build(name, [*overrides, *dropout])
+    options = [*options, "model.dropout=0.2", "model.embedding_dropout=0.1", "model.init_std=0.2"]
+    plain, fused = build(name, ["fusion=off", *options]), build(name, [*fusion, *options])
     fused.load_state_dict(plain.state_dict())
     tokens_BT = tokens()
     results = []
@@ -117,16 +130,14 @@ def check_fused(name: str, overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "override", "new"),
     [
-        ("phi_tiny", "residual.separate_norms=true", "residual.norms.1"),
-        ("opt_tiny", "model.embedding_norm=true", "embedding_norm"),
-        ("gpt_neox_tiny", "model.head_bias=true", "bias"),
+        ("phi_tiny", "residual.separate_norms=true", "blocks.0-1.residual.norms: 1.weight, 1.bias new"),
+        ("opt_tiny", "model.embedding_norm=true", "embedding_norm.weight, embedding_norm.bias new"),
+        ("gpt_neox_tiny", "model.head_bias=true", "bias new"),
     ],
 )
 def test_an_option_is_added_to_a_model_that_exists(name: str, override: str, new: str) -> None:
     model = build(name, ["fusion=off"])
-    with pytest.warns(UserWarning, match=rf"{new}.* new"):
+    with pytest.warns(RebuildWarning, match=rf"what did not:\n  {new}\n"):
         other = rebuild(model, [override])
-    before, after = model.state_dict(), other.state_dict()
-    assert all(torch.equal(after[key], before[key]) for key in before)
-    assert {key for key in after if key not in before}
-    assert all(new in key for key in after if key not in before)
+    after = other.state_dict()
+    assert all(torch.equal(after[key], tensor) for key, tensor in model.state_dict().items())
