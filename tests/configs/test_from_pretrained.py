@@ -221,8 +221,18 @@ def test_names_in_older_files() -> None:
     t5["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(32, 4)
     vit = small_state(build("vit_tiny", OFF), "vit")
     vit["vit.pooler.dense.bias"] = torch.zeros(32)
+    opt = {name.removeprefix("model."): one for name, one in small_state(build("opt_tiny", OFF), "opt").items()}
+    neox = small_state(build("gpt_neox_tiny", OFF), "gpt_neox")
+    neox["embed_out.weight"] = neox.pop("lm_head.weight")
+    neox["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 64, 64).tril()
+    neox["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
+    neox["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.zeros(1)
+    bloom = small_state(build("bloom_tiny", OFF), "bloom")
+    bloom = {name.removeprefix("transformer."): one for name, one in bloom.items() if name != "lm_head.weight"}
+    older = {"bert_tiny": bert, "llama3_8b": llama, "t5_tiny": t5, "vit_tiny": vit, "opt_tiny": opt}
+    older |= {"gpt_neox_tiny": neox, "bloom_tiny": bloom}
     assert any("gamma" in name for name in bert)
-    for name, state in (("bert_tiny", bert), ("llama3_8b", llama), ("t5_tiny", t5), ("vit_tiny", vit)):
+    for name, state in older.items():
         model = build(name, [*TWINS[name].overrides, *OFF])
         assert matched(model, state, family=TWINS[name].family).keys() == model.state_dict().keys()
 

@@ -132,7 +132,7 @@ def _arranged(tensor: Tensor, key: Key, num_heads: int) -> Tensor:
     tensor = (tensor.T if key.transposed else tensor)[key.first_row :]
     # What does not divide has another shape than ours, which the error says.
     if key.by_head and tensor.shape[0] % (3 * num_heads) == 0:
-        tensor = tensor.unflatten(0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        tensor = torch.unflatten(tensor, 0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return tensor
 
 

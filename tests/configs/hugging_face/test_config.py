@@ -353,6 +353,32 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
         ),
         ({"model_type": "bert", "is_decoder": True}, "config.json has is_decoder = True; this library has only False"),
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "this library has only 'absolute'"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim = 512; this library has only 4096"),
+        ({"model_type": "opt", "_remove_final_layer_norm": True}, "_remove_final_layer_norm = True; this library has"),
+        (
+            {"model_type": "opt", "layer_norm_elementwise_affine": False},
+            "layer_norm_elementwise_affine = False; this l",
+        ),
+        ({"model_type": "opt", "layerdrop": 0.1}, "config.json has layerdrop = 0.1; this library has only 0.0"),
+        (
+            {"model_type": "opt", "ffn_dim": 8, "do_layer_norm_before": 1},
+            "do_layer_norm_before of config.json must be true or false, got 1",
+        ),
+        (
+            {"model_type": "gpt_neox", "use_parallel_residual": "yes"},
+            "use_parallel_residual of config.json must be true or false, got 'yes'",
+        ),
+        (
+            {"model_type": "gpt_neox", "rope_scaling": {"type": "dynamic", "factor": 2}},
+            "no kind of rotary positions (rope_type of config.json) 'd",
+        ),
+        ({"model_type": "phi", "qk_layernorm": "no"}, "qk_layernorm of config.json must be true or false, got 'no'"),
+        (
+            {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm = True; this library has only False",
+        ),
+        ({"model_type": "bloom", "slow_but_exact": True}, "slow_but_exact = True; this library has only False"),
+        ({"model_type": "bloom", "hidden_size": None}, "config.json has no hidden_size, which its model_type needs"),
         ({"model_type": "vit", "image_size": [4, 8]}, "image_size of config.json must be square, got [4, 8]"),
         ({"model_type": "vit", "id2label": 3}, "id2label of config.json must name the classes, got 3"),
         ({"model_type": "t5", "d_model": 8, "feed_forward_proj": "a-relu"}, "must be relu or gated-gelu, got a-relu"),
@@ -361,6 +387,14 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
 def test_a_field_that_asks_for_something_else(content: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         config_of({**LLAMA_JSON, **content})
+
+
+def test_sizes_of_bloom_have_two_names() -> None:
+    sizes = {"model_type": "bloom", "vocab_size": 8, "seq_length": 16}
+    _, newer = config_of({**sizes, "hidden_size": 32, "n_layer": 2, "n_head": 4})
+    _, older = config_of({**sizes, "n_embed": 32, "num_hidden_layers": 2, "num_attention_heads": 4})
+    assert newer == older
+    assert (newer["model"]["context_length"], newer["feedforward"]["width"]) == (16, 128)
 
 
 def test_yarn_without_an_original_length_takes_that_of_the_model() -> None:

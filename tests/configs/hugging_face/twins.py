@@ -163,5 +163,7 @@ def small_state(model: nn.Module, family: str = "gpt2") -> dict[str, Tensor]:
         form = re.sub(r"(?<=blocks\.)\d+", "{}", name)
         keys = [key for key in chosen.keys if key.ours == form and not re.search(r"\.wi_[01]\.", key.theirs)]
         for key, part in zip(keys, tensor.chunk(len(keys)), strict=True):
+            before = part.new_zeros(key.first_row, *part.shape[1:])
+            part = torch.cat((before, part)) if key.first_row else part
             state[key.theirs.format(number[0] if number else "")] = part.T if key.transposed else part
     return state | {one: state[other] for one, other in chosen.repeated.items()}
