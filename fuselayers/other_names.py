@@ -96,6 +96,7 @@ _THEIRS: Final = {
     "mixtral_8x7b": "mixtral",
     "gemma2_2b": "gemma gemma2",
     "qwen3_0_6b": "qwen qwen3",
+    "qwen2_5_0_5b": "qwen2 qwen25",
     "opt_125m": "opt",
     "pythia_160m": "pythia",
     "gpt_neox_20b": "gptneox neox",

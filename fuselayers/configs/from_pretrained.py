@@ -32,9 +32,9 @@ def from_pretrained(
 ) -> nn.Module:
     """Return the model of a Hugging Face checkpoint with its weights, in eval mode.
 
-    GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen3, OPT, GPT-NeoX, Phi, BLOOM, ViT and T5, with the head of their
-    pretraining (ViT: with its classifier). `transformers` is not needed. The model is as `build` makes it, so `rebuild`
-    and `fuse` work.
+    GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen2, Qwen3, OPT, GPT-NeoX, Phi, BLOOM, ViT and T5, with the head of
+    their pretraining (ViT: with its classifier). `transformers` is not needed. The model is as `build` makes it, so
+    `rebuild` and `fuse` work.
 
     Args:
         name_or_path: a folder with config.json and model.safetensors (or its shards and their index), or the name of a

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "mistral": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
     "mixtral": ("decoder", "mixture_of_experts", "rms_norm", "pre", "rotary"),
     "gemma2": ("decoder", "gated_mlp", "rms_norm", "sandwich", "rotary"),
+    "qwen2": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
     "qwen3": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
     "opt": ("decoder", "fused_mlp", "layer_norm", "pre", "learned"),
     "gpt_neox": ("decoder", "fused_mlp", "layer_norm", "parallel", "rotary"),

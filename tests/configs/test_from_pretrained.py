@@ -55,6 +55,7 @@ WRITTEN = {
     "phi_tied": varied("phi_tiny", tie_word_embeddings=True, partial_rotary_factor=0.25),
     "bloom_untied": varied("bloom_tiny", n_head=3, tie_word_embeddings=False, layer_norm_epsilon=1e-3),
     "bloom_8_heads": varied("bloom_tiny", n_head=8),
+    "qwen2_untied": varied("qwen2_tiny", tie_word_embeddings=False, num_key_value_heads=4, head_dim=16),
     "gemma2_types": varied("gemma2_tiny", layer_types=["full_attention", "sliding_attention"]),
 }
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ...names import no_such
-from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen3, t5, vit
+from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit
 from .family import Family, Key
 
 FAMILIES: Final[dict[str, Family]] = {
     "gpt2": gpt2.FAMILY,
     "bert": bert.FAMILY,
     "llama": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "gemma2": gemma2.FAMILY,
     "mixtral": mixtral.FAMILY,

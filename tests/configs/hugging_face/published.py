@@ -43,6 +43,8 @@ PARAMETERS = {
     "opt_1_3b": 1_315_758_080 - 2 * 2048,
     "phi_2": 2_779_683_840,
     "pythia_160m": 162_322_944,
+    "qwen2_5_0_5b": 494_032_768,
+    "qwen2_5_7b": 7_615_616_512,
     "qwen3_0_6b": 596_049_920,
     "qwen3_8b": 8_190_735_360,
     "t5_base": 222_903_552,
@@ -72,6 +74,7 @@ class Published:
     position: tuple[Any, ...]
     tied: bool
     attention_bias: bool = False
+    qkv_bias: bool | None = None  # where it is not attention_bias
     feedforward_bias: bool = False
     gated: bool = False
     windows: tuple[int | None, ...] = (None,)  # of layers in turn
@@ -210,6 +213,8 @@ NEOX = {
     "tied": False,
     **BIASES,
 }
+# Qwen/Qwen2.5-*.
+QWEN2 = {**GATED, "eps": 1e-6, "position": ("RotaryPosition", 1000000.0), "qkv_bias": True}
 # Qwen/Qwen3-*. 32,768 is the length of training in their report.
 QWEN3 = {
     **GATED,
@@ -307,6 +312,26 @@ PUBLISHED = {
         embedding_norm=True,
         **BIASES,
     ),
+    "qwen2_5_0_5b": Published(
+        **{**QWEN2, "num_kv_heads": 2, "head_dim": 64, "scale": 0.125},
+        entries=151936,
+        context_length=32768,
+        hidden_dim=896,
+        num_layers=24,
+        num_heads=14,
+        width=4864,
+        tied=True,
+    ),
+    "qwen2_5_7b": Published(
+        **{**QWEN2, "num_kv_heads": 4},
+        entries=152064,
+        context_length=131072,
+        hidden_dim=3584,
+        num_layers=28,
+        num_heads=28,
+        width=18944,
+        tied=False,
+    ),
     # meta-llama/Meta-Llama-3-8B.
     "llama3_8b": Published(
         entries=128256,
@@ -402,6 +427,7 @@ def what_it_is(model: Any, *, windows: int) -> Published:
     norms, mixtures = parts_of(model, Norm), parts_of(model, MixtureOfExperts)
     of_windows = tuple(block.attention.window for block in blocks)
     assert of_windows == of_windows[:windows] * (len(of_windows) // windows)
+    qkv_bias = only(one.qkv.bias is not None for one in attentions)
     token = getattr(model, "token", None)
     return Published(
         entries=token.num_embeddings if token else model.head.out_features,
@@ -419,7 +445,8 @@ def what_it_is(model: Any, *, windows: int) -> Published:
         residual=only(type(block.residual).__name__ for block in blocks),
         position=only(position_of(stack.position) for stack in stacks),
         tied=token is not None and model.head is None,
-        attention_bias=only(getattr(one, part).bias is not None for one in attentions for part in ("qkv", "out")),
+        attention_bias=only(one.out.bias is not None for one in attentions),
+        qkv_bias=None if qkv_bias == only(one.out.bias is not None for one in attentions) else qkv_bias,
         feedforward_bias=only(getattr(one, part).bias is not None for one in mlps for part in ("up", "down")),
         gated=only(isinstance(mlp, GatedMLP) for mlp in mlps),
         windows=of_windows[:windows],

@@ -120,6 +120,25 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "vocab_size": 256000,
     },
+    "qwen2_5_0_5b": {
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 24,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
     "qwen3_0_6b": {
         **ROTARY,
         "model_type": "qwen3",
@@ -277,7 +296,7 @@ WITHOUT_EFFECT = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     *("pretraining_tp", "reorder_and_upcast_attn", "is_encoder_decoder", "is_decoder"),
     *("dense_act_fn", "is_gated_act"),  # of T5, made from feed_forward_proj
-    *("max_window_layers", "sliding_window"),  # of Qwen3, where use_sliding_window is off
+    *("max_window_layers", "sliding_window"),  # of Qwen2 and Qwen3, where use_sliding_window is off
 }
 
 
@@ -346,6 +365,8 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
             "use_bidirectional_attention = True; this libr",
         ),
         ({"model_type": "gemma2", "query_pre_attn_scalar": True}, no_number(True)),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window = True; this library has only False"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "layer_types = ['sliding_attention']; this li"),
         ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True; this library has only False"),
         (
             {"model_type": "bert", "hidden_act": "relu"},

@@ -89,6 +89,7 @@ TWINS = {
     "mistral_tiny": Twin(
         "llama", "mistral", "MistralForCausalLM", {**LLAMA, "rms_norm_eps": 1e-5, "sliding_window": 8, **rope(10000.0)}
     ),
+    "qwen2_tiny": Twin("qwen2", "qwen2", "Qwen2ForCausalLM", {**LLAMA, "tie_word_embeddings": True, **rope(1000000.0)}),
     "qwen3_tiny": Twin(
         "qwen3",
         "qwen3",
