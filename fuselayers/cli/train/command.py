@@ -34,8 +34,11 @@ from .lock import locked
 from .loop import Trainer, reproducible, train_steps
 from .memory import check_training_memory
 from .metrics import MetricsFile, parse_metrics
+from .profiling import StepProfiler, check_profile
 from .progress import TrainingProgress
 from .sample import sample_text
+from .sinks import check_sinks, open_sinks
+from .utilisation import utilisation_of
 
 DESCRIPTION = """\
 Trains a byte-level language model; by default a small one on the source of Python's standard library.
@@ -96,11 +99,11 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         ValueError: a wrong override, path, text or checkpoint; the text says what to change.
         OSError: a file cannot be read or written, or another process has the run's folder.
     """
-    with ExitStack() as locks:
-        return _train(overrides, console=console, imports=imports, locks=locks)
+    with ExitStack() as stack:
+        return _train(overrides, console=console, imports=imports, stack=stack)
 
 
-def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str], locks: ExitStack) -> int:
+def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str], stack: ExitStack) -> int:
     source, overrides = split_source(overrides)
     asked = compose(source, overrides).train if source else _session(overrides)
     if source and asked.resume:
@@ -108,7 +111,7 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
     path = find_checkpoint(asked.resume) if asked.resume else None
     continued = path is not None and path.is_file() and _is_folder_of(path, asked.output)
     if path is not None and continued:
-        _lock(path.parent, console=console, locks=locks)
+        _lock(path.parent, console=console, stack=stack)
         # The process that held the lock may have written another one in between.
         path = find_checkpoint(asked.resume)
     new = source or "gpt_nano"
@@ -118,6 +121,8 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     check_length(text, sequence_length=length)
     check_training_memory(config, length=length, device=device)
+    check_sinks(config.train.log)
+    utilisation = utilisation_of(config, length=length, device=device)
 
     torch.manual_seed(config.train.seed)
     model = build(config).to(device)
@@ -127,11 +132,12 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         rows = parse_metrics(checkpoint.curve, source=f"the curve in the checkpoint {path}")
         trainer.restore(checkpoint, path=path)
         done = checkpoint.step
+    check_profile(config.train, done=done)
     if path is not None and continued:
         folder = path.parent
     else:
         folder = _make_folder(config.train.output)
-        _lock(folder, console=console, locks=locks)
+        _lock(folder, console=console, stack=stack)
         if _holds_a_dead_start(folder):
             say(console, f"an earlier start in {folder} ended before its first checkpoint: it is replaced")
     metrics = MetricsFile(folder / metrics_file.FILE_NAME, rows=rows)
@@ -146,6 +152,7 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         f"{text.train_N.numel():,} bytes to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
         f"{'file' if text.num_files == 1 else 'files'} of {text.source}",
         describe_machine(device),
+        utilisation.source,
         f"writing {folder}" + (f", continuing after step {done}" if checkpoint else ""),
     )
     if config.fusion.scope != "none":
@@ -159,9 +166,22 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         write_checkpoint(folder / FILE_NAME, state, keeps_previous=keeps_previous)
         keeps_previous = True
 
+    log = stack.enter_context(open_sinks(config.train.log, folder, config_yaml=config_yaml, rows=rows))
+    profiler = StepProfiler(config.train.profiled_steps, folder=folder, device=device)
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
-        outcome = train_steps(trainer, done=done, metrics=metrics, progress=progress, save=save)
+        outcome = train_steps(
+            trainer,
+            done=done,
+            metrics=metrics,
+            progress=progress,
+            save=save,
+            log=log,
+            utilisation=utilisation,
+            profiler=profiler,
+        )
+        if profiler.written:
+            say(console, f"profile of steps {config.train.profile}: {' and '.join(map(str, profiler.written))}")
         plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}")
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
@@ -250,8 +270,8 @@ def _is_folder_of(checkpoint: Path, output: str) -> bool:
     return folder.exists() and folder.samefile(checkpoint.parent)
 
 
-def _lock(folder: Path, *, console: Console, locks: ExitStack) -> None:
-    if not locks.enter_context(locked(folder)):
+def _lock(folder: Path, *, console: Console, stack: ExitStack) -> None:
+    if not stack.enter_context(locked(folder)):
         say(console, f"the file system of {folder} has no locks: let no second process write there")
 
 
@@ -286,7 +306,7 @@ def _holds_a_dead_start(folder: Path) -> bool:
 
 
 def _write_config(config: Config, folder: Path) -> str:
-    """Save the resolved config, without `output` and `resume`, which belong to one session."""
-    text = to_yaml(replace(config, train=replace(config.train, output="", resume="")))
+    """Save the resolved config, without `output`, `resume` and `profile`, which belong to one session."""
+    text = to_yaml(replace(config, train=replace(config.train, output="", resume="", profile="")))
     write_text(folder / "config.yaml", text)
     return text
