@@ -116,9 +116,11 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         path = find_checkpoint(asked.resume)
     new = source or "gpt_nano"
     config, checkpoint = (compose(new, overrides), None) if path is None else _resumed_config(overrides, path)
-    length = sequence_length(config)
     device = choose_device(config.train.device, setting="train.device")
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
+    length, unit = sequence_length(config, text), text.vocabulary.unit
+    if config.train.sample_bytes:
+        text.vocabulary.decoder()  # else a missing package is only found when the run has ended
     check_length(text, sequence_length=length)
     check_training_memory(config, length=length, device=device)
     check_sinks(config.train.log)
@@ -149,7 +151,7 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
         f"{config.feedforward.name}, fusion scope {config.fusion.scope}",
-        f"{text.train_N.numel():,} bytes to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
+        f"{text.train_N.numel():,} {unit}s to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
         f"{'file' if text.num_files == 1 else 'files'} of {text.source}",
         describe_machine(device),
         utilisation.source,
@@ -182,7 +184,9 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         )
         if profiler.written:
             say(console, f"profile of steps {config.train.profile}: {' and '.join(map(str, profiler.written))}")
-        plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}")
+        plot.plot_loss(
+            folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}", unit=unit
+        )
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
             stopped = f"stopped after step {outcome.step}; to continue: fuselayers train {again}train.resume={folder}"
@@ -201,11 +205,17 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
     """The validation loss, a sample, and the fused model beside unfused ones."""
-    device = trainer.device
-    say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
+    device, vocabulary = trainer.device, trainer.text.vocabulary
+    say(console, f"validation loss {trainer.validation_loss():.4f} nats per {vocabulary.unit}; files in {folder}")
     unfused = unfused_models(config, trainer.model, device=device)
     if config.train.sample_bytes:
-        text = sample_text(unfused[EAGER], config.train.sample_bytes, seed=config.train.seed, device=device)
+        text = sample_text(
+            unfused[EAGER],
+            config.train.sample_bytes,
+            vocabulary=vocabulary,
+            seed=config.train.seed,
+            device=device,
+        )
         write_text(folder / "sample.txt", text)
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
@@ -217,17 +227,17 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     models = {**unfused, FUSED: trainer.model}
     result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
-    say(console, _comparison_title(config, batches[0][0]))
+    say(console, _comparison_title(config, batches[0][0], unit=vocabulary.unit))
     print_table(console, comparison_rows(result))
     say(console, *comparison_notes(result))
 
 
-def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
+def _comparison_title(config: Config, tokens_BT: torch.Tensor, *, unit: str) -> str:
     sequences, length = tokens_BT.shape
     scope, backend = config.fusion.scope, config.fusion.backend
     fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
+        f"the trained model, {sequences} x {length} {unit}s, {config.train.precision}, dropout "
         f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
         f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
     )

@@ -24,7 +24,7 @@ from .checkpoint import (
     random_state,
     restore_random_state,
 )
-from .data import Text, evaluation_batches, training_batch
+from .data import Text, evaluation_batches, read_ahead, training_batch
 from .divergence import first_not_finite
 from .interrupt import Interrupt, stops_without_output
 from .memory import peak_memory
@@ -120,13 +120,11 @@ class Trainer:
 
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
         """The tokens and targets of a step, [B, T] each, on the model's device."""
+        config = self.config
+        size = {"batch_size": config.batch_size, "sequence_length": self.sequence_length}
+        read_ahead(self.text, seed=config.seed, step=step + 1, micro_batch=micro_batch, **size)
         tokens_BT, targets_BT = training_batch(
-            self.text.train_N,
-            seed=self.config.seed,
-            step=step,
-            micro_batch=micro_batch,
-            batch_size=self.config.batch_size,
-            sequence_length=self.sequence_length,
+            self.text.train_N, seed=config.seed, step=step, micro_batch=micro_batch, **size
         )
         return tokens_BT.to(self.device), targets_BT.to(self.device)
 

@@ -27,7 +27,7 @@ def check_training_memory(config: Config, *, length: int, device: torch.device) 
     check_bytes(
         batches * sequences * length * _TOKEN_BYTES,
         torch.device("cpu"),
-        what=f"a validation of {batches} x {sequences} sequences of {length} bytes",
+        what=f"a validation of {batches} x {sequences} sequences of {length} tokens",
     )
 
 
