@@ -168,7 +168,8 @@ def _read_tokens(folder: Path) -> Text:
     tokens_N = _mapped(folder / TOKENS_NAME, as_stored(header.dtype))
     vocabulary = BYTES
     if header.tokenizer:
-        prompt = () if header.end_token is None else (header.end_token,)
+        # A sample begins as a document does, or as the text does.
+        prompt = tuple(tokens_N[:1].tolist()) if header.end_token is None else (header.end_token,)
         vocabulary = Vocabulary(header.vocab_size, prompt, folder / TOKENIZER_NAME)
     return Text(
         train_N=tokens_N[: header.train_tokens],

@@ -445,7 +445,7 @@ def test_a_last_step_without_a_number_is_divergence(
                 "validation_loss",
                 lambda trainer: math.inf if (folder / "checkpoint.previous.pt").exists() else validation_loss(trainer),
             )
-            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if there is one, is from"
+            text = r"training diverged at step 12: the validation loss is inf; without fusion every layer's output is "
         with pytest.raises(ValueError, match=text):
             _train([*tiny, f"train.output={folder}"])
     assert read_checkpoint(folder / "checkpoint.pt").step == 8
@@ -502,8 +502,11 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (["model=bert_base"], r"train needs a model that predicts the next byte, a decoder; model\.name is 'encoder'"),
-        (["model.vocab_size=100"], r"model\.vocab_size must be at least 256 to hold every byte, got 100"),
+        (["model=bert_base"], r"train needs a model that predicts the next token, a decoder; model\.name is 'encoder'"),
+        (
+            ["model.vocab_size=100"],
+            r"model\.vocab_size must be at least 256 to hold every byte of \S+, got 100; add model\.vocab_size=256",
+        ),
         (["data.sequence_length=17"], r"data\.sequence_length must be at most model\.context_length, 16, got 17"),
         (["train.device=toaster"], r"train\.device must be auto, cpu or a GPU that torch can use, got 'toaster'"),
         (
@@ -515,7 +518,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
         (
             ["train.batch_size=1000000000000"],
-            r"a validation of \d+ x 1000000000000 sequences of 16 bytes needs",
+            r"a validation of \d+ x 1000000000000 sequences of 16 tokens needs",
         ),
     ],
 )
