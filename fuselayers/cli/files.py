@@ -39,7 +39,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, keep: Path |
         if keep is not None and path.exists():
             _keep_as(path, keep)
         os.replace(beside, path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except BaseException as error:
         _remove(beside)
         cause = _disk_error(error)
@@ -87,8 +87,8 @@ def _remove(path: Path) -> None:
         return
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
+def flush_folder(folder: Path) -> None:
+    """Make the renames in a folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -95,12 +95,29 @@ class TrainConfig:
     checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
-    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes)")
+    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes, or a tokenizer's tokens)")
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
+    log: tuple[Literal["tensorboard", "wandb"], ...] = setting(
+        "where the numbers go besides metrics.csv: [], [tensorboard], [wandb] or both"
+    )
+    profile: str = setting('steps that torch.profiler watches in this session, as 10..12; "" for none (steps)')
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps of `profile`, empty for none."""
+        if not self.profile:
+            return range(0)
+        first, last = map(int, self.profile.split(".."))
+        return range(first, last + 1)
 
     def __post_init__(self) -> None:
         _check("train", self)
+        if self.profile and (not re.fullmatch(r"[0-9]{1,18}\.\.[0-9]{1,18}", self.profile) or not self.profiled_steps):
+            raise ValueError(
+                f"train.profile must be the first and the last step, as 10..12 (one step: 10..10), got "
+                f"{shown(self.profile)}"
+            )
         if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
             raise ValueError(
                 "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, "
@@ -121,8 +138,12 @@ class DataConfig:
         ValueError: a value of another type or out of its range.
     """
 
-    path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
-    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length (bytes)")
+    path: str = setting(
+        'a text file or a folder, also one of `fuselayers data prepare`; "" is the source of Python\'s standard library'
+    )
+    sequence_length: Count = setting(
+        "length of a sequence; 0 for the model's context_length (bytes, or tokens of a tokenizer)"
+    )
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
         "the text held out for validation (share of the files, or of one file's bytes)"
     )

@@ -22,14 +22,15 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"]):
         assert main(arguments) == 0
         out = capsys.readouterr().out
-        assert all(f"\n    {name} " in out for name in ("train", "list", "bench", "backends"))
+        assert all(f"\n    {name} " in out for name in ("train", "data", "list", "bench", "backends"))
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         [],
-        *([command] for command in ("train", "list", "bench", "explain", "tune", "backends", "lint-kernels")),
+        *([command] for command in ("train", "data", "list", "bench", "explain", "tune", "backends", "lint-kernels")),
+        ["data", "prepare"],
         *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
     ],
     ids=" ".join,

@@ -34,8 +34,11 @@ from .lock import locked
 from .loop import Trainer, reproducible, train_steps
 from .memory import check_training_memory
 from .metrics import MetricsFile, parse_metrics
+from .profiling import StepProfiler, check_profile
 from .progress import TrainingProgress
 from .sample import sample_text
+from .sinks import check_sinks, open_sinks
+from .utilisation import utilisation_of
 
 DESCRIPTION = """\
 Trains a byte-level language model; by default a small one on the source of Python's standard library.
@@ -96,11 +99,11 @@ def train(overrides: Sequence[str], *, console: Console, imports: Sequence[str] 
         ValueError: a wrong override, path, text or checkpoint; the text says what to change.
         OSError: a file cannot be read or written, or another process has the run's folder.
     """
-    with ExitStack() as locks:
-        return _train(overrides, console=console, imports=imports, locks=locks)
+    with ExitStack() as stack:
+        return _train(overrides, console=console, imports=imports, stack=stack)
 
 
-def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str], locks: ExitStack) -> int:
+def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str], stack: ExitStack) -> int:
     source, overrides = split_source(overrides)
     asked = compose(source, overrides).train if source else _session(overrides)
     if source and asked.resume:
@@ -108,16 +111,20 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
     path = find_checkpoint(asked.resume) if asked.resume else None
     continued = path is not None and path.is_file() and _is_folder_of(path, asked.output)
     if path is not None and continued:
-        _lock(path.parent, console=console, locks=locks)
+        _lock(path.parent, console=console, stack=stack)
         # The process that held the lock may have written another one in between.
         path = find_checkpoint(asked.resume)
     new = source or "gpt_nano"
     config, checkpoint = (compose(new, overrides), None) if path is None else _resumed_config(overrides, path)
-    length = sequence_length(config)
     device = choose_device(config.train.device, setting="train.device")
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
+    length, unit = sequence_length(config, text), text.vocabulary.unit
+    if config.train.sample_bytes:
+        text.vocabulary.decoder()  # else a missing package is only found when the run has ended
     check_length(text, sequence_length=length)
     check_training_memory(config, length=length, device=device)
+    check_sinks(config.train.log)
+    utilisation = utilisation_of(config, length=length, device=device)
 
     torch.manual_seed(config.train.seed)
     model = build(config).to(device)
@@ -127,11 +134,12 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         rows = parse_metrics(checkpoint.curve, source=f"the curve in the checkpoint {path}")
         trainer.restore(checkpoint, path=path)
         done = checkpoint.step
+    check_profile(config.train, done=done)
     if path is not None and continued:
         folder = path.parent
     else:
         folder = _make_folder(config.train.output)
-        _lock(folder, console=console, locks=locks)
+        _lock(folder, console=console, stack=stack)
         if _holds_a_dead_start(folder):
             say(console, f"an earlier start in {folder} ended before its first checkpoint: it is replaced")
     metrics = MetricsFile(folder / metrics_file.FILE_NAME, rows=rows)
@@ -143,9 +151,10 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in model.parameters()):,} parameters, "
         f"{config.feedforward.name}, fusion scope {config.fusion.scope}",
-        f"{text.train_N.numel():,} bytes to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
+        f"{text.train_N.numel():,} {unit}s to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
         f"{'file' if text.num_files == 1 else 'files'} of {text.source}",
         describe_machine(device),
+        utilisation.source,
         f"writing {folder}" + (f", continuing after step {done}" if checkpoint else ""),
     )
     if config.fusion.scope != "none":
@@ -159,10 +168,25 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
         write_checkpoint(folder / FILE_NAME, state, keeps_previous=keeps_previous)
         keeps_previous = True
 
+    log = stack.enter_context(open_sinks(config.train.log, folder, config_yaml=config_yaml, rows=rows))
+    profiler = StepProfiler(config.train.profiled_steps, folder=folder, device=device)
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
-        outcome = train_steps(trainer, done=done, metrics=metrics, progress=progress, save=save)
-        plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}")
+        outcome = train_steps(
+            trainer,
+            done=done,
+            metrics=metrics,
+            progress=progress,
+            save=save,
+            log=log,
+            utilisation=utilisation,
+            profiler=profiler,
+        )
+        if profiler.written:
+            say(console, f"profile of steps {config.train.profile}: {' and '.join(map(str, profiler.written))}")
+        plot.plot_loss(
+            folder / plot.FILE_NAME, metrics.rows, title=f"{config.model.name}, {config.feedforward.name}", unit=unit
+        )
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
             stopped = f"stopped after step {outcome.step}; to continue: fuselayers train {again}train.resume={folder}"
@@ -181,11 +205,17 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
     """The validation loss, a sample, and the fused model beside unfused ones."""
-    device = trainer.device
-    say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
+    device, vocabulary = trainer.device, trainer.text.vocabulary
+    say(console, f"validation loss {trainer.validation_loss():.4f} nats per {vocabulary.unit}; files in {folder}")
     unfused = unfused_models(config, trainer.model, device=device)
     if config.train.sample_bytes:
-        text = sample_text(unfused[EAGER], config.train.sample_bytes, seed=config.train.seed, device=device)
+        text = sample_text(
+            unfused[EAGER],
+            config.train.sample_bytes,
+            vocabulary=vocabulary,
+            seed=config.train.seed,
+            device=device,
+        )
         write_text(folder / "sample.txt", text)
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
@@ -197,17 +227,17 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     models = {**unfused, FUSED: trainer.model}
     result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
-    say(console, _comparison_title(config, batches[0][0]))
+    say(console, _comparison_title(config, batches[0][0], unit=vocabulary.unit))
     print_table(console, comparison_rows(result))
     say(console, *comparison_notes(result))
 
 
-def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
+def _comparison_title(config: Config, tokens_BT: torch.Tensor, *, unit: str) -> str:
     sequences, length = tokens_BT.shape
     scope, backend = config.fusion.scope, config.fusion.backend
     fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
+        f"the trained model, {sequences} x {length} {unit}s, {config.train.precision}, dropout "
         f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
         f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
     )
@@ -250,8 +280,8 @@ def _is_folder_of(checkpoint: Path, output: str) -> bool:
     return folder.exists() and folder.samefile(checkpoint.parent)
 
 
-def _lock(folder: Path, *, console: Console, locks: ExitStack) -> None:
-    if not locks.enter_context(locked(folder)):
+def _lock(folder: Path, *, console: Console, stack: ExitStack) -> None:
+    if not stack.enter_context(locked(folder)):
         say(console, f"the file system of {folder} has no locks: let no second process write there")
 
 
@@ -286,7 +316,7 @@ def _holds_a_dead_start(folder: Path) -> bool:
 
 
 def _write_config(config: Config, folder: Path) -> str:
-    """Save the resolved config, without `output` and `resume`, which belong to one session."""
-    text = to_yaml(replace(config, train=replace(config.train, output="", resume="")))
+    """Save the resolved config, without `output`, `resume` and `profile`, which belong to one session."""
+    text = to_yaml(replace(config, train=replace(config.train, output="", resume="", profile="")))
     write_text(folder / "config.yaml", text)
     return text

@@ -24,11 +24,15 @@ from .checkpoint import (
     random_state,
     restore_random_state,
 )
-from .data import Text, evaluation_batches, training_batch
+from .data import Text, evaluation_batches, read_ahead, training_batch
+from .divergence import first_not_finite
 from .interrupt import Interrupt, stops_without_output
+from .memory import peak_memory
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
+from .profiling import StepProfiler
 from .progress import TrainingProgress
+from .utilisation import Utilisation
 
 
 @dataclass(frozen=True)
@@ -92,30 +96,35 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        losses = []
-        for micro_batch in range(config.accumulate):
-            loss = self.loss(*self.batch(step, micro_batch=micro_batch))
-            (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        mean_loss = torch.stack(losses).mean().item()
+        states = random_state()
+        mean_loss = self._gradients(step)
         limit = config.clip_norm if config.clip_norm > 0 else math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
+            restore_random_state(states)
+            where = first_not_finite(self.model, lambda: self._gradients(step))
+            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens = config.accumulate * config.batch_size * self.sequence_length
         return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
 
+    def _gradients(self, step: int) -> float:
+        """Forward and backward of a step's micro-batches; the mean loss."""
+        losses = []
+        for micro_batch in range(self.config.accumulate):
+            loss = self.loss(*self.batch(step, micro_batch=micro_batch))
+            (loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return torch.stack(losses).mean().item()
+
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
         """The tokens and targets of a step, [B, T] each, on the model's device."""
+        config = self.config
+        size = {"batch_size": config.batch_size, "sequence_length": self.sequence_length}
+        read_ahead(self.text, seed=config.seed, step=step + 1, micro_batch=micro_batch, **size)
         tokens_BT, targets_BT = training_batch(
-            self.text.train_N,
-            seed=self.config.seed,
-            step=step,
-            micro_batch=micro_batch,
-            batch_size=self.config.batch_size,
-            sequence_length=self.sequence_length,
+            self.text.train_N, seed=config.seed, step=step, micro_batch=micro_batch, **size
         )
         return tokens_BT.to(self.device), targets_BT.to(self.device)
 
@@ -173,6 +182,9 @@ def train_steps(
     metrics: MetricsFile,
     progress: TrainingProgress,
     save: Callable[[int], None],
+    log: Callable[[Metrics], None],
+    utilisation: Utilisation,
+    profiler: StepProfiler,
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
@@ -182,6 +194,9 @@ def train_steps(
         metrics: of the run.
         progress: of the run.
         save: writes the checkpoint of a step.
+        log: takes every row, see `open_sinks`.
+        utilisation: of the model.
+        profiler: of some steps.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
@@ -190,16 +205,18 @@ def train_steps(
     config = trainer.config
     before = metrics.rows[-1].seconds if metrics.rows else 0.0
     started = time.perf_counter()
-    with Interrupt() as interrupt, stops_without_output(progress.console, interrupt), progress:
+    with Interrupt() as interrupt, stops_without_output(progress.console, interrupt), progress, profiler:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
-            update = trainer.step(step)
-            speed = update.tokens / (time.perf_counter() - step_started)
+            with profiler.step(step):
+                update = trainer.step(step)
+                speed = update.tokens / (time.perf_counter() - step_started)
             validation_loss = None
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
                 if not math.isfinite(validation_loss):
-                    raise _diverged(step, f"the validation loss is {validation_loss}")
+                    where = first_not_finite(trainer.model, trainer.validation_loss)
+                    raise _diverged(step, f"the validation loss is {validation_loss}; {where}")
             row = Metrics(
                 step=step,
                 loss=update.loss,
@@ -208,8 +225,11 @@ def train_steps(
                 gradient_norm=update.gradient_norm,
                 tokens_per_second=speed,
                 seconds=before + time.perf_counter() - started,
+                model_flops_utilisation=utilisation.of(speed),
+                peak_memory_bytes=peak_memory(trainer.device),
             )
             metrics.append(row)
+            log(row)
             progress.step(row)
             last = step == config.steps or interrupt.signal_number is not None
             if last or step % config.checkpoint_every == 0:

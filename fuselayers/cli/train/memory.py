@@ -1,4 +1,7 @@
-"""Refuses a run that surely needs more memory than there is, before anything is built."""
+"""The memory of a run: refused before anything is built where there is surely not enough, measured while it trains."""
+
+import resource
+import sys
 
 import torch
 
@@ -24,5 +27,19 @@ def check_training_memory(config: Config, *, length: int, device: torch.device) 
     check_bytes(
         batches * sequences * length * _TOKEN_BYTES,
         torch.device("cpu"),
-        what=f"a validation of {batches} x {sequences} sequences of {length} bytes",
+        what=f"a validation of {batches} x {sequences} sequences of {length} tokens",
     )
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has had so far: tensors on a GPU, resident memory on a CPU.
+
+    Resident memory counts Python, torch and the pages read so far of a memory-mapped text.
+
+    >>> peak_memory(torch.device("cpu")) > 10_000_000
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # bytes on a Mac, else kibibytes

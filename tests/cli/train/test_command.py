@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,17 @@ import matplotlib.image
 import pytest
 import torch
 from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from fuselayers.cli.data.prepare import prepare
 from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
+from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.metrics import read_metrics
+from fuselayers.cli.train.utilisation import measured_matmul
 from fuselayers.configs import build, compose, to_yaml
+from fuselayers.configs.costs import model_costs
 from fuselayers.ops.implementations.compiled import can_compile
 from tests.processes import Program
 
@@ -445,7 +451,7 @@ def test_a_last_step_without_a_number_is_divergence(
                 "validation_loss",
                 lambda trainer: math.inf if (folder / "checkpoint.previous.pt").exists() else validation_loss(trainer),
             )
-            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if there is one, is from"
+            text = r"training diverged at step 12: the validation loss is inf; without fusion every layer's output is "
         with pytest.raises(ValueError, match=text):
             _train([*tiny, f"train.output={folder}"])
     assert read_checkpoint(folder / "checkpoint.pt").step == 8
@@ -502,8 +508,11 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (["model=bert_base"], r"train needs a model that predicts the next byte, a decoder; model\.name is 'encoder'"),
-        (["model.vocab_size=100"], r"model\.vocab_size must be at least 256 to hold every byte, got 100"),
+        (["model=bert_base"], r"train needs a model that predicts the next token, a decoder; model\.name is 'encoder'"),
+        (
+            ["model.vocab_size=100"],
+            r"model\.vocab_size must be at least 256 to hold every byte of \S+, got 100; add model\.vocab_size=256",
+        ),
         (["data.sequence_length=17"], r"data\.sequence_length must be at most model\.context_length, 16, got 17"),
         (["train.device=toaster"], r"train\.device must be auto, cpu or a GPU that torch can use, got 'toaster'"),
         (
@@ -515,7 +524,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
         (
             ["train.batch_size=1000000000000"],
-            r"a validation of \d+ x 1000000000000 sequences of 16 bytes needs",
+            r"a validation of \d+ x 1000000000000 sequences of 16 tokens needs",
         ),
     ],
 )
@@ -538,3 +547,85 @@ def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path) -> N
         _train([str(path), f"train.resume={tmp_path / 'run'}"])
     with pytest.raises(FileNotFoundError, match=r"cannot read the config file nowhere\.yaml: No such file"):
         _train(["nowhere.yaml"])
+
+
+@pytest.fixture
+def tokens(text_file: Path, tmp_path: Path) -> Path:
+    """The text as ids of a tokenizer of 300 byte pairs, and the model's size of it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train([str(text_file)], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prepare(str(text_file), tmp_path / "tokens", tokenizer=tmp_path / "tokenizer.json")
+    return tmp_path / "tokens"
+
+
+def test_a_run_on_a_tokenizers_tokens_resumes_exactly_and_writes_text(
+    tiny: list[str], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, f"data.path={tokens}", "train.sample_bytes=20"]
+    with pytest.raises(
+        ValueError, match=rf"at least 300 to hold every token of {tokens}, got 256; add model\.vocab_size"
+    ):
+        _train([*overrides, f"train.output={tmp_path / 'whole'}"])
+    overrides += ["model.vocab_size=300", "model.dropout=0.1", "train.learning_rate=1e-2"]
+    output = _train([*overrides, f"train.output={tmp_path / 'whole'}"])
+    count = read_text(str(tokens)).train_N.numel()
+    assert f"{count:,} tokens to learn from and " in output
+    assert " nats per token; files in " in output
+    sample = (tmp_path / "whole" / "sample.txt").read_text()
+    # A byte pair is longer than a byte, so a sample of 20 tokens has more letters.
+    assert len(sample) > 20
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, number: int) -> Update:
+        if number == 7:
+            signal.raise_signal(signal.SIGTERM)
+        return step(trainer, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        train([*overrides, f"train.output={tmp_path / 'parts'}"], console=Console(file=io.StringIO()))
+    resumed = _train([f"train.resume={tmp_path / 'parts'}"])
+    assert "continuing after step 7" in resumed
+    assert "the text is not the checkpoint's" not in resumed
+    assert _curve(tmp_path / "parts") == _curve(tmp_path / "whole")
+
+
+def test_a_prepared_text_trains_as_the_text_itself(tiny: list[str], text_file: Path, tmp_path: Path) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'text'}"])
+    prepare(str(text_file), tmp_path / "tokens")
+    _train([*tiny, f"data.path={tmp_path / 'tokens'}", f"train.output={tmp_path / 'mapped'}"])
+    assert _curve(tmp_path / "mapped") == _curve(tmp_path / "text")
+    # The fingerprint is the same, so a run may go on with either.
+    output = _train([f"train.resume={tmp_path / 'text'}", "train.steps=14", f"data.path={tmp_path / 'tokens'}"])
+    assert "the text is not the checkpoint's" not in output
+
+
+def test_tokenizers_is_asked_for_before_a_run_that_ends_with_a_sample(
+    tiny: list[str], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    overrides = [*tiny, f"data.path={tokens}", "model.vocab_size=300", f"train.output={tmp_path / 'run'}"]
+    text = r"^train\.sample_bytes needs the package tokenizers, which cannot be imported: .*; pip install tokenizers$"
+    with pytest.raises(ValueError, match=text):
+        _train([*overrides, "train.sample_bytes=20"])
+    assert not (tmp_path / "run").exists()
+    _train(overrides)  # without a sample it is not needed
+
+
+def test_the_curve_has_utilisation_and_memory(tiny: list[str], tmp_path: Path) -> None:
+    output = _train([*tiny, f"train.output={tmp_path / 'run'}", "train.steps=4"])
+    rate = measured_matmul(torch.float32, threads=torch.get_num_threads())
+    flops = model_costs("gpt_nano", [text for text in tiny if not text.startswith("data.path")])
+    assert f"MFU is the share of {rate / 1e9:,.0f} GFLOP/s, the rate of a float32 matmul measured here" in output
+    for row in read_metrics(tmp_path / "run" / "metrics.csv"):
+        assert row.model_flops_utilisation == pytest.approx(
+            row.tokens_per_second * flops.training_flops_per_token / rate
+        )
+        assert row.peak_memory_bytes is not None
+        assert row.peak_memory_bytes > 100e6  # Python with torch
+    assert "  peak memory " in output
