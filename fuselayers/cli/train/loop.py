@@ -1,6 +1,7 @@
-"""The training loop, a function of (weights, optimizer, torch's generators, step).
+"""The training loop, a function of (weights, optimizer, step).
 
-A checkpoint holds these four, so a resumed run repeats an uninterrupted one.
+A checkpoint holds these three, so a resumed run repeats an uninterrupted one: the batches and the random numbers of a
+step follow from the seed and the step.
 
 Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
@@ -16,19 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import TrainConfig
-from .checkpoint import (
-    Checkpoint,
-    load_optimizer,
-    load_weights,
-    not_finite,
-    random_state,
-    restore_random_state,
-)
+from .checkpoint import Checkpoint, load_state, not_finite, state_of
 from .data import Text, evaluation_batches, training_batch
 from .interrupt import Interrupt, stops_without_output
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
 from .progress import TrainingProgress
+from .randomness import seed_generators
 
 
 @dataclass(frozen=True)
@@ -94,6 +89,7 @@ class Trainer:
         self.model.train()
         losses = []
         for micro_batch in range(config.accumulate):
+            seed_generators(config.seed, step=step, micro_batch=micro_batch)
             loss = self.loss(*self.batch(step, micro_batch=micro_batch))
             (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -138,17 +134,9 @@ class Trainer:
         losses = [self.loss(tokens_BT.to(self.device), targets_BT.to(self.device)) for tokens_BT, targets_BT in batches]
         return torch.stack(losses).float().mean().item()
 
-    def checkpoint(self, step: int, *, config_yaml: str, curve: str) -> Checkpoint:
-        """The state after `step`."""
-        return Checkpoint(
-            step=step,
-            config_yaml=config_yaml,
-            text_fingerprint=self.text.fingerprint,
-            curve=curve,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            random_state=random_state(),
-        )
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint, without copies."""
+        return state_of(self.model, self.optimizer)
 
     def restore(self, checkpoint: Checkpoint, *, path: Path) -> None:
         """Continue from a checkpoint.
@@ -156,14 +144,7 @@ class Trainer:
         Raises:
             ValueError: it is of another architecture, or holds what cannot be continued.
         """
-        load_weights(self.model, checkpoint, path=path)
-        load_optimizer(self.optimizer, checkpoint, path=path)
-        try:
-            restore_random_state(checkpoint.random_state)
-        except (KeyError, RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"the checkpoint {path} cannot be continued: its random_state is not one of this torch's generators"
-            ) from error
+        load_state(self.model, self.optimizer, checkpoint, path=path)
 
 
 def train_steps(
