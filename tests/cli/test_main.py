@@ -209,7 +209,7 @@ runpy.run_module("fuselayers", run_name="__main__", alter_sys=True)
 """
     process = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
     deadline = time.monotonic() + 120
-    while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+    while not (folder / "checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.interrupt()
     done = process.wait()

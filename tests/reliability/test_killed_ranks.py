@@ -6,8 +6,10 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 from fuselayers.cli.train.checkpoint import Saver, Texts, newest, read_checkpoint, state_of, whole_tensors
@@ -16,8 +18,8 @@ from tests.reliability.tally import Tally
 
 _KILLS = 4
 _STEPS = 200
-# A write takes some milliseconds. A power of two: vector instructions and the rest after them round differently, and the
-# halves of a parameter must have such a rest where the whole has one.
+# A write takes some milliseconds. A power of two: vector instructions and the rest after them round differently, and
+# the halves of a parameter must have such a rest where the whole has one.
 _WIDTH = 256
 
 
@@ -35,8 +37,16 @@ def _train(run: str, steps: str, asynchronous: str) -> None:
                 print("saved", step, flush=True)
 
 
-def test_ranks_killed_while_they_write(tally: Tally, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # As the ranks.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_ranks_killed_while_they_write(tally: Tally, tmp_path: Path) -> None:
     model, optimizer = sharded.build("single", width=_WIDTH)
     losses: dict[int, float] = {}
     states: dict[int, dict[str, torch.Tensor]] = {}
@@ -87,7 +97,9 @@ def test_ranks_killed_while_they_write(tally: Tally, tmp_path: Path) -> None:
                 assert path is not None
                 tensors = whole_tensors(path, read_checkpoint(path))
                 assert tensors.keys() == states[saved].keys()
-                assert all(torch.equal(tensor, states[saved][name]) for name, tensor in tensors.items()), "steps are mixed"
+                assert all(torch.equal(tensor, states[saved][name]) for name, tensor in tensors.items()), (
+                    "steps are mixed"
+                )
         assert saved == before + 2
         assert {path.name for path in run.iterdir()} == {f"step-{saved - 1:06}", f"step-{saved:06}"}
 

@@ -19,7 +19,7 @@ from ....names import shown
 FILE_NAME: Final = "index.json"
 _FORMAT: Final = "fuselayers.checkpoint"
 _VERSION: Final = 3
-_DTYPES: Final = {
+DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -182,7 +182,7 @@ def _record(name: str, content: Any, *, path: Path) -> Record:
     """A tensor of the index. A wrong one comes from a stranger: a checksum is no signature."""
     if not isinstance(content, dict) or content.keys() != {"dtype", "shape", "chunks"}:
         raise _damaged(path, f"the tensor {shown(name)} must have dtype, shape and chunks")
-    dtype = _DTYPES.get(content["dtype"]) if isinstance(content["dtype"], str) else None
+    dtype = DTYPES.get(content["dtype"]) if isinstance(content["dtype"], str) else None
     if dtype is None:
         raise _damaged(path, f"the dtype of {shown(name)} is {shown(content['dtype'])}")
     shape = _sizes(content["shape"])

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
@@ -15,7 +16,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from .folders import clear, newest, path_of
 from .groups import group_or_default, rank_and_size
-from .index import Texts
+from .index import DTYPES, Texts
 from .storage import ShardWriter
 
 # Without a group one process is what we want. Set once, because catching warnings in a thread is not safe.
@@ -49,12 +50,18 @@ def save(
 
     Raises:
         OSError: it could not be written; the text says which checkpoint is whole. Raised on every rank.
+        TypeError: a tensor is sparse, or of a dtype that a checkpoint does not hold.
 
     >>> import tempfile, torch
     >>> folder = Path(tempfile.mkdtemp())
     >>> save(folder, {"model.weight": torch.ones(2, 3)}, step=7).name
     'step-000007'
     """
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES.values():
+            raise TypeError(
+                f"a checkpoint holds dense tensors of {', '.join(DTYPES)}; {name} is {tensor.dtype}, {tensor.layout}"
+            )
     group = group_or_default(group)
     writer = ShardWriter(folder, step=step, texts=texts or Texts(), keep=keep)
     try:

@@ -1,7 +1,7 @@
-"""A small model, split over ranks in several ways, that trains a few steps: what the tests of resharding and of kills run.
+"""A small model, split over ranks in several ways, that trains a few steps: for the tests of resharding and of kills.
 
-Every rank has the same batches, so the losses of a replicated model, and of one whose parameters are gathered before use,
-are those of one process to the bit.
+Every rank has the same batches, so the losses of a replicated model, and of one whose parameters are gathered before
+use, are those of one process to the bit.
 """
 
 from __future__ import annotations
