@@ -29,8 +29,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     >>> (folder / "a.txt").read_bytes()
     b'whole'
     """
-    # A name of its own: two processes that write one file do not mix their bytes.
-    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    beside = temporary_name(path)
     try:
         with open(beside, "xb") as file:
             write(file)
@@ -48,6 +47,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, as `write_whole` does."""
     write_whole(path, lambda file: file.write(text.encode()))
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside a file or folder to write it under first; two processes that write it do not mix their bytes."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
 
 
 def clear_left_overs(folder: Path) -> None:

@@ -21,6 +21,7 @@ from .text import complain
 # Only the command that is called is imported: see Note: [imported when used].
 _COMMANDS: Final = {
     "train": "train a language model on text, or continue a run",
+    "export": "write a run's model as a folder with a safetensors file",
     "list": "show components with their options, or a composed config",
     "bench": "time an op, a model, or the fusion core, against eager PyTorch",
     "explain": "show what a model saves for backward, and why",

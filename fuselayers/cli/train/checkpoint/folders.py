@@ -3,11 +3,10 @@
 import os
 import re
 import shutil
-import uuid
 from pathlib import Path
 from typing import Final
 
-from ...files import clear_left_overs, flush_folder
+from ...files import flush_folder, temporary_name
 
 FOLDER_NAME: Final = "checkpoints"
 _STEP: Final = re.compile(r"step-(\d{6,18})")
@@ -57,16 +56,6 @@ def find_checkpoint(resume: str) -> Path:
     return newest(checkpoints_of(path)) or path
 
 
-def temporary(path: Path) -> Path:
-    """A name of its own beside a checkpoint, which `clear` removes."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-
-
-def clear(folder: Path) -> None:
-    """Remove what killed writers left; call it only where no other process writes into the folder."""
-    clear_left_overs(folder)
-
-
 def commit(written: Path, path: Path, *, step: int, keep: int) -> None:
     """Make a checkpoint that is written and flushed the newest one, in a rename, and remove old ones.
 
@@ -83,12 +72,12 @@ def commit(written: Path, path: Path, *, step: int, keep: int) -> None:
     gone += [_renamed(old) for _, old in listed(folder)[:-keep]]
     flush_folder(folder)
     for other in gone:
-        # A folder that cannot be removed harms nobody: its name is no checkpoint's, and `clear` tries again.
+        # A folder that cannot be removed harms nobody: its name is no checkpoint's, and the next `Saver` tries again.
         shutil.rmtree(other, ignore_errors=True)
 
 
 def _renamed(path: Path) -> Path:
     """Give a checkpoint a temporary name: half removed, it must not be taken for a whole one."""
-    other = temporary(path)
+    other = temporary_name(path)
     os.rename(path, other)
     return other

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from .folders import clear, newest, path_of
+from ...files import clear_left_overs
+from .folders import newest, path_of
 from .groups import group_or_default, rank_and_size
 from .index import DTYPES, Texts
 from .storage import ShardWriter
@@ -122,7 +123,7 @@ class Saver:
                 # since the copies are in the memory of the CPU.
                 self._group = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
         if rank_and_size(self._group)[0] == 0:
-            clear(folder)
+            clear_left_overs(folder)
 
     def save(self, tensors: Mapping[str, Tensor], *, step: int, texts: Texts | None = None) -> None:
         """Save the checkpoint of a step; see the function `save`.

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from ...files import flush_folder
+from ...files import flush_folder, temporary_name
 from . import index
-from .folders import commit, path_of, temporary
+from .folders import commit, path_of
 from .index import Checkpoint, Chunk, Record, Texts
 
 # Every dtype can be read in place from such an offset.
@@ -61,7 +61,7 @@ class ShardWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """On rank 0: make the temporary folder, and tell each rank its file."""
-        self.written = temporary(path_of(self.folder, self.step))
+        self.written = temporary_name(path_of(self.folder, self.step))
         self.written.mkdir(parents=True)
         return [replace(plan, storage_data=self.written / f"rank-{rank:05}.bin") for rank, plan in enumerate(plans)]
 
