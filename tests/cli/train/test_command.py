@@ -541,7 +541,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         (["train.device=toaster"], r"train\.device must be auto, cpu or a GPU that torch can use, got 'toaster'"),
         (
             ["train.resume=/nowhere"],
-            r"no checkpoint /nowhere, it is not there; train\.resume= takes a checkpoint, such as \S+, or the folder",
+            r"no checkpoint /nowhere, it is not there; name a run, or a checkpoint such as \S+/step-000200$",
         ),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),

@@ -91,10 +91,10 @@ def whole_tensors(path: Path, checkpoint: Checkpoint, *, prefix: str = "") -> di
 def _index_of(path: Path) -> tuple[Checkpoint | None, Exception | None]:
     file = path / index.FILE_NAME
     if not file.is_file():
-        found = "a file" if path.is_file() else "a folder without index.json" if path.is_dir() else "not there"
+        found = "a file" if path.is_file() else "a folder without one" if path.is_dir() else "not there"
         return None, FileNotFoundError(
-            f"no checkpoint {path}, it is {found}; train.resume= takes a checkpoint, such as "
-            "runs/<date>/checkpoints/step-000200, or the folder of a run"
+            f"no checkpoint {path}, it is {found}; name a run, or a checkpoint such as "
+            "runs/<date>/checkpoints/step-000200"
         )
     try:
         return from_bytes(file.read_bytes(), path=path), None

@@ -39,14 +39,12 @@ def test_a_run_or_a_checkpoint_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["nowhere", "file", "folder"])
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run"
-    found = {"nowhere": "not there", "file": "a file", "folder": "a folder without index.json"}[kind]
+    found = {"nowhere": "not there", "file": "a file", "folder": "a folder without one"}[kind]
     if kind == "file":
         path.touch()
     elif kind == "folder":
         path.mkdir()
-    text = (
-        rf"^no checkpoint {path}, it is {found}; train\.resume= takes a checkpoint, such as \S+, or the folder of a ru"
-    )
+    text = rf"^no checkpoint {path}, it is {found}; name a run, or a checkpoint such as \S+/checkpoints/step-000200$"
     with pytest.raises(FileNotFoundError, match=text):
         read_checkpoint(path)
 
