@@ -82,6 +82,7 @@ def test_ranks_killed_while_they_write(tally: Tally, tmp_path: Path) -> None:
                 assert all(one.printed.endswith("done\n") for one in ended), [one.errors for one in ended]
             else:
                 assert ended[victim].code == -signal.SIGKILL, ended[victim].errors
+                print(f"rank {victim} killed after step {_step_of(run)}, left: {_left(run)}")
             saved = _step_of(run)
             reach(saved + 2)
             lines = [line.split() for line in ended[0].printed.splitlines() if line[-1:].isalnum()]
@@ -109,6 +110,12 @@ def test_ranks_killed_while_they_write(tally: Tally, tmp_path: Path) -> None:
 def _step_of(run: Path) -> int:
     path = newest(run)
     return 0 if path is None else int(path.name.removeprefix("step-"))
+
+
+def _left(run: Path) -> str:
+    """What the kill left of a write."""
+    left = [sorted(file.name for file in path.iterdir()) for path in run.glob("*.part")]
+    return ", ".join(f"[{' '.join(names)}]" for names in left) or "nothing"
 
 
 def _is_writing(run: Path) -> bool:

@@ -51,9 +51,9 @@ def newest(folder: Path) -> Path | None:
 
 
 def find_checkpoint(resume: str) -> Path:
-    """The checkpoint that `train.resume=` means: itself, or the newest one of a run's folder."""
+    """The checkpoint that `train.resume=` means: itself, or the newest one of a run, or of a folder of checkpoints."""
     path = Path(resume).expanduser()
-    return newest(checkpoints_of(path)) or path
+    return newest(checkpoints_of(path)) or newest(path) or path
 
 
 def commit(written: Path, path: Path, *, step: int, keep: int) -> None:
@@ -71,6 +71,8 @@ def commit(written: Path, path: Path, *, step: int, keep: int) -> None:
     os.rename(written, path)
     gone += [_renamed(old) for _, old in listed(folder)[:-keep]]
     flush_folder(folder)
+    # The first checkpoint made the folder.
+    flush_folder(folder.parent)
     for other in gone:
         # A folder that cannot be removed harms nobody: its name is no checkpoint's, and the next `Saver` tries again.
         shutil.rmtree(other, ignore_errors=True)

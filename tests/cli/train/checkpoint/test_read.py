@@ -30,6 +30,7 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_a_run_or_a_checkpoint_is_found(tmp_path: Path) -> None:
     paths = [save(tmp_path / "run" / "checkpoints", tensors(step), step=step) for step in (99, 100)]
     assert find_checkpoint(str(tmp_path / "run")) == paths[1]
+    assert find_checkpoint(str(tmp_path / "run" / "checkpoints")) == paths[1]
     assert find_checkpoint(str(paths[0])) == paths[0]
     assert find_checkpoint(str(tmp_path)) == tmp_path
     assert run_of(paths[0]) == tmp_path / "run"
