@@ -243,8 +243,11 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
+        # A save of a thread is waited for.
+        asynchronous = f"train.async_checkpoint={str(number == signal.SIGTERM).lower()}"
+        code = train([*tiny, f"train.output={folder}", asynchronous], console=Console(file=output, width=200))
     assert code == 128 + number
+    assert _step_of(folder) == 6
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
     assert (folder / "loss.png").exists()
     _train([f"train.resume={folder}"])

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from ....names import shown
+from ....regular_files import open_regular
 
 FILE_NAME: Final = "index.json"
 _FORMAT: Final = "fuselayers.checkpoint"
@@ -164,12 +165,13 @@ def is_whole(chunk: Chunk, *, path: Path) -> bool:
     """Whether the bytes of a chunk are those that were written."""
     checksum, left = 0, chunk.length
     try:
-        with open(path / chunk.file, "rb") as file:
+        # A pipe or a device would never end.
+        with open_regular(path / chunk.file) as file:
             file.seek(chunk.offset)
             while left and (piece := file.read(min(left, _PIECE))):
                 checksum = zlib.crc32(piece, checksum)
                 left -= len(piece)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return False
     return left == 0 and checksum == chunk.crc32
 

@@ -169,6 +169,14 @@ def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert_is(path, tensors(), step=5)
 
 
+def test_a_pipe_in_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
+    path = save(tmp_path, tensors(), step=5)
+    (path / "rank-00000.bin").unlink()
+    os.mkfifo(path / "rank-00000.bin")
+    with pytest.raises(ValueError, match=r"or a damaged one: the checksum of \S+ in rank-00000\.bin is wrong$"):
+        read_checkpoint(path)
+
+
 def test_a_copy_elsewhere_is_a_checkpoint_too(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoints", tensors(), step=5)
     copy = shutil.copytree(path, tmp_path / "mine")
