@@ -152,7 +152,7 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         compose(arguments.name if subject == "model" else file or "gpt_nano", overrides)
         return 0
 
-    for command in ("train", "data", "bench", "explain", "tune", "lint_kernels"):
+    for command in ("train", "data", "bench", "explain", "tune", "lint_kernels", "export"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 
 

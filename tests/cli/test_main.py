@@ -107,7 +107,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
     [
         (
             ["trian"],
-            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, lint-kernels, list, ",
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, export, lint-kernels, list",
         ),
         (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
         (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),
@@ -210,7 +210,7 @@ runpy.run_module("fuselayers", run_name="__main__", alter_sys=True)
 """
     process = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
     deadline = time.monotonic() + 120
-    while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+    while not (folder / "checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.interrupt()
     done = process.wait()

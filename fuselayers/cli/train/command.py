@@ -26,7 +26,17 @@ from ..text import complain, print_table, say
 from . import metrics as metrics_file
 from . import plot
 from .architecture import check_same_architecture, sequence_length
-from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
+from .checkpoint import (
+    FOLDER_NAME,
+    Checkpoint,
+    Saver,
+    Texts,
+    checkpoints_of,
+    find_checkpoint,
+    newest,
+    read_checkpoint,
+    run_of,
+)
 from .compare import EAGER, FUSED, compare, comparison_notes, comparison_rows, unfused_models
 from .data import check_length, read_text
 from .interrupt import Interrupt, stops_without_output
@@ -49,11 +59,12 @@ Trains a byte-level language model; by default a small one on the source of Pyth
   fuselayers train data.path=notes/              other text: a file or a folder
   fuselayers train tiny.yaml train.steps=500     a config file, as `build` takes it
   fuselayers train train.resume=runs/<date>      continue from the last checkpoint
+  fuselayers train train.resume=runs/<date>/checkpoints/step-000200    or from this one
   fuselayers train --import my_module feedforward=mine    a class of your own
   fuselayers train 'hydra.searchpath=[/my/configs]' model=mine    a group file
 
-A run's folder holds the curve (metrics.csv, loss.png), the last two checkpoints (checkpoint.pt and
-checkpoint.previous.pt), config.yaml, sample.txt, comparison.json, and run.lock, which keeps a second process out.
+A run's folder holds the curve (metrics.csv, loss.png), the last checkpoints (checkpoints/step-<number>), config.yaml,
+sample.txt, comparison.json, and run.lock, which keeps a second process out.
 On Ctrl-C, SIGTERM or a closed terminal a run finishes its step, writes a checkpoint and says how to continue."""
 
 _COMPARED_BATCHES = 8
@@ -109,9 +120,9 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
     if source and asked.resume:
         raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
     path = find_checkpoint(asked.resume) if asked.resume else None
-    continued = path is not None and path.is_file() and _is_folder_of(path, asked.output)
-    if path is not None and continued:
-        _lock(path.parent, console=console, stack=stack)
+    run = _run_to_continue(path, asked.output) if path is not None else None
+    if run is not None:
+        _lock(run, console=console, stack=stack)
         # The process that held the lock may have written another one in between.
         path = find_checkpoint(asked.resume)
     new = source or "gpt_nano"
@@ -131,20 +142,18 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
     trainer = Trainer(model, text, config=config.train, sequence_length=length, device=device)
     done, rows = 0, []
     if checkpoint is not None and path is not None:
-        rows = parse_metrics(checkpoint.curve, source=f"the curve in the checkpoint {path}")
+        rows = parse_metrics(checkpoint.texts.curve, source=f"the curve in the checkpoint {path}")
         trainer.restore(checkpoint, path=path)
         done = checkpoint.step
     check_profile(config.train, done=done)
-    if path is not None and continued:
-        folder = path.parent
+    if run is not None:
+        folder = run
     else:
         folder = _make_folder(config.train.output)
         _lock(folder, console=console, stack=stack)
         if _holds_a_dead_start(folder):
             say(console, f"an earlier start in {folder} ended before its first checkpoint: it is replaced")
     metrics = MetricsFile(folder / metrics_file.FILE_NAME, rows=rows)
-    # The newest one may be damaged: it is replaced, and the one that the run continues from is kept.
-    keeps_previous = path is None or not continued or path.name != PREVIOUS_NAME
     config_yaml = _write_config(config, folder)
 
     say(
@@ -159,29 +168,32 @@ def _train(overrides: Sequence[str], *, console: Console, imports: Sequence[str]
     )
     if config.fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
-    if checkpoint is not None and checkpoint.text_fingerprint != text.fingerprint:
+    if checkpoint is not None and checkpoint.texts.text_fingerprint != text.fingerprint:
         say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 
+    saver = Saver(
+        checkpoints_of(folder), keep=config.train.keep_checkpoints, asynchronous=config.train.async_checkpoint
+    )
+
     def save(step: int) -> None:
-        nonlocal keeps_previous
-        state = trainer.checkpoint(step, config_yaml=config_yaml, curve=metrics.text())
-        write_checkpoint(folder / FILE_NAME, state, keeps_previous=keeps_previous)
-        keeps_previous = True
+        texts = Texts(config_yaml=config_yaml, text_fingerprint=text.fingerprint, curve=metrics.text())
+        saver.save(trainer.state(), step=step, texts=texts)
 
     log = stack.enter_context(open_sinks(config.train.log, folder, config_yaml=config_yaml, rows=rows))
     profiler = StepProfiler(config.train.profiled_steps, folder=folder, device=device)
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
-        outcome = train_steps(
-            trainer,
-            done=done,
-            metrics=metrics,
-            progress=progress,
-            save=save,
-            log=log,
-            utilisation=utilisation,
-            profiler=profiler,
-        )
+        with saver:
+            outcome = train_steps(
+                trainer,
+                done=done,
+                metrics=metrics,
+                progress=progress,
+                save=save,
+                log=log,
+                utilisation=utilisation,
+                profiler=profiler,
+            )
         if profiler.written:
             say(console, f"profile of steps {config.train.profile}: {' and '.join(map(str, profiler.written))}")
         plot.plot_loss(
@@ -260,7 +272,7 @@ def _resumed_config(overrides: Sequence[str], path: Path) -> tuple[Config, Check
     """The config of a resumed run, and its checkpoint."""
     checkpoint = read_checkpoint(path)
     try:
-        content = parse_yaml(checkpoint.config_yaml.encode(errors="replace"), "config_yaml")
+        content = parse_yaml(checkpoint.texts.config_yaml.encode(errors="replace"), "config_yaml")
         saved = compose(content)
     except (ValueError, TypeError) as error:
         raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
@@ -274,10 +286,13 @@ def _resumed_config(overrides: Sequence[str], path: Path) -> tuple[Config, Check
     return config, checkpoint
 
 
-def _is_folder_of(checkpoint: Path, output: str) -> bool:
-    """Whether `train.output` is the folder of this checkpoint, as it is unless it is set."""
-    folder = Path(output).expanduser() if output else checkpoint.parent
-    return folder.exists() and folder.samefile(checkpoint.parent)
+def _run_to_continue(checkpoint: Path, output: str) -> Path | None:
+    """The folder of a checkpoint's run, unless `train.output` is another one or the checkpoint was copied elsewhere."""
+    run = run_of(checkpoint)
+    if run is None or not checkpoint.is_dir():
+        return None
+    folder = Path(output).expanduser() if output else run
+    return run if folder.exists() and folder.samefile(run) else None
 
 
 def _lock(folder: Path, *, console: Console, stack: ExitStack) -> None:
@@ -306,10 +321,11 @@ def _holds_a_dead_start(folder: Path) -> bool:
         FileExistsError: the folder holds another run.
     """
     # loss.png is of a run that ended, and whose checkpoints somebody deleted.
-    held = [name for name in (FILE_NAME, PREVIOUS_NAME, plot.FILE_NAME) if (folder / name).exists()]
-    if held:
+    checkpoint = newest(checkpoints_of(folder))
+    held = f"{FOLDER_NAME}/{checkpoint.name}" if checkpoint is not None else plot.FILE_NAME
+    if checkpoint is not None or (folder / plot.FILE_NAME).exists():
         raise FileExistsError(
-            f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
+            f"{folder} already holds a run ({held}); continue it with train.resume={folder}, or choose another "
             "train.output="
         )
     return (folder / metrics_file.FILE_NAME).exists()

@@ -1,6 +1,7 @@
-"""The training loop, a function of (weights, optimizer, torch's generators, step).
+"""The training loop, a function of (weights, optimizer, step).
 
-A checkpoint holds these four, so a resumed run repeats an uninterrupted one.
+A checkpoint holds these three, so a resumed run repeats an uninterrupted one: the batches and the random numbers of a
+step follow from the seed and the step.
 
 Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
@@ -16,14 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import TrainConfig
-from .checkpoint import (
-    Checkpoint,
-    load_optimizer,
-    load_weights,
-    not_finite,
-    random_state,
-    restore_random_state,
-)
+from .checkpoint import Checkpoint, load_state, not_finite, state_of
 from .data import Text, evaluation_batches, read_ahead, training_batch
 from .divergence import first_not_finite
 from .interrupt import Interrupt, stops_without_output
@@ -32,6 +26,7 @@ from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
 from .profiling import StepProfiler
 from .progress import TrainingProgress
+from .randomness import seed_generators
 from .utilisation import Utilisation
 
 
@@ -96,12 +91,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        states = random_state()
         mean_loss = self._gradients(step)
         limit = config.clip_norm if config.clip_norm > 0 else math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            restore_random_state(states)
             where = first_not_finite(self.model, lambda: self._gradients(step))
             raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
         self.optimizer.step()
@@ -113,6 +106,7 @@ class Trainer:
         """Forward and backward of a step's micro-batches; the mean loss."""
         losses = []
         for micro_batch in range(self.config.accumulate):
+            seed_generators(self.config.seed, step=step, micro_batch=micro_batch)
             loss = self.loss(*self.batch(step, micro_batch=micro_batch))
             (loss / self.config.accumulate).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -147,17 +141,9 @@ class Trainer:
         losses = [self.loss(tokens_BT.to(self.device), targets_BT.to(self.device)) for tokens_BT, targets_BT in batches]
         return torch.stack(losses).float().mean().item()
 
-    def checkpoint(self, step: int, *, config_yaml: str, curve: str) -> Checkpoint:
-        """The state after `step`."""
-        return Checkpoint(
-            step=step,
-            config_yaml=config_yaml,
-            text_fingerprint=self.text.fingerprint,
-            curve=curve,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            random_state=random_state(),
-        )
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint, without copies."""
+        return state_of(self.model, self.optimizer)
 
     def restore(self, checkpoint: Checkpoint, *, path: Path) -> None:
         """Continue from a checkpoint.
@@ -165,14 +151,7 @@ class Trainer:
         Raises:
             ValueError: it is of another architecture, or holds what cannot be continued.
         """
-        load_weights(self.model, checkpoint, path=path)
-        load_optimizer(self.optimizer, checkpoint, path=path)
-        try:
-            restore_random_state(checkpoint.random_state)
-        except (KeyError, RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"the checkpoint {path} cannot be continued: its random_state is not one of this torch's generators"
-            ) from error
+        load_state(self.model, self.optimizer, checkpoint, path=path)
 
 
 def train_steps(

@@ -9,7 +9,7 @@ from fuselayers.cli.train.data import Text
 from fuselayers.cli.vocabulary import BYTES, Vocabulary
 from fuselayers.configs import Config, compose
 
-PATH = Path("run/checkpoint.pt")
+PATH = Path("run/checkpoints/step-000002")
 
 
 def _text(vocabulary: Vocabulary = BYTES) -> Text:
@@ -68,7 +68,9 @@ def test_what_may_change_between_two_sessions(change: list[str]) -> None:
     ],
 )
 def test_what_may_not(change: str, difference: str) -> None:
-    with pytest.raises(ValueError, match=r"^the checkpoint run/checkpoint.pt is of another architecture: ") as error:
+    with pytest.raises(
+        ValueError, match=r"^the checkpoint run/checkpoints/step-000002 is of another architecture: "
+    ) as error:
         check_same_architecture(compose("gpt_nano"), compose("gpt_nano", [change]), path=PATH)
     assert "leave these overrides out" in str(error.value)
     assert difference in str(error.value)
