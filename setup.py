@@ -61,8 +61,8 @@ setup(
         # For `data prepare --tokenizer`.
         "tokenizers": ["tokenizers>=0.15"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
-        # compared with; it brings what the extras "hub" and "tokenizers" ask for. expecttest: PyTorch's databases of ops
-        # and modules import it.
+        # compared with; it brings what the extras "hub" and "tokenizers" ask for. expecttest: PyTorch's databases of
+        # ops and modules import it.
         "test": [
             "expecttest",
             "pytest>=8",

@@ -4,6 +4,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -60,11 +61,19 @@ class Encoder:
             for part in parts:
                 yield part.held_out, encode(part.pieces)
             return
+        try:
+            yield from self._encode_in_processes(parts, workers=workers)
+        except BrokenProcessPool as error:
+            raise OSError(
+                f"a process of the tokenizer ended before its time, perhaps for want of memory; take fewer than "
+                f"--workers {workers}"
+            ) from error
+
+    def _encode_in_processes(self, parts: Iterable[Part], *, workers: int) -> Iterator[tuple[bool, bytes]]:
+        waiting: deque[tuple[bool, Future[bytes]]] = deque()
         # spawn: a fork of a process whose torch has started threads may hang.
-        with ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(self,)
-        ) as pool:
-            waiting: deque[tuple[bool, Future[bytes]]] = deque()
+        context = get_context("spawn")
+        with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(self,)) as pool:
             for part in parts:
                 waiting.append((part.held_out, pool.submit(_encode_in_worker, part.pieces)))
                 if len(waiting) >= _WAITING * workers:

@@ -62,6 +62,8 @@ def prepare(
         FileExistsError: `out` is there.
         OSError: a file cannot be read or written.
     """
+    if not 0 < held_out < 1:
+        raise ValueError(f"--held-out must be above 0 and below 1, got {held_out}")
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     if end_token is not None and tokenizer is None:

@@ -1,17 +1,18 @@
 """`train.profile=10..12`: torch.profiler over these steps, a Chrome trace and a table by op in the run's folder."""
 
-import shutil
+import os
+import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final
+from typing import Final
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...configs import TrainConfig
-from ..files import write_text, write_whole
+from ..files import write_text
 
 _ROWS: Final = 40
 
@@ -72,9 +73,9 @@ class StepProfiler:
                 activities.append(ProfilerActivity.CUDA)
             self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
             self._profile.start()
+        self._last = number
         with record_function(f"step {number}"):
             yield
-        self._last = number
         if number == self._steps[-1]:
             self._write()
 
@@ -86,17 +87,13 @@ class StepProfiler:
         name = f"profile_{self._steps[0]}-{self._last}"
         trace, table = (self._folder / f"{name}{suffix}" for suffix in (".trace.json", ".txt"))
 
-        def export(file: BinaryIO) -> None:
-            # torch writes to a name of its own; the second file keeps a kill from leaving half a trace.
-            own = self._folder / f"{name}.torch.json"
-            try:
-                finished.export_chrome_trace(str(own))
-                with open(own, "rb") as written:
-                    shutil.copyfileobj(written, file)
-            finally:
-                own.unlink(missing_ok=True)
-
-        write_whole(trace, export)
+        # Renamed when it is whole, as every file of a run; the run's lock removes what a kill leaves.
+        beside = trace.with_name(f"{trace.name}.{uuid.uuid4().hex}.part")
+        try:
+            finished.export_chrome_trace(str(beside))
+            os.replace(beside, trace)
+        finally:
+            beside.unlink(missing_ok=True)
         by = "self_cpu_time_total" if self._device.type == "cpu" else "self_device_time_total"
         write_text(table, finished.key_averages().table(sort_by=by, row_limit=_ROWS) + "\n")
         self.written = (trace, table)

@@ -159,6 +159,8 @@ def test_wrong_arguments_are_refused(folder: Path, tmp_path: Path, tokenizer_fil
     out = tmp_path / "tokens"
     with pytest.raises(FileExistsError, match=rf"^{folder} is there already; remove it, or choose another --out$"):
         prepare(str(folder), folder)
+    with pytest.raises(ValueError, match=r"^--held-out must be above 0 and below 1, got 1\.0$"):
+        prepare(str(folder), out, held_out=1.0)
     with pytest.raises(ValueError, match=r"^--workers must be at least 1, got 0$"):
         prepare(str(folder), out, workers=0)
     with pytest.raises(ValueError, match=r"^--end-token is of a tokenizer: give --tokenizer too, or leave it out$"):

@@ -37,7 +37,7 @@ def test_the_named_steps_are_profiled_and_nothing_else_changes(tiny: list[str], 
     assert [row.loss for row in read_metrics(folder / "metrics.csv")] == [
         row.loss for row in read_metrics(tmp_path / "plain" / "metrics.csv")
     ]
-    assert not list(folder.glob("*.torch.json"))
+    assert not list(folder.glob("*.part"))
     # It belongs to the session: a resumed run does not ask for it again.
     assert compose(folder / "config.yaml").train.profile == ""
     with pytest.raises(ValueError, match=r"^train\.profile must be of steps from 7 to train\.steps=8, .* got 6\.\.7$"):
@@ -62,6 +62,19 @@ def test_a_run_that_stops_within_the_range_writes_what_there_is(
     arguments = [*tiny, f"train.output={folder}", "train.profile=2..9"]
     assert train(arguments, console=Console(file=io.StringIO())) == 128 + signal.SIGTERM
     assert _steps(folder / "profile_2-3.trace.json") == {"step 2", "step 3"}
+
+
+def test_a_step_that_fails_is_in_the_profile(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer.step
+
+    def fails(trainer: Trainer, number: int) -> Update:
+        step(trainer, number)
+        raise ValueError("diverged")
+
+    monkeypatch.setattr(Trainer, "step", fails)
+    with pytest.raises(ValueError, match=r"^diverged$"):
+        _train([*tiny, f"train.output={tmp_path / 'run'}", "train.profile=1..3"])
+    assert _steps(tmp_path / "run" / "profile_1-1.trace.json") == {"step 1"}
 
 
 @pytest.mark.parametrize(
