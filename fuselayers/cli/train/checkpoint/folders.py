@@ -19,8 +19,11 @@ def checkpoints_of(run: Path) -> Path:
 
 def run_of(checkpoint: Path) -> Path | None:
     """The folder of the run whose checkpoint this is, or None for one that was copied elsewhere."""
-    folder = checkpoint.absolute().parent
-    return checkpoint.parent.parent if folder.name == FOLDER_NAME else None
+    # As it was written, so that messages name it so; else as it is, for `step-000200` and `../step-000200`.
+    for path in (checkpoint, Path(os.path.abspath(checkpoint))):
+        if path.parent.name == FOLDER_NAME:
+            return path.parent.parent
+    return None
 
 
 def path_of(folder: Path, step: int) -> Path:

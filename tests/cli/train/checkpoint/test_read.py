@@ -27,7 +27,7 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (path / "index.json").write_bytes(f'{{"crc32": "{zlib.crc32(body):08x}",\n'.encode() + body)
 
 
-def test_a_run_or_a_checkpoint_is_found(tmp_path: Path) -> None:
+def test_a_run_or_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [save(tmp_path / "run" / "checkpoints", tensors(step), step=step) for step in (99, 100)]
     assert find_checkpoint(str(tmp_path / "run")) == paths[1]
     assert find_checkpoint(str(tmp_path / "run" / "checkpoints")) == paths[1]
@@ -35,6 +35,12 @@ def test_a_run_or_a_checkpoint_is_found(tmp_path: Path) -> None:
     assert find_checkpoint(str(tmp_path)) == tmp_path
     assert run_of(paths[0]) == tmp_path / "run"
     assert run_of(tmp_path / "copy" / "step-000099") is None
+    monkeypatch.chdir(paths[0])
+    assert run_of(Path("../step-000100")) == tmp_path / "run"
+    monkeypatch.chdir(paths[0].parent)
+    assert run_of(Path("step-000100")) == tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    assert run_of(Path("run/checkpoints/step-000100")) == Path("run")
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "file", "folder"])

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
-from fuselayers.cli.train.checkpoint import Texts, read_checkpoint, save, state_of, whole_tensors
+import fuselayers
+from fuselayers.cli.train.checkpoint import Texts, load_state, read_checkpoint, save, state_of, whole_tensors
+from fuselayers.cli.train.optimizer import build_optimizer
+from fuselayers.cli.train.randomness import seed_generators
 from tests.cli.train.checkpoint import sharded
 from tests.cli.train.checkpoint.sharded import build, resume, train
 
@@ -73,3 +79,49 @@ def test_a_run_goes_through_all_layouts(stages: list[tuple[str, int]], tmp_path:
     for path, (layout, size) in zip(paths, stages, strict=True):
         files = {chunk.file for chunk in read_checkpoint(path).chunks()}
         assert len(files) == size or layout == "ddp", layout
+
+
+_MODELS = ("gpt_nano", "llama_tiny", "mixtral_tiny")
+
+
+def _shipped(name: str, *, is_sharded: bool) -> tuple[nn.Module, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model: Any = fuselayers.build(name, ["fusion=off", "model.num_layers=2"])
+    if is_sharded:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return model, build_optimizer(model, learning_rate=1e-3, weight_decay=0.1, betas=(0.9, 0.95))
+
+
+def _step(model: nn.Module, optimizer: torch.optim.AdamW, step: int) -> float:
+    generator = torch.Generator().manual_seed(step)
+    tokens_BT = torch.randint(256, (2, 33), generator=generator)
+    seed_generators(1, step=step)
+    loss = model(tokens_BT[:, :-1].contiguous(), tokens_BT[:, 1:].contiguous())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def _train_shipped(folder: str) -> None:
+    for name in _MODELS:
+        model, optimizer = _shipped(name, is_sharded=True)
+        losses = [_step(model, optimizer, step) for step in (1, 2)]
+        save(Path(folder) / name, state_of(model, optimizer), step=2)
+        print(json.dumps([*losses, _step(model, optimizer, 3)]))
+
+
+@pytest.mark.slow
+def test_one_process_continues_the_shipped_models_of_two_ranks(tmp_path: Path) -> None:
+    ended = sharded.run(_train_shipped, tmp_path, size=2, store=tmp_path / "store")
+    for name, line in zip((*_MODELS, "done"), ended[0].printed.splitlines(), strict=True):
+        if name == "done":
+            continue
+        path = tmp_path / name / "step-000002"
+        model, optimizer = _shipped(name, is_sharded=False)
+        load_state(model, optimizer, read_checkpoint(path), path=path)
+        alone, its = _shipped(name, is_sharded=False)
+        assert json.loads(line) == [_step(alone, its, step) for step in (1, 2, 3)], name
+        assert _step(model, optimizer, 3) == json.loads(line)[-1], name
