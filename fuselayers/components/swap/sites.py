@@ -9,6 +9,7 @@ from typing import Any, Final
 from torch import nn
 
 from . import loss
+from .fallbacks import forget, note
 from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
@@ -53,8 +54,21 @@ def unswap_class(module: nn.Module) -> bool:
     """Give a module its own class back; return whether it had another one."""
     if not is_swapped(module):
         return False
-    module.__class__ = type(module).swapped_from  # type: ignore[attr-defined]
+    module.__class__ = _original(type(module))
+    forget(module)
     return True
+
+
+@functools.cache
+def _original(kind: Any) -> type:
+    """The class before `swap`. FSDP and parametrizations derive classes, then that of `swap` is among their bases."""
+    if "swapped_from" in vars(kind):
+        own: type = kind.swapped_from
+        return own
+    bases = tuple(_original(base) if hasattr(base, "swapped_from") else base for base in kind.__bases__)
+    members = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
+    made: type = type(kind)(kind.__name__, bases, members)
+    return made
 
 
 def subclass(cls: type, members: dict[str, Any]) -> type:
@@ -168,7 +182,11 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
     tests = *dict.fromkeys(rewriting.tests), *methods
 
     def may(module: nn.Module) -> bool:
-        return all(_passes(module, path, test) for path, test in tests)
+        for path, test in tests:
+            if not _passes(module, path, test):
+                note(module, path)
+                return False
+        return True
 
     added = {**rewriting.functions, f"{_PREFIX}may": may, f"{_PREFIX}original": forward.function}
     body = [guard(f"{_PREFIX}may", f"{_PREFIX}original", forward), *forward.body]
