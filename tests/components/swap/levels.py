@@ -17,7 +17,7 @@ LEVELS: Final = {
 }
 """The arguments of `swap` for each level."""
 
-both_levels = pytest.mark.parametrize("level", LEVELS)
+both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks", marks=pytest.mark.slow)])
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
