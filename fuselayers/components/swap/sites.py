@@ -182,13 +182,15 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
     tests = *dict.fromkeys(rewriting.tests), *methods
 
     def may(module: nn.Module) -> bool:
-        for path, test in tests:
-            if not _passes(module, path, test):
-                note(module, path)
-                return False
-        return True
+        return all(_passes(module, path, test) for path, test in tests)
 
-    added = {**rewriting.functions, f"{_PREFIX}may": may, f"{_PREFIX}original": forward.function}
+    def fuses(module: nn.Module) -> bool:
+        if may(module):
+            return True
+        note(module, next(path for path, test in tests if not _passes(module, path, test)))
+        return False
+
+    added = {**rewriting.functions, f"{_PREFIX}may": fuses, f"{_PREFIX}original": forward.function}
     body = [guard(f"{_PREFIX}may", f"{_PREFIX}original", forward), *forward.body]
     function = write(replace(forward, body=body), added, title=f"swap of {cls.__module__}.{cls.__qualname__}")
     return subclass(cls, {"forward": function, "found": tuple(rewriting.found), "__reduce_ex__": _reduce})
