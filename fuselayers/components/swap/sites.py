@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -54,9 +55,22 @@ def unswap_class(module: nn.Module) -> bool:
     """Give a module its own class back; return whether it had another one."""
     if not is_swapped(module):
         return False
-    module.__class__ = _original(type(module))
+    kind: Any = type(module)
+    module.__class__ = _original(kind)
+    # Accelerate leaves a forward that it found in the class in the module itself.
+    held = getattr(module.__dict__.get("forward"), "__func__", None)
+    ours, own = list(_inside(kind.forward)), list(_inside(kind.swapped_from.forward))
+    if held in ours and held not in own:
+        module.__dict__["forward"] = types.MethodType(own[ours.index(held)], module)
     forget(module)
     return True
+
+
+def _inside(forward: Any) -> Iterator[Any]:
+    """A function, and what its decorators were put around, from the outside in."""
+    while forward is not None:
+        yield forward
+        forward = getattr(forward, "__wrapped__", None)
 
 
 @functools.cache
