@@ -98,13 +98,17 @@ def draw(folder: Path) -> Path:
     styles = {"plain": (4.0, "-"), "layers": (1.8, "-"), "blocks": (1.2, ":")}
     for level, losses in content["losses"].items():
         width, style = styles[level]
-        curve.plot(range(1, len(losses) + 1), losses, label=level, color=_COLOURS[level], linewidth=width, linestyle=style)
+        curve.plot(
+            range(1, len(losses) + 1), losses, label=level, color=_COLOURS[level], linewidth=width, linestyle=style
+        )
     curve.set_xlabel("step")
     curve.set_ylabel("loss, dropout 0")
     curve.legend(frameon=False, labelcolor="#808080")
     for place, (level, colour) in enumerate(_COLOURS.items()):
         kilobytes = [found[level] / 1e3 for found in content["saved_bytes"].values()]
-        drawn = bars.bar([number + (place - 1) * 0.27 for number in range(len(kilobytes))], kilobytes, 0.25, color=colour)
+        drawn = bars.bar(
+            [number + (place - 1) * 0.27 for number in range(len(kilobytes))], kilobytes, 0.25, color=colour
+        )
         bars.bar_label(drawn, [f"{value:,.0f}" for value in kilobytes], fontsize=7, color="#808080")
     bars.set_xticks(range(len(content["saved_bytes"])), list(content["saved_bytes"]))
     bars.set_ylabel("kB saved for backward")

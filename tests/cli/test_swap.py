@@ -25,7 +25,13 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(site["error"] is not None for site in sites)
 
 
-@pytest.mark.parametrize("name", [one for one in FAMILIES if one != "torch encoder"])
+QUICK = ("gpt2", "phi3", "clip")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES if one != "torch encoder"],
+)
 def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FAMILIES[name][0]().save_pretrained(tmp_path / name)  # type: ignore[operator]
     report = tmp_path / "report.json"

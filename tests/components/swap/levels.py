@@ -57,7 +57,9 @@ def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
     """Equal to the rounding of float32."""
     assert list(got) == list(wanted)
     for name, value in wanted.items():
-        torch.testing.assert_close(got[name], value, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            got[name], value, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def classes(model: nn.Module) -> list[type]:

@@ -87,7 +87,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 
 def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
-    """Train for some steps, and once more unswapped; return the losses, the gradients' norms and the last parameters."""
+    """Train for some steps, the last one unswapped; return losses, norms of gradients, and the last parameters."""
     plain, swapped = pair(name, level or "layers")
     model = CASES[case](plain if level is None else swapped, level)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

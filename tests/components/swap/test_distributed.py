@@ -30,6 +30,7 @@ def assert_alike(got: dict[str, Any], wanted: dict[str, Any]) -> None:
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0.0)
 
 
+@pytest.mark.timeout(900)  # on a busy machine
 @pytest.mark.usefixtures("_group_of_one")
 @both_levels
 @pytest.mark.parametrize("case", CASES)

@@ -32,7 +32,12 @@ def loss_of(model: nn.Module) -> torch.Tensor:
 @both_levels
 def test_it_is_found_verified_and_given_back(level: str) -> None:
     model = vit(0.1).eval()
-    keys, parameters, kinds, before = list(model.state_dict()), list(model.parameters()), classes(model), bytes_of(model)
+    keys, parameters, kinds, before = (
+        list(model.state_dict()),
+        list(model.parameters()),
+        classes(model),
+        bytes_of(model),
+    )
     wanted = torch.autograd.grad(loss_of(model), parameters)
     report = swap_at(level, model, batch=IMAGES, verify=True)
     assert report.skipped == ()
