@@ -56,6 +56,7 @@ def test_compiling_breaks_no_graph_more_than_before(name: str, level: str) -> No
     assert after[1] <= before[1]
 
 
+@pytest.mark.slow
 @families
 @both_levels
 def test_a_compiled_model_computes_the_same(name: str, level: str) -> None:
