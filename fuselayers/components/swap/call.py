@@ -13,6 +13,7 @@ from ...partition import backends
 from .blocks import block_class, repeated_blocks
 from .report import Site, Skipped, SwapReport
 from .rules import Rule
+from .sharded import as_in_forward
 from .shipped import RULES
 from .sites import is_swapped, layer_class, swap_class, unswap_class
 from .verify import Check, check, inputs_of_sites
@@ -80,7 +81,7 @@ def swap(
     if level == "auto" and not (blocks and _inductor_compiles(model)):
         blocks = []
     kinds = {name: block_class(_type(block), backend) for name, block in blocks}
-    for name, module in model.named_modules():
+    for name, module in as_in_forward(model).named_modules():
         if _matches(name, patterns) and not any(f"{name}.".startswith(f"{block}.") for block, _ in blocks):
             kind = layer_class(module, chosen)
             if kind is not None:

@@ -34,7 +34,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Skipped:
-    """One module that was not swapped, or swapped back, and why."""
+    """One module that was not swapped, swapped back, or runs its original forward, and why."""
 
     name: str
     kind: str

@@ -2,13 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
 
 from . import loss
+from .fallbacks import forget, note
 from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
@@ -53,8 +55,34 @@ def unswap_class(module: nn.Module) -> bool:
     """Give a module its own class back; return whether it had another one."""
     if not is_swapped(module):
         return False
-    module.__class__ = type(module).swapped_from  # type: ignore[attr-defined]
+    kind: Any = type(module)
+    module.__class__ = _original(kind)
+    # Accelerate leaves a forward that it found in the class in the module itself.
+    held = getattr(module.__dict__.get("forward"), "__func__", None)
+    ours, own = list(_inside(kind.forward)), list(_inside(kind.swapped_from.forward))
+    if held in ours and held not in own:
+        module.__dict__["forward"] = types.MethodType(own[ours.index(held)], module)
+    forget(module)
     return True
+
+
+def _inside(forward: Any) -> Iterator[Any]:
+    """A function, and what its decorators were put around, from the outside in."""
+    while forward is not None:
+        yield forward
+        forward = getattr(forward, "__wrapped__", None)
+
+
+@functools.cache
+def _original(kind: Any) -> type:
+    """The class before `swap`. FSDP and parametrizations derive classes, then that of `swap` is among their bases."""
+    if "swapped_from" in vars(kind):
+        own: type = kind.swapped_from
+        return own
+    bases = tuple(_original(base) if hasattr(base, "swapped_from") else base for base in kind.__bases__)
+    members = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
+    made: type = type(kind)(kind.__name__, bases, members)
+    return made
 
 
 def subclass(cls: type, members: dict[str, Any]) -> type:
@@ -170,7 +198,13 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
     def may(module: nn.Module) -> bool:
         return all(_passes(module, path, test) for path, test in tests)
 
-    added = {**rewriting.functions, f"{_PREFIX}may": may, f"{_PREFIX}original": forward.function}
+    def fuses(module: nn.Module) -> bool:
+        if may(module):
+            return True
+        note(module, next(path for path, test in tests if not _passes(module, path, test)))
+        return False
+
+    added = {**rewriting.functions, f"{_PREFIX}may": fuses, f"{_PREFIX}original": forward.function}
     body = [guard(f"{_PREFIX}may", f"{_PREFIX}original", forward), *forward.body]
     function = write(replace(forward, body=body), added, title=f"swap of {cls.__module__}.{cls.__qualname__}")
     return subclass(cls, {"forward": function, "found": tuple(rewriting.found), "__reduce_ex__": _reduce})

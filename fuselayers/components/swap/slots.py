@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..._torch.hooks import hooks_of_all_modules
 from ..hooks import has_hooks
@@ -44,8 +44,11 @@ def is_linear(value: Any) -> bool:
 
 
 def is_parameter(value: Any) -> bool:
-    """A parameter in one piece: no shard of one, and no quantised one."""
-    return type(value) is nn.Parameter and value.is_floating_point()
+    """A parameter in one piece: no shard of one, and no quantised one.
+
+    In a call it may be a plain tensor: FSDP of the first version and `torch.func.functional_call` put one there.
+    """
+    return type(value) in (nn.Parameter, Tensor) and value.is_floating_point()
 
 
 def is_dropout(value: Any) -> bool:

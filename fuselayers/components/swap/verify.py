@@ -20,7 +20,9 @@ _ALLOWED: Final = 2.0
 """How many times the original's error, or the dtype's own, a swapped module may have."""
 
 _ROUNDINGS: Final = 16
-"""The error in units of the dtype's rounding that counts as the original's own where it cannot run in float64."""
+"""The error in units of the dtype's rounding that counts as the original's own where it cannot run in float64, and for
+blocks. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512 rows, 7.0 at 2048
+and 21 at 8192, and eager's is 1.3 at each (a GPT-2 block of 64, float32, AMD EPYC)."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by position and by name."""
@@ -109,7 +111,7 @@ def check(module: nn.Module, kind: type, call: Call) -> Check:
     dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
     try:
         truth = _run(wide.double(), tree_map(_double, call))
-        least = torch.finfo(dtype).eps
+        least = torch.finfo(dtype).eps * (1 if kind.found else _ROUNDINGS)  # type: ignore[attr-defined]
     except Exception:  # some forwards insist on float32
         truth, least = before, _ROUNDINGS * torch.finfo(dtype).eps
     error_before, error = (_error(one, truth) for one in (before, after))
