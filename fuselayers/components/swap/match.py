@@ -1,9 +1,9 @@
 """Where a pattern stands in a run, and the run with one step in its place."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .source import Global, Local, OfSelf, Operation, Ref, Run, Step
+from .steps import Global, Local, OfSelf, Operation, Ref, Run, Step
 
 _EITHER_ORDER = frozenset({("binary", "Add"), ("binary", "Mult")})
 
@@ -172,7 +172,7 @@ def replaced(run: Run, match: Match, function: str, arguments: tuple[str, ...], 
         return new[ref.number] if isinstance(ref, Step) else ref
 
     return Run(
-        [Operation(operation.kind, tuple(map(moved, operation.operands))) for operation, _ in order],
+        [replace(operation, operands=tuple(map(moved, operation.operands))) for operation, _ in order],
         {name: moved(ref) for name, ref in run.bound.items()},
         None if run.returned is None else moved(run.returned),
     )

@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .source import Run, parse_run
+from .casts import as_half, as_weight
+from .source import parse_run
+from .steps import Run
 
 __all__ = ["Rule"]
 
-_NAMES: Final = {"torch": torch, "F": F, "nn": nn}
+_NAMES: Final = {"torch": torch, "F": F, "nn": nn, "as_half": as_half, "as_weight": as_weight}
 """The globals of a pattern."""
 
 
@@ -25,7 +27,7 @@ class Rule:
 
     - those in `slots` are attributes of the module whose forward it is. The value is a test of such an attribute,
       called when the model is swapped, and again in each call of the forward. Where it is False, nothing is replaced.
-    - `torch`, `F` and `nn` are what they are everywhere.
+    - `torch`, `F` and `nn` are what they are everywhere. `as_half` and `as_weight` are the casts of `casts`.
     - those that the pattern assigns and `results` names are its results.
     - all others are inputs: any value.
 

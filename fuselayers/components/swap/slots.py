@@ -15,10 +15,13 @@ __all__ = [
     "is_activation",
     "is_dropout",
     "is_false",
+    "is_flag",
     "is_layer_norm",
     "is_linear",
     "is_number",
     "is_parameter",
+    "is_plain",
+    "is_zero",
     "original_type",
 ]
 
@@ -54,9 +57,11 @@ def is_dropout(value: Any) -> bool:
 
 
 def is_layer_norm(value: Any) -> bool:
-    """`nn.LayerNorm` over the last dimension, with a weight."""
+    """`nn.LayerNorm` over the last dimension, or timm's, with a weight."""
+    kind = original_type(value)
+    is_of_timm = (kind.__name__, kind.__module__) == ("LayerNorm", "timm.layers.norm")
     return (
-        original_type(value) is nn.LayerNorm
+        (kind is nn.LayerNorm or (is_of_timm and not value._fast_norm))
         and is_plain(value)
         and len(value.normalized_shape) == 1
         and is_parameter(value.weight)
@@ -104,3 +109,13 @@ def is_number(value: Any) -> bool:
 def is_false(value: Any) -> bool:
     """False."""
     return value is False
+
+
+def is_flag(value: Any) -> bool:
+    """True or False."""
+    return isinstance(value, bool)
+
+
+def is_zero(value: Any) -> bool:
+    """The number 0."""
+    return is_number(value) and value == 0

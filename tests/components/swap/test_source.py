@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fuselayers.components.swap.match import matches, replaced
-from fuselayers.components.swap.source import Run, Unreadable, parse_run, read
+from fuselayers.components.swap.source import parse_run, read
+from fuselayers.components.swap.steps import Run, Unreadable
 from fuselayers.components.swap.write import write
 
 SCALE = 3.0
