@@ -70,7 +70,7 @@ def plain_child(cls: Any) -> Child | None:
 
 def _of_module(ref: Ref, function: types.FunctionType, found: dict[str, types.ModuleType]) -> Ref | None:
     """A global as an attribute of the module that the function is in; None if that is not possible."""
-    if not isinstance(ref, Global) or ref.value in (as_half, as_weight):
+    if not isinstance(ref, Global) or ref.value is as_half or ref.value is as_weight:
         return ref
     module = sys.modules.get(function.__module__)
     if module is None or module.__dict__ is not function.__globals__ or ref.text.partition(".")[0] not in vars(module):

@@ -55,6 +55,7 @@ def mlp(
     inner: nn.Dropout | None = None,
     inner_p: float = 0.0,
     inner_training: bool = False,
+    middle: nn.Module | None = None,
     cast: bool = False,
     normalise: Normalise | None = None,
     **norm: Any,
@@ -64,7 +65,7 @@ def mlp(
     `cast` gives the last layer's input its dtype.
     """
     drop = _dropped(_probability(inner, inner_p, inner_training))
-    return _down(lambda z: drop(activation(z)), _linears(x, (up,), normalise, norm), down, cast)
+    return _down(lambda z: drop(activation(z)), _linears(x, (up,), normalise, norm), middle, down, cast)
 
 
 def gated_mlp(
@@ -77,13 +78,14 @@ def gated_mlp(
     inner: nn.Dropout | None = None,
     inner_p: float = 0.0,
     inner_training: bool = False,
+    middle: nn.Module | None = None,
     cast: bool = False,
     normalise: Normalise | None = None,
     **norm: Any,
 ) -> Tensor:
     """down(dropout(activation(gate(x)) * up(x))), which saves x, gate(x) and up(x); x may be normalised first."""
     drop = _dropped(_probability(inner, inner_p, inner_training))
-    return _down(lambda g, u: drop(activation(g) * u), _linears(x, (gate, up), normalise, norm), down, cast)
+    return _down(lambda g, u: drop(activation(g) * u), _linears(x, (gate, up), normalise, norm), middle, down, cast)
 
 
 def packed_gated_mlp(
@@ -96,6 +98,7 @@ def packed_gated_mlp(
     inner: nn.Dropout | None = None,
     inner_p: float = 0.0,
     inner_training: bool = False,
+    middle: nn.Module | None = None,
     cast: bool = False,
     normalise: Normalise | None = None,
     **norm: Any,
@@ -107,13 +110,21 @@ def packed_gated_mlp(
         first, second = both.chunk(2, dim=-1)
         return drop(activation(first) * second if gate_first else first * activation(second))
 
-    return _down(hidden, _linears(x, (gate_up,), normalise, norm), down, cast)
+    return _down(hidden, _linears(x, (gate_up,), normalise, norm), middle, down, cast)
 
 
-def _down(hidden: Callable[..., Tensor], sources: list[Tensor], down: nn.Module, cast: bool) -> Tensor:
+def _down(
+    hidden: Callable[..., Tensor], sources: list[Tensor], middle: nn.Module | None, down: nn.Module, cast: bool
+) -> Tensor:
+    """down(hidden(*sources)), perhaps with a layer norm between them."""
     weight = _weight(down)
-    make = (lambda *some: hidden(*some).to(weight.dtype)) if cast else hidden
-    return linear_again(make, tuple(sources), weight, down.bias)  # type: ignore[arg-type]
+    make, parameters = of_layer_norm(norm=middle) if isinstance(middle, nn.LayerNorm) else (lambda x: x, ())
+
+    def made(*tensors: Tensor) -> Tensor:
+        x: Tensor = make(hidden(*tensors[: len(sources)]), *tensors[len(sources) :])
+        return x.to(weight.dtype) if cast else x
+
+    return linear_again(made, (*sources, *parameters), weight, down.bias)  # type: ignore[arg-type]
 
 
 def mlp_dropout_residual_norm(

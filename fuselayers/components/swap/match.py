@@ -24,7 +24,7 @@ class Match:
 
 
 def matches(
-    pattern: Run, run: Run, *, results: tuple[str, ...], slots: Mapping[str, Callable[[str], bool]]
+    pattern: Run, run: Run, *, results: tuple[str, ...], slots: Mapping[str, Callable[[OfSelf | Global], bool]]
 ) -> Iterator[Match]:
     """All places in `run` where `pattern` stands, the first ones first; they may overlap.
 
@@ -32,7 +32,7 @@ def matches(
         pattern: a run whose names are slots and inputs.
         run: the run of a forward.
         results: the names of the pattern's results; only they are used outside.
-        slots: for each slot a test of an attribute of self, by its path.
+        slots: for each slot a test of an attribute of self, or of a global.
     """
     last = Step(len(pattern.steps) - 1)
     for number in range(len(run.steps)):
@@ -46,7 +46,7 @@ def matches(
 class _Matcher:
     """One attempt to lay a pattern over a run."""
 
-    def __init__(self, pattern: Run, run: Run, slots: Mapping[str, Callable[[str], bool]]) -> None:
+    def __init__(self, pattern: Run, run: Run, slots: Mapping[str, Callable[[OfSelf | Global], bool]]) -> None:
         self.pattern, self.run, self.slots = pattern, run, slots
         self.bound: dict[str, Ref] = {}
         self.steps: dict[int, int] = {}
@@ -83,7 +83,7 @@ class _Matcher:
             ref = self.run.steps[ref.number].operands[0]
         if name in self.bound:
             return self.bound[name] == ref
-        if name in self.slots and not (isinstance(ref, OfSelf) and self.slots[name](ref.path)):
+        if name in self.slots and not (isinstance(ref, (OfSelf, Global)) and self.slots[name](ref)):
             return False
         self.bound[name] = ref
         return True

@@ -37,6 +37,7 @@ class Rule:
         name: what the report calls it.
         patterns: the pattern, or several that `replacement` computes alike.
         slots: a test for each attribute.
+        applies: a test of the module, called when it is swapped; None for any module.
         inputs: names of inputs, in the order in which `replacement` takes them, before the slots.
         results: names of what `replacement` returns: one value, or a tuple of several.
         replacement: called with the inputs, then the slots by name, and `training` if it takes it.
@@ -50,6 +51,7 @@ class Rule:
     results: tuple[str, ...]
     replacement: Callable[..., Any]
     slots: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+    applies: Callable[[nn.Module], bool] | None = None
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

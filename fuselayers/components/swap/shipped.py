@@ -6,14 +6,19 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from torch import nn
+
 from . import functions
+from .attention import attention_function
 from .rules import Rule
 from .slots import (
+    drops,
     is_activation,
     is_dropout,
     is_false,
     is_flag,
     is_layer_norm,
+    is_layer_norm_or_nothing,
     is_linear,
     is_number,
     is_parameter,
@@ -25,7 +30,12 @@ _Slots = dict[str, Callable[[Any], bool]]
 
 _INNER: Final[_Slots] = {"inner": is_dropout, "inner_p": is_number, "inner_training": is_flag}
 _DROP: Final[_Slots] = {"drop": is_dropout, "drop_p": is_number, "drop_training": is_flag}
-_ACTIVATED: Final[_Slots] = {"activation": is_activation, "down": is_linear, **_INNER}
+_ACTIVATED: Final[_Slots] = {
+    "activation": is_activation,
+    "middle": is_layer_norm_or_nothing,
+    "down": is_linear,
+    **_INNER,
+}
 _OF_RMS_NORM: Final[_Slots] = {"weight": is_parameter, "eps": is_number}
 
 
@@ -40,14 +50,18 @@ def _dropouts(value: str, name: str) -> tuple[str, ...]:
 
 
 def _with_down(hidden: str, before: str = "") -> tuple[str, ...]:
-    """The last layer of an MLP, with and without dropout before it."""
-    forms = (*_dropouts(hidden, "inner"), hidden)
-    return tuple(f"{before}\ny = down({form})" for form in forms)
+    """The last layer of an MLP, with and without dropout and a norm before it."""
+    return tuple(f"{before}\ny = down({form})" for form in _before_down(hidden))
 
 
 def _with_cast(hidden: str) -> tuple[str, ...]:
     """The same with the cast that T5 has before its last layer."""
-    return tuple(f"y = down(as_weight({form}, down))" for form in (*_dropouts(hidden, "inner"), hidden))
+    return tuple(f"y = down(as_weight({form}, down))" for form in _before_down(hidden))
+
+
+def _before_down(hidden: str) -> list[str]:
+    forms = (*_dropouts(hidden, "inner"), hidden)
+    return [*(f"middle({form})" for form in forms), *forms]
 
 
 _MLPS: Final[tuple[tuple[str, Callable[..., Any], _Slots, tuple[str, ...]], ...]] = (
@@ -150,8 +164,9 @@ def _rule(
     slots: Mapping[str, Callable[[Any], bool]],
     inputs: tuple[str, ...] = ("x", "residual"),
     results: tuple[str, ...] = ("y",),
+    applies: Callable[[nn.Module], bool] | None = None,
 ) -> Rule:
-    return Rule(name, patterns, inputs, results, replacement, slots)
+    return Rule(name, patterns, inputs, results, replacement, slots, applies)
 
 
 RULES: Final = (
@@ -169,6 +184,14 @@ RULES: Final = (
     ),
     *_norms_and_mlps(),
     *(_rule(name, function, *patterns, slots=slots, inputs=("x",)) for name, function, slots, patterns in _MLPS),
+    _rule(
+        "attention_dropout",
+        attention_function,
+        "y = functions.get_interface(name, default)",
+        slots={},
+        inputs=("functions", "name", "default"),
+        applies=drops,
+    ),
     _rule(
         "linear_dropout_residual_norm",
         functions.linear_dropout_residual_norm,

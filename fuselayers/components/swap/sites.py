@@ -15,7 +15,7 @@ from .rules import Rule
 from .shipped import RULES
 from .slots import is_zero
 from .source import read
-from .steps import Branch, Forward, OfSelf, Run, Unreadable
+from .steps import Branch, Forward, Global, OfSelf, Run, Unreadable
 from .write import guard, write
 
 __all__ = ["Found", "is_swapped", "layer_class", "subclass", "swap_class", "unswap_class"]
@@ -41,7 +41,7 @@ def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
         return None
     found: Any = _class_with(
         kind,
-        tuple(rules),
+        tuple(rule for rule in rules if rule.applies is None or rule.applies(module)),
         lambda _, slots, slot, path: _passes(module, path, slots[slot]),
         functools.partial(child_class, module),
     )
@@ -198,9 +198,14 @@ class _Rewriting:
         return replaced(run, replace(match, bound=bound), function, rule.inputs, tuple(named))
 
     def _first(self, rule: Rule, run: Run, *, across: bool) -> Match | None:
-        tests = {slot: functools.partial(self.holds, rule.name, rule.slots, slot) for slot in rule.slots}
+        tests = {slot: functools.partial(self._fits, rule, slot) for slot in rule.slots}
         found = (one for each in rule.runs for one in matches(each, run, results=rule.results, slots=tests))
         return next((one for one in found if not across or _is_across(one, run)), None)
+
+    def _fits(self, rule: Rule, slot: str, ref: OfSelf | Global) -> bool:
+        if isinstance(ref, Global):  # a function, such as F.gelu
+            return callable(ref.value) and rule.slots[slot](ref.value)
+        return self.holds(rule.name, rule.slots, slot, ref.path)
 
     def _note(self, rule: Rule, match: Match) -> None:
         paths = {name: ref.path for name in rule.slots if isinstance(ref := match.bound.get(name), OfSelf)}
@@ -266,5 +271,6 @@ class _Loader:
 def _class_as_found(cls: type, found: tuple[Found, ...], children: Mapping[str, type]) -> type:
     """The class of shipped rules that were found; the original class where this process does not find them."""
     known = {(name, pair) for name, paths in found for pair in paths}
-    kind = _class_with(cls, RULES, lambda name, _, slot, path: (name, (slot, path)) in known, children.get)
+    rules = tuple(rule for rule in RULES if any(name == rule.name for name, _ in found))
+    kind = _class_with(cls, rules, lambda name, _, slot, path: (name, (slot, path)) in known, children.get)
     return cls if kind is None or kind.found != found else kind  # type: ignore[attr-defined]

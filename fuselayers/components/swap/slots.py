@@ -12,11 +12,13 @@ from ..._torch.hooks import hooks_of_all_modules
 from ..hooks import has_hooks
 
 __all__ = [
+    "drops",
     "is_activation",
     "is_dropout",
     "is_false",
     "is_flag",
     "is_layer_norm",
+    "is_layer_norm_or_nothing",
     "is_linear",
     "is_number",
     "is_parameter",
@@ -66,6 +68,11 @@ def is_layer_norm(value: Any) -> bool:
         and len(value.normalized_shape) == 1
         and is_parameter(value.weight)
     )
+
+
+def is_layer_norm_or_nothing(value: Any) -> bool:
+    """The same, or `nn.Identity`."""
+    return is_layer_norm(value) or (original_type(value) is nn.Identity and is_plain(value))
 
 
 _ACTIVATIONS: Final = frozenset(
@@ -119,3 +126,10 @@ def is_flag(value: Any) -> bool:
 def is_zero(value: Any) -> bool:
     """The number 0."""
     return is_number(value) and value == 0
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a module has a dropout of its own that drops something, as a layer or as a number."""
+    own = {**vars(module), **dict(module.named_children())}
+    values = [getattr(one, "p", one) for name, one in own.items() if "drop" in name]
+    return any(is_number(value) and value > 0 for value in values)

@@ -236,7 +236,7 @@ class _Reader:
         if name in self.locals:
             return Local(name)
         if name in self.globals:
-            return Global(_hashable(self.globals[name]), name)
+            return Global(self.globals[name], name)
         if hasattr(builtins, name):
             return Global(getattr(builtins, name), name)
         if self.cls is None:
@@ -248,7 +248,7 @@ class _Reader:
         if isinstance(base, OfSelf):
             return OfSelf(f"{base.path}.{attr}" if base.path else attr)
         if isinstance(base, Global) and isinstance(base.value, types.ModuleType) and hasattr(base.value, attr):
-            return Global(_hashable(getattr(base.value, attr)), f"{base.text}.{attr}")
+            return Global(getattr(base.value, attr), f"{base.text}.{attr}")
         return self._step(("attribute", attr), base)
 
     def _call(self, node: ast.Call) -> Ref:
@@ -263,7 +263,7 @@ class _Reader:
                 target = base
         else:
             target = self._value(function)
-        if isinstance(target, Global) and target.value in (super, locals, eval, exec):
+        if isinstance(target, Global) and any(target.value is one for one in (super, locals, eval, exec)):
             raise Unreadable(target.text)
         stars = tuple(isinstance(argument, ast.Starred) for argument in node.args)
         names = [keyword.arg or "**" for keyword in node.keywords]
@@ -353,11 +353,3 @@ def _until_return(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.Return):
             return
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError as error:
-        raise Unreadable("a global that cannot be hashed") from error
-    return value
