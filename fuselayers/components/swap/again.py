@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
 
-__all__ = ["autocast_of", "linear_again", "linears_again", "made_again", "made_in_backward", "records", "through"]
+__all__ = ["linear_again", "linears_again", "made_again"]
 
 
-def records() -> bool:
+def _records() -> bool:
     """Whether autograd records, and no compiler or transform that decides by itself what to save."""
     return not (is_compiling() or transforms_are_active() or jit_is_tracing()) and torch.is_grad_enabled()
 
@@ -41,7 +41,7 @@ def linears_again(
         sources: tensors; what they require gradients for is computed through `make`.
         layers: weights [N, K] and biases, [N] or None.
     """
-    if not records():
+    if not _records():
         made = make(*sources)
         return [F.linear(made, weight, bias) for weight, bias in layers]
     flat = [one for layer in layers for one in layer]
@@ -52,7 +52,7 @@ def linears_again(
 
 def made_again(make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
     """Return make(*sources), and save the sources alone. It is as `linears_again` in all else."""
-    if not records():
+    if not _records():
         return make(*sources)
     made: Tensor = _MadeAgain.apply(make, *sources)  # type: ignore[no-untyped-call]
     return made
@@ -63,7 +63,7 @@ class _LinearsAgain(torch.autograd.Function):
     def forward(ctx: Any, make: Callable[..., Tensor], count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         sources, layers = tensors[:count], tensors[count:]
         made = make(*sources)
-        ctx.make, ctx.count, ctx.autocast = make, count, autocast_of(made)
+        ctx.make, ctx.count, ctx.autocast = make, count, _autocast(made)
         ctx.save_for_backward(*sources, *layers[::2])
         return tuple(F.linear(_as_rows(made), weight, bias) for weight, bias in _pairs(layers))
 
@@ -72,12 +72,12 @@ class _LinearsAgain(torch.autograd.Function):
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
         sources, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         needs, needs_of_layers = ctx.needs_input_grad[2 : 2 + ctx.count], ctx.needs_input_grad[2 + ctx.count :]
-        made, inputs = made_in_backward(ctx, sources, needs)
+        made, inputs = _made(ctx, sources, needs)
         dys = tuple(dy.to(made.dtype) for dy in dys)
         dsources: list[Tensor | None] = [None] * ctx.count
         if any(needs):
             parts = [dy @ weight.to(dy.dtype) for dy, weight in zip(dys, weights, strict=True)]
-            dsources = through(made, inputs, _sum(parts).view(made.shape))
+            dsources = _through(made, inputs, _sum(parts).view(made.shape))
         found: list[Tensor | None] = []
         rows = _as_rows(made.detach())
         for dy, weight, (wants_weight, wants_bias) in zip(dys, weights, _pairs(needs_of_layers), strict=True):
@@ -89,15 +89,15 @@ class _MadeAgain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
         made = make(*sources)
-        ctx.make, ctx.autocast = make, autocast_of(made)
+        ctx.make, ctx.autocast = make, _autocast(made)
         ctx.save_for_backward(*sources)
         return made
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dmade: Tensor) -> tuple[Tensor | None, ...]:
-        made, inputs = made_in_backward(ctx, ctx.saved_tensors, ctx.needs_input_grad[1:])
-        return None, *through(made, inputs, dmade)
+        made, inputs = _made(ctx, ctx.saved_tensors, ctx.needs_input_grad[1:])
+        return None, *_through(made, inputs, dmade)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
@@ -107,21 +107,20 @@ def _sum(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def autocast_of(made: Tensor) -> tuple[str, bool, torch.dtype]:
-    """The state of autocast on the tensor's device."""
+def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
     device = made.device.type
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
-def made_in_backward(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """What `ctx.make` made in forward, recorded, and the inputs that it is recorded from."""
+def _made(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
+    """What forward made, recorded, and the inputs that it is recorded from."""
     device, enabled, dtype = ctx.autocast
     with torch.enable_grad(), torch.autocast(device, dtype, enabled=enabled):
         inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
         return ctx.make(*inputs), inputs
 
 
-def through(made: Tensor, inputs: Sequence[Tensor], dmade: Tensor) -> list[Tensor | None]:
+def _through(made: Tensor, inputs: Sequence[Tensor], dmade: Tensor) -> list[Tensor | None]:
     """The gradients of the inputs."""
     wanted = [one for one in inputs if one.requires_grad]
     given = iter(torch.autograd.grad(made, wanted, dmade))

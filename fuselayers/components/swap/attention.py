@@ -1,7 +1,12 @@
-"""Attention with dropout on a CPU, from whose weights nothing is saved.
+"""Attention with dropout on a CPU, of whose weights nothing is saved.
 
-torch has a fused kernel there for attention without dropout alone. With it, it saves the weights, the mask and their
-product: three tensors of [B, H, T, S]. Here q, k, v and a seed are saved.
+    q      [..., T, D]
+    k, v   [..., S, D]
+    mask   broadcast to [..., T, S], boolean or added; or None
+
+torch has a fused kernel there for attention without dropout alone. With it, torch saves the weights, their mask and the
+product: three tensors of [..., T, S]. Here q, k, v, the mask and a seed are saved, and backward makes the weights again.
+It is one registered op under a compiler too, which would merge the weights of forward and backward, and save them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ... import ops
-from .again import autocast_of, made_in_backward, records, through
+from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
-__all__ = ["attention_function"]
+__all__ = ["attention_function", "seeded_attention"]
 
 
 def attention_function(functions: Any, name: Any, default: Any) -> Any:
@@ -23,11 +28,13 @@ def attention_function(functions: Any, name: Any, default: Any) -> Any:
     chosen = functions.get_interface(name, default)
     place = getattr(chosen, "__module__", None), getattr(chosen, "__name__", None)
     known = place == ("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
-    return _in_mode(chosen) if known and records() else chosen
+    return _in_mode(chosen) if known and torch.is_grad_enabled() else chosen
 
 
 def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("dropout") or jit_is_tracing() or transforms_are_active():
+            return function(*args, **kwargs)
         with _SeededDropout():
             return function(*args, **kwargs)
 
@@ -41,22 +48,12 @@ class _SeededDropout(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and _is_for_seeds(*args, **kwargs):
-            return _attention(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and _takes(*args, **kwargs):
+            return seeded_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _is_for_seeds(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, *_: Any, **options: Any
-) -> bool:
-    tensors = [one for one in (q, k, v, attn_mask) if one is not None]
-    plain = all(type(one) is Tensor and one.is_cpu for one in tensors)
-    alike = q.dtype == k.dtype == v.dtype == torch.float32 and k.shape[:-2] == q.shape[:-2] == v.shape[:-2]
-    grouped = options.get("enable_gqa", False) or len(_) > 2
-    return plain and alike and not grouped and 0.0 < dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
-
-
-def _attention(
+def _takes(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -65,46 +62,94 @@ def _attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+) -> bool:
+    plain = all(one.is_cpu and one.dtype == torch.float32 for one in (q, k, v))
+    alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not enable_gqa
+    clear = attn_mask is None or (not is_causal and attn_mask.dtype in (torch.bool, torch.float32))
+    return plain and alike and clear and 0.0 < dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
+
+
+def seeded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    seed: Tensor | None = None,
 ) -> Tensor:
-    seed = ops.draw_seed()
+    """`F.scaled_dot_product_attention` of what `_takes` allows, with a mask that a seed makes."""
+    seed = ops.draw_seed() if seed is None else seed
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-
-    def weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-        return ops.dropout(_weights(q * scale, k, mask, is_causal), dropout_p, seed=seed)
-
-    sources = (q, k) if attn_mask is None else (q, k, attn_mask)
-    out: Tensor = _Attention.apply(weights, v, *sources)  # type: ignore[no-untyped-call]
+    out: Tensor = _attention(q, k, v, attn_mask, seed, dropout_p, is_causal, scale)
     return out
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    scores = q @ k.mT
+@torch.library.custom_op("fuselayers::seeded_attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor, p: float, is_causal: bool, scale: float
+) -> Tensor:
+    return ops.dropout(_weights(q, k, mask, is_causal, scale), p, seed=seed) @ v
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@torch.library.custom_op("fuselayers::seeded_attention_backward", mutates_args=())
+def _backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor,
+    p: float,
+    is_causal: bool,
+    scale: float,
+    wants_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weights = _weights(q, k, mask, is_causal, scale)
+    dv = ops.dropout(weights, p, seed=seed).mT @ dy
+    dweights = ops.dropout(dy @ v.mT, p, seed=seed)
+    dscores = weights * (dweights - (dweights * weights).sum(-1, keepdim=True))
+    dmask = dscores.sum_to_size(mask.shape) if wants_mask and mask is not None else q.new_empty(0)
+    dscores = dscores * scale
+    return dscores @ k, dscores.mT @ q, dv, dmask
+
+
+@_backward.register_fake
+def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    dmask = torch.empty(mask.shape, dtype=q.dtype) if rest[-1] and mask is not None else q.new_empty(0)
+    return *(one.new_empty(one.shape) for one in (q, k, v)), dmask
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.options = inputs[5:]
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    wants_mask = ctx.needs_input_grad[3]
+    *found, dmask = _backward(dy, *ctx.saved_tensors, *ctx.options, wants_mask)
+    return *found, dmask if wants_mask else None, None, None, None, None
+
+
+_attention.register_autograd(_gradients, setup_context=_keep)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    scores = (q * scale) @ k.mT
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         return scores.masked_fill(~causal, float("-inf")).softmax(-1)
     if mask is None:
         return scores.softmax(-1)
-    empty = ~mask if mask.dtype == torch.bool else mask.detach() == float("-inf")
+    empty = ~mask if mask.dtype == torch.bool else mask == float("-inf")
     scores = scores.masked_fill(empty, float("-inf")) if mask.dtype == torch.bool else scores + mask
     nothing = empty.all(-1, keepdim=True)  # a row that attends to nothing is 0, as torch has it
     return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
-
-
-class _Attention(torch.autograd.Function):
-    """weights(*sources) @ v"""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Callable[..., Tensor], v: Tensor, *sources: Tensor) -> Tensor:
-        ctx.make, ctx.autocast = weights, autocast_of(v)
-        ctx.save_for_backward(v, *sources)
-        return weights(*sources) @ v
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        v, *sources = ctx.saved_tensors
-        _, needs_v, *needs = ctx.needs_input_grad
-        made, inputs = made_in_backward(ctx, sources, needs)
-        dv = made.detach().mT @ dy if needs_v else None
-        dsources = through(made, inputs, dy @ v.mT) if any(needs) else [None] * len(needs)
-        return None, dv, *dsources

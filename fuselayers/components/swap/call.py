@@ -81,8 +81,10 @@ def swap(
         blocks = []
     kinds = {name: block_class(_type(block), backend) for name, block in blocks}
     for name, module in model.named_modules():
-        if _matches(name, patterns) and not any(f"{name}.".startswith(f"{block}.") for block, _ in blocks):
-            kind = layer_class(module, chosen)
+        if _matches(name, patterns) and name not in kinds:
+            inside = any(name.startswith(f"{block}.") for block, _ in blocks)
+            # A compiler decides by itself about the rest of a block.
+            kind = layer_class(module, tuple(rule for rule in chosen if rule.one_op) if inside else chosen)
             if kind is not None:
                 kinds[name] = kind
     report = SwapReport("blocks" if blocks else "layers", (), ())

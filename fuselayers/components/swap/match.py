@@ -34,8 +34,12 @@ def matches(
         results: the names of the pattern's results; only they are used outside.
         slots: for each slot a test of an attribute of self, or of a global.
     """
+    if not pattern.kinds <= run.kinds:
+        return
     last = Step(len(pattern.steps) - 1)
-    for number in range(len(run.steps)):
+    for number, step in enumerate(run.steps):
+        if step.kind[0] != pattern.steps[-1].kind[0]:
+            continue
         found = _Matcher(pattern, run, slots)
         if found.same(last, Step(number)):
             match = found.finish(results)

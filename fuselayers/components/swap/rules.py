@@ -38,6 +38,7 @@ class Rule:
         patterns: the pattern, or several that `replacement` computes alike.
         slots: a test for each attribute.
         applies: a test of the module, called when it is swapped; None for any module.
+        one_op: whether the replacement is one op for a compiler, so that it is put inside of blocks too.
         inputs: names of inputs, in the order in which `replacement` takes them, before the slots.
         results: names of what `replacement` returns: one value, or a tuple of several.
         replacement: called with the inputs, then the slots by name, and `training` if it takes it.
@@ -52,6 +53,7 @@ class Rule:
     replacement: Callable[..., Any]
     slots: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     applies: Callable[[nn.Module], bool] | None = None
+    one_op: bool = False
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:

@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from torch import nn
-
 from . import functions
 from .attention import attention_function
 from .rules import Rule
@@ -164,9 +162,8 @@ def _rule(
     slots: Mapping[str, Callable[[Any], bool]],
     inputs: tuple[str, ...] = ("x", "residual"),
     results: tuple[str, ...] = ("y",),
-    applies: Callable[[nn.Module], bool] | None = None,
 ) -> Rule:
-    return Rule(name, patterns, inputs, results, replacement, slots, applies)
+    return Rule(name, patterns, inputs, results, replacement, slots)
 
 
 RULES: Final = (
@@ -184,13 +181,14 @@ RULES: Final = (
     ),
     *_norms_and_mlps(),
     *(_rule(name, function, *patterns, slots=slots, inputs=("x",)) for name, function, slots, patterns in _MLPS),
-    _rule(
+    Rule(
         "attention_dropout",
-        attention_function,
-        "y = functions.get_interface(name, default)",
-        slots={},
+        patterns=("y = functions.get_interface(name, default)",),
         inputs=("functions", "name", "default"),
+        results=("y",),
+        replacement=attention_function,
         applies=drops,
+        one_op=True,
     ),
     _rule(
         "linear_dropout_residual_norm",

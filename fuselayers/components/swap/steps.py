@@ -9,6 +9,7 @@ calls.
 """
 
 import ast
+import functools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -90,6 +91,11 @@ class Run:
     steps: list[Operation]
     bound: dict[str, Ref]
     returned: Ref | None = None
+
+    @functools.cached_property
+    def kinds(self) -> frozenset[tuple[Any, ...]]:
+        """The kinds of its steps, without calls of methods: those of an attribute may be read in two ways."""
+        return frozenset(step.kind for step in self.steps if step.kind[0] != "call" or step.kind[1] is None)
 
 
 @dataclass
