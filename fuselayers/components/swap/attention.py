@@ -4,8 +4,8 @@
     k, v   [..., S, D]
     mask   broadcast to [..., T, S], boolean or added; or None
 
-torch has a fused kernel there for attention without dropout alone. With it, torch saves the weights, their mask and the
-product: three tensors of [..., T, S]. Here q, k, v, the mask and a seed are saved, and backward makes the weights again.
+torch has a fused kernel there for attention without dropout alone. With it, torch saves the weights, a mask and the
+product: three tensors of [..., T, S]. Here q, k, v and a seed are saved, and backward makes the weights again.
 It is one registered op under a compiler too, which would merge the weights of forward and backward, and save them.
 """
 

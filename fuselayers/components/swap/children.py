@@ -95,13 +95,13 @@ def child_class(module: nn.Module, path: str) -> type | None:
         test(child) for test in (is_linear, is_activation, is_dropout, is_layer_norm)
     ):
         return None
-    cls = original_type(child)
+    cls: Any = original_type(child)
     return cls if plain_child(cls) is not None and is_child(cls)(child) else None
 
 
 @functools.cache
 def is_child(cls: Any) -> Callable[[Any], bool]:
-    """Return the test whether a child is still of this class, and called for nothing but its forward."""
+    """Return the test whether a child is still of this class, and a call of it does no more than its forward."""
     forward = cls.forward
 
     def test(value: Any) -> bool:

@@ -224,9 +224,12 @@ def dropout(x: Tensor, *, drop_p: float, drop_training: bool, inplace: bool = Fa
 
 def of_layer_norm(*, norm: nn.LayerNorm) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """A layer norm."""
-    parameters = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
     shape, eps = norm.normalized_shape, norm.eps
-    return lambda x, *parameters: F.layer_norm(x, shape, *parameters, eps=eps), parameters
+
+    def make(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, shape, weight, bias, eps)
+
+    return make, (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
 
 
 def of_rms_norm(*, weight: Tensor, eps: float) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:

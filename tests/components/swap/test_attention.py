@@ -31,7 +31,9 @@ def test_as_torch_with_the_same_elements_dropped(mask: str, causal: bool) -> Non
     kept = ops.dropout(torch.ones(2, 3, 5, 7, dtype=torch.float64), 0.3, seed=seed)
     assert 0.1 < (kept == 0).float().mean() < 0.5
     # Without values that differ torch gives the weights themselves.
-    weights = F.scaled_dot_product_attention(q, k, torch.eye(7, dtype=torch.float64).expand(2, 3, 7, 7), given, 0.0, causal)
+    weights = F.scaled_dot_product_attention(
+        q, k, torch.eye(7, dtype=torch.float64).expand(2, 3, 7, 7), given, 0.0, causal
+    )
     expected = (weights * kept) @ v
     torch.testing.assert_close(out, expected)
     dy = torch.randn_like(out)
