@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
+from ...ops.implementations import differentiable_gradients
 
 __all__ = ["linear_again", "linears_again", "made_again"]
 
@@ -51,7 +52,7 @@ def linears_again(
 
 
 def made_again(make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
-    """Return make(*sources), and save the sources alone. It is as `linears_again` in all else."""
+    """Return make(*sources), and save the sources alone. See `linears_again`; this has a second derivative."""
     if not _records():
         return make(*sources)
     made: Tensor = _MadeAgain.apply(make, *sources)  # type: ignore[no-untyped-call]
@@ -70,16 +71,16 @@ class _LinearsAgain(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor | None, ...]:
-        sources, weights = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: checkpointing makes them again for one reading
+        sources, weights = saved[: ctx.count], saved[ctx.count :]
         needs, needs_of_layers = ctx.needs_input_grad[2 : 2 + ctx.count], ctx.needs_input_grad[2 + ctx.count :]
         made, inputs = _made(ctx, sources, needs)
-        dys = tuple(dy.to(made.dtype) for dy in dys)
         dsources: list[Tensor | None] = [None] * ctx.count
         if any(needs):
             parts = [dy @ weight.to(dy.dtype) for dy, weight in zip(dys, weights, strict=True)]
-            dsources = _through(made, inputs, _sum(parts).view(made.shape))
+            dsources = _through(made, inputs, _sum(parts).view(made.shape).to(made.dtype))
         found: list[Tensor | None] = []
-        rows = _as_rows(made.detach())
+        rows = _as_rows(made.detach()).to(dys[0].dtype)  # autocast's, as that of the product
         for dy, weight, (wants_weight, wants_bias) in zip(dys, weights, _pairs(needs_of_layers), strict=True):
             found += [(dy.T @ rows).to(weight.dtype) if wants_weight else None, dy.sum(0) if wants_bias else None]
         return None, None, *dsources, *found
@@ -94,9 +95,11 @@ class _MadeAgain(torch.autograd.Function):
         return made
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dmade: Tensor) -> tuple[Tensor | None, ...]:
-        made, inputs = _made(ctx, ctx.saved_tensors, ctx.needs_input_grad[1:])
+        sources, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # under create_graph
+            return None, *differentiable_gradients(ctx.make, sources, (dmade,), needs)
+        made, inputs = _made(ctx, sources, needs)
         return None, *_through(made, inputs, dmade)
 
 

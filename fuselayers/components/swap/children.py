@@ -130,7 +130,9 @@ def expanded(run: Run, class_of: Callable[[str], type | None], *, only: Collecti
         cls = None if path is None or (only is not None and path not in only) else class_of(path)
         child = None if cls is None else plain_child(cls)
         given = None if child is None else _arguments(step, child.forward)
-        if child is None or given is None:
+        # An attribute that is given is read before the call; the child's steps would read it later.
+        late = given is not None and any(isinstance(ref, OfSelf) for ref in given.values())
+        if child is None or given is None or late:
             steps.append(step)
             new[number] = Step(len(steps) - 1)
             continue

@@ -1,7 +1,7 @@
 """The functions that `swap` puts in place of what a forward computes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -180,9 +180,10 @@ def dropout_residual_and_norm(
 def _normalised_sum(
     x: Tensor, residual: Tensor, norm: nn.LayerNorm, p: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    alike = _is_alike(residual, x.shape, x) and x.shape[-1:] == norm.weight.shape
+    alike = _is_alike(residual, x) and x.shape[-1:] == norm.weight.shape
     if not alike or torch.is_autocast_enabled(x.device.type):  # which gives the sum and the norm dtypes of their own
-        s = ops.dropout(x if bias is None else x + bias, p) + residual
+        x = x if bias is None else x + bias
+        s = (ops.dropout(x, p) if p else x) + residual
         return norm(s), s
     y, s = ops.bias_dropout_residual_layer_norm(
         *(x, residual), weight=norm.weight, norm_bias=norm.bias, bias=bias, p=p, eps=norm.eps, style="prenorm"
@@ -193,7 +194,7 @@ def _normalised_sum(
 def residual_and_rms_norm(x: Tensor, residual: Tensor, *, normalise: Normalise, **norm: Any) -> tuple[Tensor, Tensor]:
     """The RMS norm of the sum x + residual, and the sum."""
     weight = norm["weight"]
-    fits = _is_alike(residual, x.shape, x) and weight.dtype == x.dtype and weight.shape == x.shape[-1:]
+    fits = _is_alike(residual, x) and weight.dtype == x.dtype and weight.shape == x.shape[-1:]
     if normalise is of_rms_norm and fits and not _is_formula(x):
         return ops.residual_rms_norm(x, residual, weight=weight, eps=norm["eps"])
     s = x + residual
@@ -210,7 +211,7 @@ def dropout_residual(
 ) -> Tensor:
     """dropout(x) + residual."""
     p = _probability(drop, drop_p, drop_training)
-    if not _is_alike(residual, x.shape, x):
+    if not _is_alike(residual, x):
         return dropout(x, drop_p=p, drop_training=True) + residual
     return ops.bias_dropout_residual(x, residual, p=p)
 
@@ -276,7 +277,11 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
 
 
-def _is_alike(residual: Any, shape: Sequence[int], x: Tensor) -> bool:
-    """Whether the ops add it, which neither broadcast nor take two dtypes."""
-    fits = isinstance(residual, Tensor) and residual.shape == torch.Size(shape) and residual.dtype == x.dtype
-    return fits and x.is_floating_point()
+def _is_alike(residual: Any, x: Any) -> bool:
+    """Whether the ops add these: two tensors, which they neither broadcast nor take in two dtypes."""
+    if type(x) not in _PLAIN or type(residual) not in _PLAIN:  # a number, for one, or a shard
+        return False
+    return bool(residual.shape == x.shape and residual.dtype == x.dtype and x.is_floating_point())
+
+
+_PLAIN: Final = frozenset({Tensor, nn.Parameter})

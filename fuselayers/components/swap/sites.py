@@ -203,8 +203,8 @@ class _Rewriting:
         return next((one for one in found if not across or _is_across(one, run)), None)
 
     def _fits(self, rule: Rule, slot: str, ref: OfSelf | Global) -> bool:
-        if isinstance(ref, Global):  # a function, such as F.gelu
-            return callable(ref.value) and rule.slots[slot](ref.value)
+        if isinstance(ref, Global):  # a function, such as F.gelu; a call could not guard a module
+            return not isinstance(ref.value, nn.Module) and callable(ref.value) and rule.slots[slot](ref.value)
         return self.holds(rule.name, rule.slots, slot, ref.path)
 
     def _note(self, rule: Rule, match: Match) -> None:

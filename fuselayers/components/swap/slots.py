@@ -30,14 +30,16 @@ __all__ = [
 
 def original_type(value: Any) -> type:
     """Return the type that a value had before it was swapped."""
-    kind: type = getattr(type(value), "swapped_from", type(value))
+    # Not that of a base class: FSDP, for one, makes a subclass of its own.
+    kind: type = vars(type(value)).get("swapped_from", type(value))
     return kind
 
 
 def is_plain(module: Any) -> bool:
     """Return whether calling a module does no more than its class says."""
-    plain = isinstance(module, nn.Module) and "forward" not in module.__dict__ and not has_hooks(module)
-    return plain and not hooks_of_all_modules()
+    if not isinstance(module, nn.Module) or "forward" in module.__dict__ or has_hooks(module):
+        return False
+    return module.__dict__.get("_compiled_call_impl") is None and not hooks_of_all_modules()
 
 
 def is_linear(value: Any) -> bool:
