@@ -66,9 +66,9 @@ def swap(
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
     >>> [(site.name, site.rules) for site in report.sites]
-    [('2', ('dropout',))]
+    [('', ('mlp',)), ('2', ('dropout',))]
     >>> unswap(model)
-    1
+    2
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"swap takes a module, got {type(model).__name__}")

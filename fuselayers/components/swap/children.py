@@ -85,7 +85,7 @@ def _of_module(ref: Ref, function: types.FunctionType, found: dict[str, types.Mo
 def child_class(module: nn.Module, path: str) -> type | None:
     """Return the class of a child whose steps can stand in place of a call; None for another attribute.
 
-    What rules know as a whole, such as a linear layer or an activation, is none.
+    What rules know as a whole, such as a linear layer or an activation, is none, and so is what has such children.
     """
     try:
         child = functools.reduce(getattr, path.split("."), module)
@@ -95,6 +95,8 @@ def child_class(module: nn.Module, path: str) -> type | None:
         test(child) for test in (is_linear, is_activation, is_dropout, is_layer_norm)
     ):
         return None
+    if any(child_class(child, name) is not None for name, _ in child.named_children()):
+        return None  # a rule may stand across that and its own steps
     cls: Any = original_type(child)
     return cls if plain_child(cls) is not None and is_child(cls)(child) else None
 

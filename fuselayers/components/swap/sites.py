@@ -14,7 +14,7 @@ from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
 from .slots import is_zero
-from .source import read
+from .source import read, read_sequence
 from .steps import Branch, Forward, Global, OfSelf, Run, Unreadable
 from .write import guard, write
 
@@ -44,6 +44,7 @@ def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
         tuple(rule for rule in rules if rule.applies is None or rule.applies(module)),
         lambda _, slots, slot, path: _passes(module, path, slots[slot]),
         functools.partial(child_class, module),
+        sequence=tuple(module._modules) if _is_sequence(kind) else (),
     )
     return found if found is not None and found.may_run(module) else None
 
@@ -80,26 +81,34 @@ def _looks_at_subclasses(cls: type) -> bool:
 
 def _passes(module: nn.Module, path: str, test: Callable[[Any], bool]) -> bool:
     try:
-        value = functools.reduce(getattr, path.split("."), module)
+        value = functools.reduce(getattr, path.split("."), module) if path else module
     except AttributeError:
         return False
     return bool(test(value))
 
 
 def _class_with(
-    cls: type, rules: tuple[Rule, ...], holds: _Holds, class_of: Callable[[str], type | None]
+    cls: type,
+    rules: tuple[Rule, ...],
+    holds: _Holds,
+    class_of: Callable[[str], type | None],
+    *,
+    sequence: tuple[str, ...] = (),
 ) -> type | None:
-    forward = _read(cls, cls.forward)  # type: ignore[attr-defined]
+    forward = read_sequence(cls, sequence) if sequence else _read(cls, cls.forward)  # type: ignore[attr-defined]
     if forward is None:
         return None
-    rewriting = _Rewriting(rules, holds, class_of)
+    # Two modules of a sequence stay two: each may have more found in it.
+    rewriting = _Rewriting(rules, holds, (lambda _: None) if sequence else class_of)
+    if sequence:
+        rewriting.tests.append(("", _has_modules(sequence)))
     forward = rewriting.whole(forward)
     if not rewriting.found:
         return None
     key = cls, forward.outer, tuple(rewriting.found), *rewriting.key()
     if key not in _classes:
         try:
-            _classes[key] = _make_class(cls, forward, rewriting)
+            _classes[key] = _make_class(cls, forward, rewriting, sequence)
         except Unreadable:
             return None
     return _classes[key]
@@ -220,7 +229,16 @@ def _is_across(match: Match, run: Run) -> bool:
     return len({run.steps[number].origin for number in match.steps}) > 1
 
 
-def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
+def _is_sequence(cls: Any) -> bool:
+    return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
+
+
+@functools.cache
+def _has_modules(names: tuple[str, ...]) -> Callable[[Any], bool]:
+    return lambda module: tuple(module._modules) == names
+
+
+def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tuple[str, ...]) -> type:
     methods = [(name, _is_method(function)) for name, function in forward.inlined.items()]
     tests = *dict.fromkeys(rewriting.tests), *methods, *((name, is_zero) for name in forward.zeros)
 
@@ -234,6 +252,7 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
         "forward": function,
         "found": tuple(rewriting.found),
         "children_found": tuple(rewriting.children.items()),
+        "sequence_found": sequence,
         "may_run": staticmethod(may),
         "__reduce_ex__": _reduce,
     }
@@ -247,7 +266,7 @@ def _is_method(function: Any) -> Callable[[Any], bool]:
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
     state = kind.__getstate__(module) if hasattr(kind, "__getstate__") else module.__dict__
-    return _Loader(kind), (kind.swapped_from, kind.found, kind.children_found), state
+    return _Loader(kind), (kind.swapped_from, kind.found, kind.children_found, kind.sequence_found), state
 
 
 class _Loader:
@@ -262,15 +281,25 @@ class _Loader:
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Loader":
         return self
 
-    def __call__(self, cls: type, found: tuple[Found, ...], children: tuple[tuple[str, type], ...] = ()) -> nn.Module:
-        kind = self.kind or _class_as_found(cls, found, dict(children))
+    def __call__(
+        self,
+        cls: type,
+        found: tuple[Found, ...],
+        children: tuple[tuple[str, type], ...] = (),
+        sequence: tuple[str, ...] = (),
+    ) -> nn.Module:
+        kind = self.kind or _class_as_found(cls, found, dict(children), sequence)
         module: nn.Module = object.__new__(kind)
         return module
 
 
-def _class_as_found(cls: type, found: tuple[Found, ...], children: Mapping[str, type]) -> type:
+def _class_as_found(
+    cls: type, found: tuple[Found, ...], children: Mapping[str, type], sequence: tuple[str, ...]
+) -> type:
     """The class of shipped rules that were found; the original class where this process does not find them."""
     known = {(name, pair) for name, paths in found for pair in paths}
     rules = tuple(rule for rule in RULES if any(name == rule.name for name, _ in found))
-    kind = _class_with(cls, rules, lambda name, _, slot, path: (name, (slot, path)) in known, children.get)
+    kind = _class_with(
+        cls, rules, lambda name, _, slot, path: (name, (slot, path)) in known, children.get, sequence=sequence
+    )
     return cls if kind is None or kind.found != found else kind  # type: ignore[attr-defined]

@@ -13,6 +13,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
 from .casts import cast_of
 from .steps import Branch, Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step, Unreadable
 
@@ -36,6 +38,18 @@ def read(cls: type) -> Forward:
     reader = _Reader(cls, function, definition)
     body = reader.block(definition.body)
     return Forward(function, outer, arguments, body, reader.inlined, reader.zeros)
+
+
+def read_sequence(cls: Any, names: tuple[str, ...]) -> Forward:
+    """Read the forward of an `nn.Sequential` whose modules have these names: it calls one after the other."""
+    forward = nn.Sequential.forward
+    assert cls.forward is forward
+    steps = [
+        Operation(("call", None, (False,), ()), (OfSelf(name), Step(number - 1) if number else Local("input")))
+        for number, name in enumerate(names)
+    ]
+    arguments = ast.parse("def forward(self, input): pass").body[0].args  # type: ignore[attr-defined]
+    return Forward(forward, forward, arguments, [Run(steps, {}, Step(len(steps) - 1))], {}, set())
 
 
 def _definition(function: Any) -> ast.FunctionDef:

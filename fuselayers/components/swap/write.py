@@ -165,11 +165,22 @@ def _value(ref: Ref) -> ast.expr:
         case Local(name=name):
             return ast.Name(name, ast.Load())
         case OfSelf(path=path):
-            return ast.parse(f"self.{path}" if path else "self", mode="eval").body
+            return _of_self(path)
         case Global(text=text):
             return ast.parse(text, mode="eval").body
         case Literal(value=value):
             return ast.Constant(value)
+
+
+def _of_self(path: str) -> ast.expr:
+    value: ast.expr = ast.Name("self", ast.Load())
+    for part in path.split(".") if path else ():
+        if part.isidentifier():
+            value = ast.Attribute(value, part, ast.Load())
+        else:  # a module of a sequence
+            modules = ast.Attribute(value, "_modules", ast.Load())
+            value = ast.Subscript(modules, ast.Constant(part), ast.Load())
+    return value
 
 
 def _operation(operation: Operation) -> ast.expr:

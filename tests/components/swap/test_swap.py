@@ -207,3 +207,24 @@ def test_a_weight_that_is_parametrized_later() -> None:
     swapped = model(x)
     unswap(model)
     assert torch.equal(model(x), swapped)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_sequence(drop: bool) -> None:
+    parts = [nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8), nn.Dropout(0.1)]
+    model, x = nn.Sequential(*(part for part in parts if drop or not isinstance(part, nn.Dropout))), torch.randn(3, 8)
+    model.eval()
+    expected = model(x)
+    report = swap(model, level="layers", batch=x)
+    assert [site.rules for site in report.sites if site.name == ""] == [("mlp",)]
+    assert torch.equal(model(x), expected)
+    assert torch.equal(model[:2](x), nn.GELU()(model[0](x)))  # a part has the class, but other modules
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert torch.equal(other(x), expected)
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), expected)
+    model[1] = nn.Tanh()
+    model.append(nn.Tanh())
+    swapped = model(x)
+    unswap(model)
+    assert torch.equal(model(x), swapped)
