@@ -46,6 +46,18 @@ def _dropped(p: float) -> Callable[[Tensor], Tensor]:
     return lambda x: ops.dropout(x, p, seed=seed)
 
 
+def _gate(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """activation(gate) * up."""
+    if activation is F.silu or type(activation) is nn.SiLU:  # as one op, with one for its gradients
+        return lambda gate, up: ops.gated_activation(gate, up, activation="silu")
+    return lambda gate, up: activation(gate) * up
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU with a tangent, as one op."""
+    return F.gelu(x, approximate="tanh")
+
+
 def mlp(
     x: Tensor,
     *,
@@ -85,7 +97,8 @@ def gated_mlp(
 ) -> Tensor:
     """down(dropout(activation(gate(x)) * up(x))), which saves x, gate(x) and up(x); x may be normalised first."""
     drop = _dropped(_probability(inner, inner_p, inner_training))
-    return _down(lambda g, u: drop(activation(g) * u), _linears(x, (gate, up), normalise, norm), middle, down, cast)
+    gated = _gate(activation)
+    return _down(lambda g, u: drop(gated(g, u)), _linears(x, (gate, up), normalise, norm), middle, down, cast)
 
 
 def packed_gated_mlp(

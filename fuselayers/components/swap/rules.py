@@ -1,5 +1,6 @@
 """What `swap` looks for, and what it puts there."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ from .steps import Run
 
 __all__ = ["Rule"]
 
-_NAMES: Final = {"torch": torch, "F": F, "nn": nn, "as_half": as_half, "as_weight": as_weight}
+_NAMES: Final = {"torch": torch, "math": math, "F": F, "nn": nn, "as_half": as_half, "as_weight": as_weight}
 """The globals of a pattern."""
 
 
@@ -27,7 +28,7 @@ class Rule:
 
     - those in `slots` are attributes of the module whose forward it is. The value is a test of such an attribute,
       called when the model is swapped, and again in each call of the forward. Where it is False, nothing is replaced.
-    - `torch`, `F` and `nn` are what they are everywhere. `as_half` and `as_weight` are the casts of `casts`.
+    - `torch`, `F`, `nn` and `math` are what they are everywhere. `as_half` and `as_weight` are the casts of `casts`.
     - those that the pattern assigns and `results` names are its results.
     - all others are inputs: any value.
 

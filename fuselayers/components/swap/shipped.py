@@ -234,6 +234,14 @@ RULES: Final = (
         slots={"drop_p": is_number, "drop_training": is_flag, "inplace": is_false},
         inputs=("x",),
     ),
+    _rule(
+        "gelu_tanh",
+        functions.gelu_tanh,
+        "y = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))",
+        "y = 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))",
+        slots={},
+        inputs=("x",),
+    ),
     *(
         _rule(
             name,

@@ -131,9 +131,12 @@ def check(module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> 
     reason = None
     if not error <= allowed:
         reason = f"its error is {error:.1e}, the original's {error_before:.1e}"
-    saved = _saved(original, call), _saved(swapped, call)
+    try:
+        saved_before = _saved(original, call)
+    except Exception:  # it does not run in training mode
+        return Check(reason, error, error_before)
     seconds = _seconds(original, swapped, call) if timed and reason is None else (None, None)
-    return Check(reason, error, error_before, *saved, *seconds)
+    return Check(reason, error, error_before, saved_before, _saved(swapped, call), *seconds)
 
 
 def unswap_inside(module: nn.Module) -> None:

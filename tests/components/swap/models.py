@@ -105,7 +105,10 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     "gpt2": (
         _gpt2,
         frozenset(
-            {"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "attention_dropout", "causal_lm_loss"},
+            {
+                *("layer_norm_mlp", "mlp", "gelu_tanh", "dropout_residual"),
+                *("dropout", "attention_dropout", "causal_lm_loss"),
+            }
         ),
     ),
     "llama": (lambda: _decoder("Llama"), _LLAMA),

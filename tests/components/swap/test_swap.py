@@ -228,3 +228,15 @@ def test_a_sequence(drop: bool) -> None:
     swapped = model(x)
     unswap(model)
     assert torch.equal(model(x), swapped)
+
+
+def test_t5_in_16_bits_with_its_last_layers_in_32() -> None:
+    model, batch = FAMILIES["t5"][0]().bfloat16().eval(), batch_for("t5")
+    for name, module in model.named_modules():
+        if name.endswith(".wo"):
+            module.float()
+    expected = loss_of(model, batch)
+    report = swap(model, level="layers", batch=batch)
+    assert report.skipped == ()
+    assert "wide_rms_norm_gated_mlp" in {rule for site in report.sites for rule in site.rules}
+    torch.testing.assert_close(loss_of(model, batch), expected, atol=2e-2, rtol=1e-2)
