@@ -295,8 +295,10 @@ class ParallelResidual(Residual):
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        normed: list[Tensor] = [norm(x_BTD) for norm in self.norms]
+        given_BTD = normed_BTD = x_BTD
         for number, sublayer in enumerate(sublayers):
-            y_BTD = self.branch(number, sublayer, normed[min(number, len(normed) - 1)])
+            if number < len(self.norms):
+                normed_BTD = self.norm(number)(given_BTD)
+            y_BTD = self.branch(number, sublayer, normed_BTD)
             x_BTD = bias_dropout_residual(y_BTD, x_BTD, p=self.dropout, training=self.training)
         return x_BTD
