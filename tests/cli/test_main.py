@@ -107,7 +107,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
     [
         (
             ["trian"],
-            "no command 'trian'; did you mean 'train'? there are: backends, bench, data, explain, export, lint-kernels, list",
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, data, explain, export, lint",
         ),
         (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
         (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),
