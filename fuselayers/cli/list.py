@@ -26,7 +26,7 @@ Shows every registered component in a line, the options of one or of a kind, or 
   fuselayers list                          every component, and the groups' choices
   fuselayers list attention                the options of a kind's components
   fuselayers list feedforward.gated_mlp    those of one component
-  fuselayers list train                    a section: train, data or fusion
+  fuselayers list train                    a section: train, data, parallel or fusion
   fuselayers list model=gpt2_small         a config, and what its model costs
 
 Add `hydra.searchpath=[/my/configs]` to any of them to include your own config files."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..files import write_whole
+from .engine import like, local
 
 FILE_NAME = "checkpoint.pt"
 PREVIOUS_NAME = "checkpoint.previous.pt"
@@ -123,15 +124,15 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, path: Path) -> Non
             f"the checkpoint {path} is of another architecture: {'; '.join(differences[:3])}{more}; "
             "resume with the model it was trained with"
         )
-    model.load_state_dict(got)
+    model.load_state_dict(like(got, wanted))
     name = not_finite(model)
     if name is not None:
         raise ValueError(f"the checkpoint {path} cannot be continued: its {name} holds a NaN or an infinity")
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter that holds a NaN or an infinity, or None."""
-    return next((name for name, parameter in model.named_parameters() if not parameter.isfinite().all()), None)
+    """The name of the first parameter that holds a NaN or an infinity, or None. Of a split one this process's part counts."""
+    return next((name for name, parameter in model.named_parameters() if not local(parameter).isfinite().all()), None)
 
 
 def load_optimizer(optimizer: torch.optim.AdamW, checkpoint: Checkpoint, *, path: Path) -> None:
@@ -156,7 +157,8 @@ def load_optimizer(optimizer: torch.optim.AdamW, checkpoint: Checkpoint, *, path
             f"the checkpoint {path} cannot be continued: its optimizer must hold AdamW's state of {len(parameters)} "
             "parameters, in their shapes and finite, the mean squares from 0 on"
         )
-    optimizer.load_state_dict({"state": state, "param_groups": own})
+    parts = {index: like(entry, dict.fromkeys(entry, parameters[index])) for index, entry in state.items()}
+    optimizer.load_state_dict({"state": parts, "param_groups": own})
 
 
 def random_state() -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ A checkpoint holds these four, so a resumed run repeats an uninterrupted one.
 Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from .checkpoint import (
     restore_random_state,
 )
 from .data import Text, evaluation_batches, training_batch
+from .engine import Engine, like, whole
 from .interrupt import Interrupt, stops_without_output
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
@@ -53,17 +55,26 @@ class Trainer:
     """A model with its optimizer and its text.
 
     Args:
-        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not.
+        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
         text: to learn from.
         config: the section `train` of the config.
         sequence_length: T.
         device: where the model is.
+        engine: that made the model what it is; None for one process.
     """
 
     def __init__(
-        self, model: nn.Module, text: Text, *, config: TrainConfig, sequence_length: int, device: torch.device
+        self,
+        model: nn.Module,
+        text: Text,
+        *,
+        config: TrainConfig,
+        sequence_length: int,
+        device: torch.device,
+        engine: Engine | None = None,
     ) -> None:
         self.model = model
+        self.engine = engine or Engine(model)
         self.text = text
         self.config = config
         self.sequence_length = sequence_length
@@ -74,9 +85,10 @@ class Trainer:
             weight_decay=config.weight_decay,
             betas=(config.beta1, config.beta2),
         )
+        self.engine.attach(self.optimizer)
 
     def step(self, step: int) -> Update:
-        """One update of the weights; `step` is 1 for the first.
+        """One update of the weights; `step` is 1 for the first. Each process computes its rows of every batch.
 
         Raises:
             ValueError: the loss or the gradient is not finite; the weights do not change.
@@ -94,21 +106,21 @@ class Trainer:
         self.model.train()
         losses = []
         for micro_batch in range(config.accumulate):
-            loss = self.loss(*self.batch(step, micro_batch=micro_batch))
-            (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
+            self._seed_masks(step, micro_batch=micro_batch)
+            with self.engine.micro_batch(last=micro_batch == config.accumulate - 1):
+                loss = self.loss(*self.batch(step, micro_batch=micro_batch))
+                self.engine.backward(loss / config.accumulate)
             losses.append(loss.detach())
-        mean_loss = torch.stack(losses).mean().item()
-        limit = config.clip_norm if config.clip_norm > 0 else math.inf
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        mean_loss = self.engine.processes.mean(torch.stack(losses).mean().item())
+        norm = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.engine.update()
         tokens = config.accumulate * config.batch_size * self.sequence_length
         return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
 
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
-        """The tokens and targets of a step, [B, T] each, on the model's device."""
+        """This process's rows of a step's tokens and targets, [B / dp, T] each, on the model's device."""
         tokens_BT, targets_BT = training_batch(
             self.text.train_N,
             seed=self.config.seed,
@@ -117,12 +129,21 @@ class Trainer:
             batch_size=self.config.batch_size,
             sequence_length=self.sequence_length,
         )
-        return tokens_BT.to(self.device), targets_BT.to(self.device)
+        return self._own_rows(tokens_BT), self._own_rows(targets_BT)
+
+    def _own_rows(self, batch_BT: Tensor) -> Tensor:
+        return batch_BT[self.engine.layout.rows(len(batch_BT))].to(self.device)
+
+    def _seed_masks(self, step: int, *, micro_batch: int) -> None:
+        """Dropout's masks: one set in a tensor-parallel group, which computes the same rows, and others in the next."""
+        if self.engine.processes.world_size > 1:
+            numbers = f"{self.config.seed}/{step}/{micro_batch}/{self.engine.layout.data_rank}"
+            torch.manual_seed(int.from_bytes(hashlib.blake2b(numbers.encode(), digest_size=7).digest(), "little"))
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss in the run's precision, a float32 scalar."""
         with autocast(self.device, precision=self.config.precision):
-            loss: Tensor = self.model(tokens_BT, targets_BT)
+            loss: Tensor = self.engine.model(tokens_BT, targets_BT)
         return loss
 
     @torch.no_grad()
@@ -135,18 +156,18 @@ class Trainer:
             batch_size=self.config.batch_size,
             sequence_length=self.sequence_length,
         )
-        losses = [self.loss(tokens_BT.to(self.device), targets_BT.to(self.device)) for tokens_BT, targets_BT in batches]
-        return torch.stack(losses).float().mean().item()
+        losses = [self.loss(self._own_rows(tokens_BT), self._own_rows(targets_BT)) for tokens_BT, targets_BT in batches]
+        return self.engine.processes.mean(torch.stack(losses).float().mean().item())
 
     def checkpoint(self, step: int, *, config_yaml: str, curve: str) -> Checkpoint:
-        """The state after `step`."""
+        """The state after `step`, whole; every process calls it."""
         return Checkpoint(
             step=step,
             config_yaml=config_yaml,
             text_fingerprint=self.text.fingerprint,
             curve=curve,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
+            model=whole(self.model.state_dict()),
+            optimizer=whole(self.optimizer.state_dict()),
             random_state=random_state(),
         )
 
@@ -170,7 +191,7 @@ def train_steps(
     trainer: Trainer,
     *,
     done: int,
-    metrics: MetricsFile,
+    metrics: MetricsFile | None,
     progress: TrainingProgress,
     save: Callable[[int], None],
 ) -> Outcome:
@@ -179,18 +200,18 @@ def train_steps(
     Args:
         trainer: of the model.
         done: the step of the checkpoint; 0 for a new run.
-        metrics: of the run.
+        metrics: of the run; None in the processes that write no files.
         progress: of the run.
-        save: writes the checkpoint of a step.
+        save: writes the checkpoint of a step; every process calls it.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
         ValueError: the run diverged; the checkpoints are from before.
     """
-    config = trainer.config
-    before = metrics.rows[-1].seconds if metrics.rows else 0.0
+    config, processes = trainer.config, trainer.engine.processes
+    before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     started = time.perf_counter()
-    with Interrupt() as interrupt, stops_without_output(progress.console, interrupt), progress:
+    with Interrupt(once=not processes.launched) as interrupt, stops_without_output(progress.console, interrupt), progress:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
             update = trainer.step(step)
@@ -209,18 +230,22 @@ def train_steps(
                 tokens_per_second=speed,
                 seconds=before + time.perf_counter() - started,
             )
-            metrics.append(row)
+            if metrics is not None:
+                metrics.append(row)
             progress.step(row)
-            last = step == config.steps or interrupt.signal_number is not None
+            # A signal reaches one process only, or each at another time; all stop after the same step.
+            signal_number = processes.largest(interrupt.signal_number or 0) or None
+            last = step == config.steps or signal_number is not None
             if last or step % config.checkpoint_every == 0:
                 # A loss is of the weights before its update: the next step would tell too late.
                 name = not_finite(trainer.model)
                 if name is not None:
                     raise _diverged(step, f"{name} holds a NaN or an infinity")
-                metrics.sync()
+                if metrics is not None:
+                    metrics.sync()
                 save(step)
             if last:
-                return Outcome(step, interrupt.signal_number)
+                return Outcome(step, signal_number)
     return Outcome(done, None)
 
 
