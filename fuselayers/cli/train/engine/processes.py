@@ -80,7 +80,8 @@ class _Launched(Processes):
         # A connection of its own: one that waits for a key would keep the watch from asking.
         self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
 
     @property
     def launched(self) -> bool:
@@ -111,7 +112,7 @@ class _Launched(Processes):
         """Leave the group, all at the same time. gloo may abort a process that still holds tensors of a group."""
         gc.collect()
         self.barrier()
-        self._ended.set()
+        self._stop_watching()
         torch.distributed.destroy_process_group()
 
     def failed(self, error: BaseException) -> NoReturn:
@@ -121,6 +122,7 @@ class _Launched(Processes):
             BaseException: the error, or a ConnectionError for a lost process, in the first process that fails.
             SystemExit: in all others.
         """
+        self._stop_watching()
         try:
             first = self._store.add(_FAILED, 1) == 1
         except RuntimeError:  # the process that had the store is gone, and may have been killed without a word
@@ -133,6 +135,11 @@ class _Launched(Processes):
                 f"any more ({str(error).splitlines()[0]:.200}); continue with train.resume="
             ) from error
         raise error
+
+    def _stop_watching(self) -> None:
+        # Python ends a daemon thread by unwinding its stack, and C++ aborts where that meets a call of the store.
+        self._ended.set()
+        self._watcher.join()
 
     def _watch(self) -> None:
         # A collective of a healthy process may wait for the failed one for half an hour.
