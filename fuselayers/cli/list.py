@@ -88,7 +88,7 @@ def _print_names(taken: Mapping[str, Sequence[str]], console: Console) -> None:
             say(console, (f"  {name}".ljust(size) + summary).rstrip())
     say(console, "in a config", bold=True)
     for group in (group for group in taken if group not in COMPONENT_GROUPS):
-        say(console, *folded(f"  {group}=".ljust(10) + ", ".join(taken[group]), width, hanging=10))
+        say(console, *folded(f"  {group}=".ljust(12) + ", ".join(taken[group]), width, hanging=12))
     say(console, "for options: fuselayers list feedforward.gated_mlp, or a kind: list feedforward")
 
 

@@ -76,7 +76,8 @@ def fuse_as(model: nn.Module, fusion: FusionConfig) -> nn.Module:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model, fused or not: those that the registry knows."""
     blocks = tuple(get("block", name) for name in names("block"))
-    return [part for part in model.modules() if isinstance(part.module if isinstance(part, FusedModule) else part, blocks)]
+    inner = ((part, part.module if isinstance(part, FusedModule) else part) for part in model.modules())
+    return [part for part, one in inner if isinstance(one, blocks)]
 
 
 def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Config:

@@ -149,7 +149,7 @@ class ParallelConfig:
 
     dp: Count = setting("data parallel: parts of each batch; 0 for as many as the processes allow (groups)")
     tp: Size = setting("tensor parallel: parts of each layer (processes of a group)")
-    sequence: bool = setting("sequence parallel: the processes of a tensor-parallel group split the stream's tokens too")
+    sequence: bool = setting("sequence parallel: a tensor-parallel group splits the tokens of the stream too")
     shard: Literal["none", "ddp", "fsdp"] = setting(
         "with dp above 1: ddp keeps the weights in every process, fsdp (FSDP2) a part of each"
     )

@@ -131,7 +131,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, *, path: Path) -> Non
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter that holds a NaN or an infinity, or None. Of a split one this process's part counts."""
+    """The name of the first parameter that holds a NaN or an infinity, or None.
+
+    Of a split parameter this process's part counts.
+    """
     return next((name for name, parameter in model.named_parameters() if not local(parameter).isfinite().all()), None)
 
 

@@ -40,7 +40,7 @@ from .architecture import check_same_architecture, sequence_length
 from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from .compare import EAGER, FUSED, compare, comparison_notes, comparison_rows, unfused_models
 from .data import check_length, read_text
-from .engine import Engine, Processes, device_of, fusion_for, layout_of, processes, start_engine, whole
+from .engine import Processes, device_of, fusion_for, layout_of, processes, start_engine, whole
 from .interrupt import Interrupt, exit_code, stops_without_output
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
@@ -120,9 +120,7 @@ def train(
         OSError: a file cannot be read or written, or another process has the run's folder.
     """
     with ExitStack() as locks:
-        return _train(
-            overrides, console=console, imports=imports, locks=locks, processes=processes or Processes()
-        )
+        return _train(overrides, console=console, imports=imports, locks=locks, processes=processes or Processes())
 
 
 def _train(
@@ -154,9 +152,7 @@ def _train(
     unfused = fusion if fusion.scope == "layer" else replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
     engine = start_engine(module, config, processes=processes, layout=layout, device=device)
-    trainer = Trainer(
-        engine.module, text, config=config.train, sequence_length=length, device=device, engine=engine
-    )
+    trainer = Trainer(engine.module, text, config=config.train, sequence_length=length, device=device, engine=engine)
     done, rows = 0, []
     if checkpoint is not None and path is not None:
         rows = parse_metrics(checkpoint.curve, source=f"the curve in the checkpoint {path}")

@@ -19,8 +19,8 @@ class Interrupt:
     thread; in other threads nothing changes.
 
     Args:
-        once: False where every signal comes twice, as to the processes of torchrun: from the terminal and from torchrun,
-            which kills those that do not end in time. Then a second one changes nothing.
+        once: False where every signal comes twice, as to the processes of torchrun: from the terminal, and from
+            torchrun, which kills those that do not end in time. Then a second one changes nothing.
 
     >>> with Interrupt() as interrupt:
     ...     signal.raise_signal(signal.SIGINT)

@@ -26,7 +26,7 @@ from .checkpoint import (
     restore_random_state,
 )
 from .data import Text, evaluation_batches, training_batch
-from .engine import Engine, like, whole
+from .engine import Engine, whole
 from .interrupt import Interrupt, stops_without_output
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
@@ -211,7 +211,8 @@ def train_steps(
     config, processes = trainer.config, trainer.engine.processes
     before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     started = time.perf_counter()
-    with Interrupt(once=not processes.launched) as interrupt, stops_without_output(progress.console, interrupt), progress:
+    signals = Interrupt(once=not processes.launched)
+    with signals as interrupt, stops_without_output(progress.console, interrupt), progress:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
             update = trainer.step(step)

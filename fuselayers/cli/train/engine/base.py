@@ -1,6 +1,5 @@
 """What the training loop needs of an engine. This one: a model in one process."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,9 +31,7 @@ class Engine:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(
-        self, module: nn.Module, *, processes: Processes | None = None, layout: Layout | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, *, processes: Processes | None = None, layout: Layout | None = None) -> None:
         self.module = module
         self.model = module
         self.processes = processes or Processes()

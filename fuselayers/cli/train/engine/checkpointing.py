@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of
@@ -47,7 +47,7 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
     Raises:
         ValueError: a reversible block, which keeps nothing already.
     """
-    context = {"context_fn": _selective} if way == "selective" else {}
+    context = _selective if way == "selective" else noop_context_fn
     for block in blocks_of(model):
         if getattr(block, "reversible", False):
             raise ValueError(
@@ -55,11 +55,11 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
                 "could be recomputed; set parallel.checkpointing=none"
             )
         forward = block.forward
-        setattr(block, "forward", partial(checkpoint, forward, use_reentrant=False, **context))
+        block.forward = partial(checkpoint, forward, use_reentrant=False, context_fn=context)
 
 
 def _selective() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import TorchElasticEnvironment
-from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning_fabric.strategies.strategy import Strategy
 from torch import Tensor, nn
 
 from .sharding import prepared
@@ -28,7 +30,7 @@ class FabricEngine(TorchEngine):
         layout = self.layout
         strategy: Strategy = DDPStrategy()
         if self.config.parallel.shard != "ddp":
-            strategy = ModelParallelStrategy(self._parallel, data_parallel_size=layout.dp, tensor_parallel_size=layout.tp)
+            strategy = ModelParallelStrategy(self._split, data_parallel_size=layout.dp, tensor_parallel_size=layout.tp)
         local = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes.world_size))
         # The process group is there already: Fabric joins it.
         self.fabric = Fabric(
@@ -42,9 +44,9 @@ class FabricEngine(TorchEngine):
         self.fabric.launch()
         if self.config.parallel.shard == "ddp":
             self.module = prepared(self.module, self.config)
-        self.model = self.fabric.setup_module(self.module)
+        self.model = self._called = self.fabric.setup_module(self.module)
 
-    def _parallel(self, module: nn.Module, mesh: Any) -> nn.Module:
+    def _split(self, module: nn.Module, mesh: Any) -> nn.Module:
         self.module = prepared(module, self.config, data=mesh["data_parallel"], tensor=mesh["tensor_parallel"])
         return self.module
 
@@ -54,11 +56,11 @@ class FabricEngine(TorchEngine):
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        with self.fabric.no_backward_sync(self.model, enabled=not last):
+        with self.fabric.no_backward_sync(self._called, enabled=not last):
             yield
 
     def backward(self, loss: Tensor) -> None:
-        self.fabric.backward(loss, model=self.model)
+        self.fabric.backward(loss, model=self._called)
 
     def update(self) -> None:
         self._wrapped.step()

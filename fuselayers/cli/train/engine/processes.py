@@ -78,7 +78,7 @@ class _Launched(Processes):
         self.backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(self.backend)
         # A connection of its own: one that waits for a key would keep the watch from asking.
-        self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -180,4 +180,3 @@ def _is_a_lost_process(error: BaseException) -> bool:
     return isinstance(error, torch.distributed.DistError) or (
         type(error) is RuntimeError and any(text in str(error) for text in named)
     )
-

@@ -8,7 +8,6 @@ from torch import nn
 
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of, fuse_as
-
 from .checkpointing import checkpoint_blocks, fusion_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import torch
 
 from ....configs import Config
 from ...machine import choose_device
-
 from .base import Engine
 from .layout import Layout
 from .processes import Processes

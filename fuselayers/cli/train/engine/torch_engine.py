@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ....configs import Config
-
 from .base import Engine
 from .layout import Layout
 from .processes import Processes
@@ -59,7 +58,7 @@ class TorchEngine(Engine):
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
         if isinstance(self.model, DistributedDataParallel) and not last:
-            with self.model.no_sync():  # type: ignore[no-untyped-call]
+            with self.model.no_sync():
                 yield
             return
         if isinstance(self.module, FSDPModule):
@@ -84,7 +83,7 @@ def clip_gradients(module: nn.Module, limit: float) -> float:
     for parameter in module.parameters():
         if parameter.grad is not None:
             groups[parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None].append(parameter)
-    norms = [nn.utils.get_total_norm([parameter.grad for parameter in group]) for group in groups.values()]
+    norms = [nn.utils.get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups.values()]
     whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     total = torch.stack([norm.square() for norm in whole]).sum().sqrt() if len(whole) > 1 else whole[0]
     if not math.isinf(limit):

@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ....configs import ParallelConfig
-
 from .layout import Layout
 
 # The dimension's name in our meshes, and in those of Lightning Fabric.
