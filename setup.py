@@ -55,11 +55,14 @@ setup(
     extras_require={
         # For from_pretrained.
         "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
+        # For parallel.engine=fabric.
+        "fabric": ["lightning-fabric>=2.6"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
         # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of ops and modules
         # import it.
         "test": [
             "expecttest",
+            "lightning-fabric>=2.6",
             "pytest>=8",
             "pytest-timeout",
             "pytest-xdist",
