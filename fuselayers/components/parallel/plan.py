@@ -137,7 +137,9 @@ def make_plan(model: nn.Module, size: int) -> Plan:
 def _no_rule(path: str, module: nn.Module) -> str:
     kinds = [kind for kind in KINDS if type(module) in (get(kind, name) for name in names(kind))]
     divided = [name for kind in kinds for name in names(kind) if get(kind, name) in _RULES]
-    advice = f"take one that it has a plan for: {', '.join(divided)}" if divided else "parallelize the model first"
+    advice = f"take one that it has a plan for: {', '.join(divided)}"
+    if not divided:
+        advice = "take a component of this package, and parallelize before other code wraps it"
     return f"parallelize has no plan for {path or 'the model'}, {title(module)}; {advice}"
 
 
@@ -192,6 +194,7 @@ def _attention(plan: Plan, path: str, attention: Any) -> None:
 
 
 def _depthwise(plan: Plan, path: str, conv: Any) -> None:
+    # One filter for each head or hidden channel.
     plan.linear(path, conv, ROWS, ROWS)
     plan.numbers += [
         (conv, name, getattr(conv, name) // plan.size) for name in ("groups", "in_channels", "out_channels")

@@ -1,8 +1,8 @@
 """weights -- how a module of a divided model reads its parameters.
 
-Each parameter is a `DTensor`, which `named_parameters` and a state_dict have under its old name, with its whole shape. An
-attribute such as `module.weight` returns what this process computes with: its part of it, or the whole. So the code of
-the components does not change.
+Each parameter is a `DTensor`, which `named_parameters` and a state_dict have under its old name, with its whole shape.
+An attribute such as `module.weight` returns what this process computes with: its part of it, or the whole. So the code
+of the components does not change.
 
 A parameter is stored, and read, in one of these ways:
 

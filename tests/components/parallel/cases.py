@@ -112,9 +112,9 @@ def batch_of(model: Model, tokens: int = TOKENS) -> tuple[Tensor, ...]:
     return tuple(batch)
 
 
-def step(model: nn.Module, batch: tuple[Tensor, ...], **inputs: Any) -> Step:
-    """Return a step of training with fixed masks."""
-    torch.manual_seed(7)
+def step(model: nn.Module, batch: tuple[Tensor, ...], *, seed: int = 7, **inputs: Any) -> Step:
+    """Return the forward and backward of a step of training, with the masks of a seed."""
+    torch.manual_seed(seed)
     loss = model(*batch, **inputs)
     loss.backward()
     norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
