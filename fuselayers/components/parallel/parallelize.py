@@ -2,7 +2,8 @@
 
     x   [B, T, D]   B batch, T tokens, D model; n processes
 
-Each process has 1 / n of the heads and of the hidden values, so 1 / n of the large matrices and of their optimizer state:
+Each process has 1 / n of the heads and of the hidden values, and so 1 / n of the large matrices and of their
+optimizer's state:
 
     x = x + sum over the processes of attention(norm(x))
     x = x + sum over the processes of feedforward(norm(x))
@@ -10,8 +11,8 @@ Each process has 1 / n of the heads and of the hidden values, so 1 / n of the la
 With `sequence` it also has T / n tokens of the residual stream: a sublayer begins with a gather of its tokens and ends
 with a reduce-scatter of its results.
 
-Sent and received by a process, in elements, for each sublayer: 2 (n - 1) / n B T D forward and as much backward, with and
-without `sequence`; and for each parameter that all hold, such as a norm's weight, twice its size backward.
+Sent and received by a process, in elements, for each sublayer: 2 (n - 1) / n B T D forward and as much backward, with
+and without `sequence`; and for each parameter that all hold, such as a norm's weight, twice its size backward.
 """
 
 from typing import TYPE_CHECKING

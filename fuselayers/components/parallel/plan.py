@@ -208,14 +208,13 @@ def _feedforward(plan: Plan, path: str, feedforward: Any) -> None:
             f"{path} has the activation {feedforward.activation!r}, and parallelize cannot tell whether it looks at "
             "one hidden value at a time; take one of fuselayers.ops.ACTIVATIONS"
         )
+    plan.linear(f"{path}.down", feedforward.down, COLUMNS, FIRST)
     width = feedforward.down.in_features
     plan.divide(path, "hidden values", width)
     for name, child in feedforward.named_children():
-        if name == "down":
-            plan.linear(f"{path}.{name}", child, COLUMNS, FIRST)
-        elif name == "conv":
+        if name == "conv":
             _depthwise(plan, f"{path}.{name}", child)
-        else:
+        elif name != "down":
             storage = Storage("packed", sizes=(width, width)) if name == "gate_up" else ROWS
             plan.linear(f"{path}.{name}", child, storage, storage)
 

@@ -88,8 +88,10 @@ def _reading(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
 def _property(name: str) -> property:
     def read(module: nn.Module) -> Tensor | None:
         parameter = module._parameters[name]
-        if parameter is None:
-            return None
+        # FSDP shards a parameter over a second dimension of the mesh. It looks parameters up by their attributes, and
+        # puts the unsharded one in their place before anything is computed.
+        if parameter is None or cast(DTensor, parameter).device_mesh.ndim > 1:
+            return parameter
         storages: dict[str, Storage] = module.__dict__["storages"]
         return storages[name].read(parameter, module.__dict__["group"])
 

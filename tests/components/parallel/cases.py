@@ -5,6 +5,7 @@ import traceback
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed.checkpoint.state_dict as states
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -173,13 +174,117 @@ def inputs_of(name: str) -> dict[str, Any]:
     return {"key_padding_mask": real} if name in ("bert_tiny", "conv", "mixture", "capacity", "pair") else {}
 
 
+def check_generation(sequence: bool) -> None:
+    """Compare text that a divided model generates with that of the plain one; greedy, and drawn."""
+    for name in ("capped", "gated", "pair"):
+        torch.manual_seed(0)
+        model: Any = COMPONENTS[name]().eval()
+        prompts = batch_of(model, tokens=3)[0]
+        wanted = _written(model, prompts)
+        parallelize(model, group(), sequence=sequence)
+        for got, one in zip(_written(model, prompts), wanted, strict=True):
+            torch.testing.assert_close(got, one, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def _written(model: Any, prompts: Tensor) -> list[Tensor]:
+    drawn = torch.Generator().manual_seed(4)
+    return [
+        model.generate(prompts, 4, temperature=0.0),
+        model.generate(prompts, 4, generator=drawn, temperature=2.0),
+    ]
+
+
+def check_logits(sequence: bool) -> None:
+    """Compare the logits, and the gradients of a loss that is computed from them outside of the model."""
+    for name in ("capped", "fused", "vit_tiny"):
+        torch.manual_seed(0)
+        model = (COMPONENTS.get(name) or functools.partial(shipped, name))()
+        batch = batch_of(model)
+
+        def loss(batch: Tensor, model: Model = model) -> Tensor:
+            return model(batch).square().mean()
+
+        wanted = _step_of(model, loss, batch[0])
+        model.zero_grad()
+        parallelize(model, group(), sequence=sequence)
+        assert_same(wanted, _step_of(model, loss, batch[0]))
+
+
+def _step_of(model: Model, loss: Any, batch: Tensor) -> Step:
+    torch.manual_seed(7)
+    found = loss(batch)
+    found.backward()
+    gradients = {name: whole(one.grad) for name, one in model.named_parameters() if one.grad is not None}
+    return Step(found.item(), gradients, sum(one.square().sum() for one in gradients.values()).sqrt().item())
+
+
+def check_meta(sequence: bool) -> None:
+    """Compare a model that was divided on the meta device and loaded afterwards."""
+    torch.manual_seed(0)
+    plain = COMPONENTS["gated"]()
+    batch = batch_of(plain)
+    wanted = step(plain, batch)
+    with torch.device("meta"):
+        model = COMPONENTS["gated"]()
+    parallelize(model, group(), sequence=sequence).to_empty(device="cpu")
+    states.set_model_state_dict(
+        model, plain.state_dict(), options=states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    )
+    assert_same(wanted, step(model, batch))
+
+
+def check_first_process(sequence: bool) -> None:
+    """Compare models that differ between the processes: the first one's weights count. Some are frozen."""
+    torch.manual_seed(0)
+    plain = COMPONENTS["separate"]()
+    _freeze(plain)
+    batch = batch_of(plain)
+    wanted = step(plain, batch)
+    torch.manual_seed(torch.distributed.get_rank())
+    model = COMPONENTS["separate"]()
+    _freeze(model)
+    parallelize(model, group(), sequence=sequence)
+    assert_same(wanted, step(model, batch))
+
+
+def _freeze(model: Any) -> None:
+    for part in (model.token, model.blocks[0].attention.q, model.blocks[1].residual.norms[0]):
+        part.requires_grad_(False)
+
+
+def check_refusal(sequence: bool) -> None:
+    """A refused model is as it was."""
+    model: Any = COMPONENTS["separate"]()
+    model.blocks[1].feedforward.down = nn.Sequential(model.blocks[1].feedforward.down)
+    before = dict(model.named_parameters())
+    try:
+        parallelize(model, group(), sequence=sequence)
+    except ValueError:
+        assert all(one is before[name] for name, one in model.named_parameters())
+        assert model.blocks[0].attention.num_heads == 4
+    else:
+        raise AssertionError("it was not refused")
+
+
+CHECKS = {
+    "generation": check_generation,
+    "logits": check_logits,
+    "meta": check_meta,
+    "first_process": check_first_process,
+    "refusal": check_refusal,
+}
+
+
 def errors_of(pairs: list[tuple[str, bool]]) -> list[str | None]:
-    """Return what differs from one process, for each model and whether its tokens are divided; None if nothing does."""
+    """Return what differs from one process, for each model or check, and whether tokens are divided; None for nothing."""
     found: list[str | None] = []
     for name, sequence in pairs:
-        made = COMPONENTS.get(name, functools.partial(shipped, name))
         try:
-            assert_same(*compared(made, sequence=sequence, **inputs_of(name)))
+            if name in CHECKS:
+                CHECKS[name](sequence)
+            else:
+                made = COMPONENTS.get(name, functools.partial(shipped, name))
+                assert_same(*compared(made, sequence=sequence, **inputs_of(name)))
             found.append(None)
         except Exception:
             found.append(traceback.format_exc())

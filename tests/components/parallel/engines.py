@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as states
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -97,20 +98,16 @@ def trained(name: str, size: int, sequence: bool, steps: int, source: str | None
     batch = batch_of(model)
     parallelize(model, mesh, sequence=sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    options = dcp.state_dict.StateDictOptions()
     if source is not None:
-        states = dcp.state_dict.get_state_dict(model, optimizer, options=options)
-        state = {"model": states[0], "optimizer": states[1]}
-        dcp.load(state, checkpoint_id=source)
-        dcp.state_dict.set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=options
-        )
+        of_model, of_optimizer = states.get_state_dict(model, optimizer)
+        dcp.load({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=source)
+        states.set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
     losses = []
     for number in range(steps):
         optimizer.zero_grad()
         losses.append(step(model, batch, seed=number).loss)
         optimizer.step()
     if target is not None:
-        states = dcp.state_dict.get_state_dict(model, optimizer, options=options)
-        dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=target)
+        of_model, of_optimizer = states.get_state_dict(model, optimizer)
+        dcp.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=target)
     return losses

@@ -19,7 +19,7 @@ __all__ = ["run"]
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any, folder: Path, seconds: float = 300) -> list[Any]:
-    """Return what `function(*arguments)` returns in each of `size` processes, which are a gloo group on this machine."""
+    """Return what `function(*arguments)` returns in each of `size` processes, a gloo group on this machine."""
     context = torch.multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_work, args=(rank, size, function, arguments, str(folder)), daemon=True)

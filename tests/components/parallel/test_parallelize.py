@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 import fuselayers as fl
 from fuselayers.components import Model, parallelize
 from fuselayers.components.parallel.plan import make_plan, unfused
-from tests.components.parallel.cases import COMPONENTS, SHIPPED, batch_of, errors_of, step
+from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_of, errors_of, step
 from tests.components.parallel.ranks import run
 
-_PAIRS = [(name, sequence) for name in (*SHIPPED, *COMPONENTS) for sequence in (False, True)]
+_PAIRS = [(name, sequence) for name in (*SHIPPED, *COMPONENTS, *CHECKS) for sequence in (False, True)]
 
 
 @pytest.fixture(scope="module")
