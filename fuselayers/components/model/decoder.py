@@ -145,7 +145,10 @@ class Decoder(Stack):
         if targets_BT is None:
             return self._logits(x_BTD)
         loss = token_loss(
-            *(x_BTD, targets_BT, self._head, self.loss), scale=self.logit_scale, soft_cap=self.logit_soft_cap
+            *(x_BTD, targets_BT, self._head, self.loss),
+            scale=self.logit_scale,
+            soft_cap=self.logit_soft_cap,
+            layout=self.layout,
         )
         return self.with_auxiliary_loss(loss)
 
@@ -253,7 +256,7 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return to_logits(x, self._head, scale=self.logit_scale, soft_cap=self.logit_soft_cap)
+        return to_logits(x, self._head, scale=self.logit_scale, soft_cap=self.logit_soft_cap, layout=self.layout)
 
     def extra_repr(self) -> str:
         return (
