@@ -42,7 +42,11 @@ def _is_split_by_fsdp(parameter: nn.Parameter) -> bool:
     if not isinstance(parameter, DTensor):
         return False
     dimensions = zip(parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True)
-    return any(name in _DATA_PARALLEL and placement.is_shard() for name, placement in dimensions)
+    # Beside tensor parallelism torch has a placement of its own, which is no Shard.
+    return any(
+        name in _DATA_PARALLEL and not (placement.is_replicate() or placement.is_partial())
+        for name, placement in dimensions
+    )
 
 
 def placements(module: nn.Module, model: nn.Module) -> str:

@@ -1,8 +1,7 @@
 """Several trainings by the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
 
-FOLDER/runs.json maps a name to overrides, and to the rank and the step that get a SIGTERM, if any. FOLDER/name.json then
-holds the exit code, what the run printed, and the text of a refusal, which is the same on every process. The run's own
-files are in FOLDER/name.
+FOLDER/runs.json maps a name to overrides, and to the rank and the step that get a SIGTERM, if any. FOLDER/name.json
+then holds the exit code, what the run printed, and the text of a refusal, which is the same on every process.
 """
 
 import io
