@@ -101,7 +101,7 @@ def test_rank_0_prints_samples_and_writes_alone(ended: dict[str, dict[str, Any]]
     output = ended["fsdp"]["output"]
     assert output.count("validation loss ") == 1
     assert "no comparison of eager with fused: it is of one process, and torchrun started this run" in output
-    assert 10 <= len((root / "fsdp" / "sample.txt").readwritten_text()) <= 20
+    assert 10 <= len((root / "fsdp" / "sample.txt").read_text()) <= 20
     assert len(list(root.glob("fsdp*"))) == 2  # the run's folder, and what became of it
 
 
