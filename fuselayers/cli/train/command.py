@@ -40,7 +40,7 @@ from .architecture import check_same_architecture, sequence_length
 from .checkpoint import FILE_NAME, PREVIOUS_NAME, Checkpoint, find_checkpoint, read_checkpoint, write_checkpoint
 from .compare import EAGER, FUSED, compare, comparison_notes, comparison_rows, unfused_models
 from .data import check_length, read_text
-from .engine import Processes, device_of, fusion_for, layout_of, processes, start_engine, whole
+from .engine import Processes, device_of, fusion_for, joined_processes, layout_of, start_engine, whole
 from .interrupt import Interrupt, exit_code, stops_without_output
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says, over the processes of torchrun if it started this one; see `train`."""
     # A resumed run gives the bits of an uninterrupted one: no measured time changes the backend.
-    with warm_up(math.inf), processes() as group:
+    with warm_up(math.inf), joined_processes() as group:
         if group.is_main:
             return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
         # The others would say the same.

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of
@@ -47,7 +47,6 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
     Raises:
         ValueError: a reversible block, which keeps nothing already.
     """
-    context = _selective if way == "selective" else noop_context_fn
     for block in blocks_of(model):
         if getattr(block, "reversible", False):
             raise ValueError(
@@ -55,7 +54,9 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
                 "could be recomputed; set parallel.checkpointing=none"
             )
         forward = block.forward
-        block.forward = partial(checkpoint, forward, use_reentrant=False, context_fn=context)
+        recomputed = partial(checkpoint, forward, use_reentrant=False)
+        # Dynamo traces a context of ours, and not torch's default where it is given.
+        block.forward = partial(recomputed, context_fn=_selective) if way == "selective" else recomputed
 
 
 def _selective() -> Any:

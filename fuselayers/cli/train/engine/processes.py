@@ -155,7 +155,7 @@ class _Launched(Processes):
 
 
 @contextmanager
-def processes() -> Iterator[Processes]:
+def joined_processes() -> Iterator[Processes]:
     """The processes of this run; they have the same end.
 
     torchrun sets the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; so do the operators of

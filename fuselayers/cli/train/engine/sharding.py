@@ -1,7 +1,7 @@
 """A built model, split over processes: tensor parallelism, checkpointing, fusion, FSDP2, in this order."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -30,9 +30,9 @@ def prepared(
     """
     parallel = config.parallel
     if tensor is not None and tensor.size() > 1:
-        from ....components import parallelize
+        from ....components import Model, parallelize
 
-        model = parallelize(model, tensor, sequence=parallel.sequence)
+        model = parallelize(cast(Model, model), tensor, sequence=parallel.sequence)
     if parallel.checkpointing in ("block", "selective"):
         checkpoint_blocks(model, parallel.checkpointing)
     fusion, _ = fusion_for(config)

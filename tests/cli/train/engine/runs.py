@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from fuselayers.cli.train import train
-from fuselayers.cli.train.engine import Processes, processes
+from fuselayers.cli.train.engine import Processes, joined_processes
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.partition import warm_up
 
@@ -46,6 +46,6 @@ def _run(name: str, overrides: list[str], stop: list[int] | None, folder: Path, 
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    with warm_up(math.inf), processes() as group:
+    with warm_up(math.inf), joined_processes() as group:
         for name, (overrides, stop) in json.loads((root / "runs.json").read_text()).items():
             _run(name, overrides, stop, root, group)
