@@ -71,7 +71,8 @@ def distribute(module: nn.Module, storages: dict[str, Storage], mesh: DeviceMesh
         module._parameters[name] = nn.Parameter(stored, requires_grad=parameter.requires_grad)
     module.__dict__["storages"] = storages
     module.__dict__["group"] = group
-    module.__class__ = _reading(type(module), tuple(sorted(storages)))
+    kind: Any = type(module)
+    module.__class__ = _reading(kind, tuple(sorted(storages)))
 
 
 # One class for all modules of a kind: compilers check a module's class, and would compile each module by itself.
