@@ -56,7 +56,9 @@ def under(name: str, engines: list[str], sequence: bool, cache: str) -> list[str
     wanted = step(plain, batch)
     for number, one in enumerate(engines):
         torch._dynamo.reset()
-        divided = engine(parallelize(made(name), group(), sequence=sequence), one)
+        fused_before = one == "fused before"
+        model = fl.fuse(made(name), backend="eager") if fused_before else made(name)
+        divided = engine(parallelize(model, group(), sequence=sequence), one)
         got = step(divided, batch)
         try:
             assert_same(wanted, got)

@@ -29,7 +29,7 @@ def test_checkpointing_and_graphs_keep_the_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt_nano", "qwen3_tiny", "mixtral_tiny", "t5_tiny", "pair", "conv"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequence: bool, tmp_path: Path) -> None:
-    engines = [*_COMPILED, "model eager", "checkpoint compile"]
+    engines = [*_COMPILED, "model eager", "fused before", "checkpoint compile"]
     for found in _run(2, tmp_path / "run", under, name, engines, sequence, str(tmp_path / "cache")):
         assert found == engines
 
