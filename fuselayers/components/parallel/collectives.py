@@ -170,7 +170,7 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         pieces = _pieces(ctx.sizes, ctx.group)
         sent, received = _traffic(ctx.sizes, ctx.group)
-        back = all_to_all(dy, received, sent, ctx.group.name).split([length for _, length, _ in pieces])
+        back = torch.split(all_to_all(dy, received, sent, ctx.group.name), [length for _, length, _ in pieces])
         # They arrive in the order of `pieces`, and belong in the order of the rows.
         order = sorted(range(len(pieces)), key=lambda piece: pieces[piece][0])
         return torch.cat([back[piece] for piece in order]), None, None

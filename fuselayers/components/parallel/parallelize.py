@@ -49,6 +49,7 @@ def parallelize(model: Model, mesh: "DeviceMesh", *, sequence: bool = False) -> 
         ValueError: the mesh has several dimensions, the model is divided already, a number of heads or of hidden values
             does not divide by the group's size, or a component has no plan. Nothing is changed then.
 
+    >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
     >>> from fuselayers.components import Choice, Decoder, parallelize
     >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

@@ -16,7 +16,7 @@ A parameter is stored, and read, in one of these ways:
 
 import functools
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -71,12 +71,13 @@ def distribute(module: nn.Module, storages: dict[str, Storage], mesh: DeviceMesh
         module._parameters[name] = nn.Parameter(stored, requires_grad=parameter.requires_grad)
     module.__dict__["storages"] = storages
     module.__dict__["group"] = group
-    module.__class__ = _reading(type(module), tuple(sorted(storages)))
+    kind: Any = type(module)
+    module.__class__ = _reading(kind, tuple(sorted(storages)))
 
 
 # One class for all modules of a kind: compilers check a module's class, and would compile each module by itself.
 @functools.cache
-def _reading(kind: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+def _reading(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     """Return a subclass whose attributes of these names are read through their storage.
 
     Its `reads_parts_of` is the class of the module before; see `is_plain_linear`.

@@ -276,7 +276,7 @@ CHECKS = {
 
 
 def errors_of(pairs: list[tuple[str, bool]]) -> list[str | None]:
-    """Return what differs from one process, for each model or check, and whether tokens are divided; None for nothing."""
+    """Return what differs from one process, for each model or check and whether tokens are divided; None if nothing."""
     found: list[str | None] = []
     for name, sequence in pairs:
         try:

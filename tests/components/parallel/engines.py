@@ -56,7 +56,9 @@ def under(name: str, engines: list[str], sequence: bool, cache: str) -> list[str
     wanted = step(plain, batch)
     for number, one in enumerate(engines):
         torch._dynamo.reset()
-        divided = engine(parallelize(made(name), group(), sequence=sequence), one)
+        fused_before = one == "fused before"
+        model = fl.fuse(made(name), backend="eager") if fused_before else made(name)
+        divided = engine(parallelize(model, group(), sequence=sequence), one)
         got = step(divided, batch)
         try:
             assert_same(wanted, got)
@@ -90,20 +92,18 @@ def data_parallel(name: str, sequence: bool) -> list[Step]:
     return steps
 
 
-def trained(name: str, size: int, sequence: bool, steps: int, source: str | None, target: str | None) -> list[float]:
-    """Train a model on the first `size` processes of a group, from a checkpoint to a checkpoint; return the losses."""
-    mesh = init_device_mesh("cpu", (size,))
-    torch.manual_seed(0)
+def trained(name: str, sequence: bool, steps: range, source: str | None, target: str | None) -> list[float]:
+    """Train a model divided among all processes, from a checkpoint to a checkpoint; return the losses."""
     model = made(name)
     batch = batch_of(model)
-    parallelize(model, mesh, sequence=sequence)
+    parallelize(model, group(), sequence=sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if source is not None:
         of_model, of_optimizer = states.get_state_dict(model, optimizer)
         dcp.load({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=source)
         states.set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
     losses = []
-    for number in range(steps):
+    for number in steps:
         optimizer.zero_grad()
         losses.append(step(model, batch, seed=number).loss)
         optimizer.step()

@@ -29,7 +29,7 @@ def test_checkpointing_and_graphs_keep_the_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt_nano", "qwen3_tiny", "mixtral_tiny", "t5_tiny", "pair", "conv"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequence: bool, tmp_path: Path) -> None:
-    engines = [*_COMPILED, "model eager", "checkpoint compile"]
+    engines = [*_COMPILED, "model eager", "fused before", "checkpoint compile"]
     for found in _run(2, tmp_path / "run", under, name, engines, sequence, str(tmp_path / "cache")):
         assert found == engines
 
@@ -50,11 +50,11 @@ def test_fsdp_over_a_mesh_of_two_dimensions_keeps_the_numbers(name: str, tmp_pat
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["separate", "gated"])
 def test_a_checkpoint_fits_a_group_of_another_size(name: str, tmp_path: Path) -> None:
-    whole = _run(1, tmp_path / "whole", trained, name, 1, False, 6, None, None)[0]
+    whole = _run(1, tmp_path / "whole", trained, name, False, range(6), None, None)[0]
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     losses = [
-        *_run(2, tmp_path / "a", trained, name, 2, True, 2, None, first)[0],  # type: ignore[misc]
-        *_run(4, tmp_path / "b", trained, name, 4, False, 2, first, second)[0],  # type: ignore[misc]
-        *_run(1, tmp_path / "c", trained, name, 1, False, 2, second, None)[0],  # type: ignore[misc]
+        *_run(2, tmp_path / "a", trained, name, True, range(2), None, first)[0],  # type: ignore[misc]
+        *_run(4, tmp_path / "b", trained, name, False, range(2, 4), first, second)[0],  # type: ignore[misc]
+        *_run(1, tmp_path / "c", trained, name, False, range(4, 6), second, None)[0],  # type: ignore[misc]
     ]
     assert losses == pytest.approx(whole, rel=1e-5)
