@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from ..components import REQUIRED, Choice, Option
 from ..components.ranges import Count, Decay, NotNegative, Positive, Range, Size, range_of
-from ..names import shown
+from ..names import no_such, shown
 from ..partition import partitioner
 from ..partition.backends import check_backends
 from .values import checked_option
@@ -157,6 +157,51 @@ class DataConfig:
         _check("data", self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a training is spread over the processes that torchrun starts.
+
+    Raises:
+        ValueError: a value of another type or out of its range, an unknown checkpointing, or `sequence` without `tp`.
+
+    >>> ParallelConfig(
+    ...     dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5", engine="torch"
+    ... ).budget
+    'budget:0.5'
+    """
+
+    dp: Count = setting("data parallel: parts of each batch; 0 for as many as the processes allow (groups)")
+    tp: Size = setting("tensor parallel: parts of each layer (processes of a group)")
+    sequence: bool = setting("sequence parallel: a tensor-parallel group splits the tokens of the stream too")
+    shard: Literal["none", "ddp", "fsdp"] = setting(
+        "with dp above 1: ddp keeps the weights in every process, fsdp (FSDP2) a part of each"
+    )
+    reshard: bool = setting("whether fsdp frees a block's gathered weights after forward: less memory, more sending")
+    checkpointing: str = setting(
+        "what backward recomputes: none, block (each block), selective (all but the matrix products), or budget:0.5, a "
+        "share of the bytes to keep, chosen by the fusion core"
+    )
+    engine: Literal["torch", "fabric"] = setting("torch alone, or Lightning Fabric (the extra fuselayers[fabric])")
+
+    def __post_init__(self) -> None:
+        _check("parallel", self)
+        ways = ("none", "block", "selective")
+        if self.checkpointing not in ways and not self.checkpointing.startswith("budget"):
+            raise ValueError(no_such("parallel.checkpointing", self.checkpointing, (*ways, "budget:0.5")))
+        if self.budget is not None:
+            partitioner(self.budget)
+        if self.sequence and self.tp == 1:
+            raise ValueError(
+                "parallel.sequence splits the tokens over a tensor-parallel group, and parallel.tp is 1; set "
+                "parallel.tp=2 or more, or leave parallel.sequence out"
+            )
+
+    @property
+    def budget(self) -> str | None:
+        """The partition of the fusion core that `checkpointing` asks for, or None."""
+        return self.checkpointing if self.checkpointing.startswith("budget") else None
+
+
 @dataclass(frozen=True)
 class Config:
     """A model, how it is fused, and how it is trained, on what. Made by `compose`.
@@ -171,6 +216,7 @@ class Config:
         fusion: how much of it goes through the fusion core.
         train: the training run.
         data: the text to train on.
+        parallel: how a training is spread over processes.
         left_at_default: the paths of the components' options that nobody wrote, such as "feedforward.expansion". A swap
             gives them the new component's default, and keeps the others.
     """
@@ -184,9 +230,10 @@ class Config:
     fusion: FusionConfig
     train: TrainConfig
     data: DataConfig
+    parallel: ParallelConfig
     # Two configs with the same values build the same model, whoever wrote the values.
     left_at_default: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 # The sections that are dataclasses of their own; the others name a component.
-SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}
+SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig, "parallel": ParallelConfig}

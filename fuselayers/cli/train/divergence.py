@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from ...partition import disable_fusion
 
 
-def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str:
+def first_not_finite(
+    model: nn.Module, run: Callable[[], object], *, agreed: Callable[[str | None], str | None] = lambda found: found
+) -> str:
     """Run a call of the model again and name the first layer, or the first gradient, that is not finite.
 
     Fused and compiled modules run as they were written, so that their inner layers can be watched. Gradients are set to
@@ -19,6 +21,7 @@ def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str:
     Args:
         model: its modules and parameters are watched.
         run: calls the model, and `backward` where gradients count, with the seeds of the call that went wrong.
+        agreed: takes what this process found and returns what the first of all found, see `Processes.first_of`.
 
     Returns:
         A clause for an error text.
@@ -46,12 +49,12 @@ def first_not_finite(model: nn.Module, run: Callable[[], object]) -> str:
             run()
     except (RuntimeError, MemoryError) as error:
         # Layers that are not fused may need more memory than there is.
-        return watch.found or f"the layer is not known, since the step cannot run again without fusion: {error}"
+        return agreed(watch.found) or f"the layer is not known, since the step cannot run again without fusion: {error}"
     finally:
         for handle in handles:
             handle.remove()
         model.zero_grad(set_to_none=True)
-    return watch.found or watch.largest_gradient()
+    return agreed(watch.found) or watch.largest_gradient()
 
 
 class _Watch:

@@ -14,15 +14,16 @@ _COPIES = 4
 _TOKEN_BYTES = 16
 
 
-def check_training_memory(config: Config, *, length: int, device: torch.device) -> None:
+def check_training_memory(config: Config, *, length: int, device: torch.device, parts: int = 1) -> None:
     """Raise ValueError if weights, gradients, optimizer and batches do not fit; what forward saves is not counted.
 
     Args:
         config: of the run.
         length: of a sequence.
         device: of the model. The batches are made in the machine's memory.
+        parts: into which the weights are split; one of them is on the device.
     """
-    check_memory(config, device=device, copies=_COPIES, what="training the model")
+    check_memory(config, device=device, copies=_COPIES / parts, what="training the model")
     batches, sequences = config.train.evaluate_batches, config.train.batch_size
     check_bytes(
         batches * sequences * length * _TOKEN_BYTES,

@@ -63,13 +63,14 @@ class Utilisation:
         return self.flops_per_token * tokens_per_second / self.peak
 
 
-def utilisation_of(config: Config, *, length: int, device: torch.device) -> Utilisation:
+def utilisation_of(config: Config, *, length: int, device: torch.device, devices: int = 1) -> Utilisation:
     """Count the model once, on the meta device, and look up or measure the peak.
 
     Args:
         config: of the run.
         length: of a sequence; attention's FLOPs per token depend on it.
         device: of the model.
+        devices: how many compute together; the peak is of all of them.
     """
     try:
         flops = model_costs(config, [f"model.context_length={length}"]).training_flops_per_token
@@ -80,7 +81,7 @@ def utilisation_of(config: Config, *, length: int, device: torch.device) -> Util
     dtype = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
     name = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
-        peak = measured_matmul(dtype, threads=torch.get_num_threads())
+        peak = devices * measured_matmul(dtype, threads=torch.get_num_threads())
         return Utilisation(
             flops, peak, f"MFU is the share of {_shown(peak)}, the rate of a {name} matmul measured here"
         )
@@ -88,7 +89,9 @@ def utilisation_of(config: Config, *, length: int, device: torch.device) -> Util
     found = data_sheet_peak(device_name, dtype)
     if found is None:
         return Utilisation(flops, None, f"no model FLOPs utilisation: the peak of {device_name} is not known")
-    return Utilisation(flops, found, f"MFU is the share of {_shown(found)}, the data sheet's of {device_name}, {name}")
+    of_all = device_name if devices == 1 else f"{devices} x {device_name}"
+    found *= devices
+    return Utilisation(flops, found, f"MFU is the share of {_shown(found)}, the data sheet's of {of_all}, {name}")
 
 
 def data_sheet_peak(device_name: str, dtype: torch.dtype) -> float | None:
