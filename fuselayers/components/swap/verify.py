@@ -21,7 +21,7 @@ _ALLOWED: Final = 2.0
 
 _ROUNDINGS: Final = 16
 """The error in units of the dtype's rounding that counts as the original's own where it cannot run in float64, and for
-blocks. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512 rows, 7.0 at 2048
+blocks. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512 rows, 7 at 2048
 and 21 at 8192, and eager's is 1.3 at each (a GPT-2 block of 64, float32, AMD EPYC)."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
