@@ -107,7 +107,7 @@ def is_child(cls: Any) -> Callable[[Any], bool]:
     forward = cls.forward
 
     def test(value: Any) -> bool:
-        return original_type(value) is cls and cls.forward is forward and is_plain(value)
+        return cls.forward is forward and original_type(value) is cls and is_plain(value)
 
     return test
 
