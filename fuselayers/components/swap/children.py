@@ -20,7 +20,7 @@ from .slots import is_activation, is_dropout, is_layer_norm, is_linear, is_plain
 from .source import read
 from .steps import Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step, Unreadable
 
-__all__ = ["Child", "child_class", "expanded", "is_child", "plain_child"]
+__all__ = ["Child", "calls_only", "child_class", "expanded", "is_child", "plain_child"]
 
 _MODULE: Final = "_fuselayers_of_"
 
@@ -110,6 +110,18 @@ def is_child(cls: Any) -> Callable[[Any], bool]:
         return cls.forward is forward and original_type(value) is cls and is_plain(value)
 
     return test
+
+
+@functools.cache
+def calls_only(cls: Any, function: Any) -> bool:
+    """Return whether the forward of a class of modules calls this function with its argument, and no more."""
+    child = plain_child(cls) if issubclass(cls, nn.Module) else None
+    if child is None or len(child.run.steps) != 1:
+        return False
+    (step,) = child.run.steps
+    called, *given = step.operands
+    plain = step.kind == ("call", None, (False,), ()) and isinstance(called, Global) and called.value is function
+    return plain and isinstance(given[0], Local)
 
 
 def expanded(run: Run, class_of: Callable[[str], type | None], *, only: Collection[str] | None = None) -> Run:

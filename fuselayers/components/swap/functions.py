@@ -8,8 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import ops
+from ..._torch.dispatch import is_compiling
 from ...ops.implementations import COMPILED_FROM
 from .again import linear_again, linears_again, made_again
+from .children import calls_only
+from .slots import original_type
 
 Normalise = Callable[..., tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
 """Takes the slots of a norm; returns a function of x and of its parameters, and the parameters."""
@@ -47,8 +50,11 @@ def _dropped(p: float) -> Callable[[Tensor], Tensor]:
 
 
 def _gate(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """activation(gate) * up."""
-    if activation is F.silu or type(activation) is nn.SiLU:  # as one op, with one for its gradients
+    """activation(gate) * up, as one op with one for its gradients where there is one."""
+    # A compiler would have to trace the reading of a class, and makes one kernel of this anyway.
+    if not is_compiling() and (
+        activation is F.silu or type(activation) is nn.SiLU or calls_only(original_type(activation), F.silu)
+    ):
         return lambda gate, up: ops.gated_activation(gate, up, activation="silu")
     return lambda gate, up: activation(gate) * up
 

@@ -30,9 +30,10 @@ __all__ = [
 
 def original_type(value: Any) -> type:
     """Return the type that a value had before it was swapped."""
-    # Not that of a base class: FSDP, for one, makes a subclass of its own.
-    kind: type = vars(type(value)).get("swapped_from", type(value))
-    return kind
+    kind = type(value)
+    original: type | None = getattr(kind, "swapped_from", None)
+    # A subclass of a swapped class, as FSDP makes one, is another type.
+    return original if original is not None and kind.__bases__ == (original,) else kind
 
 
 def is_plain(module: Any) -> bool:

@@ -131,7 +131,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         ),
     ),
     "bert": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_SIZES)), _BERT),
-    "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)), _BERT),
+    "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)), _BERT - {"mlp"}),
     "distilbert": (
         _distilbert,
         frozenset({"mlp_dropout_residual_norm", "mlp", "residual_norm", "attention_dropout", "dropout"}),
@@ -141,7 +141,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         _t5,
         frozenset(
             {
-                *("wide_rms_norm_gated_mlp", "gated_mlp", "wide_rms_norm"),
+                *("wide_rms_norm_gated_mlp", "gated_mlp", "wide_rms_norm", "gelu_tanh"),
                 *("dropout_residual", "dropout", "attention_dropout"),
             }
         ),

@@ -13,8 +13,8 @@ from tests.components.swap.models import FAMILIES, batch_for, loss_of
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        ("llama", 0.62),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("gpt2", 0.45), ("bert", 0.66), ("vit", 0.7))),
+        ("llama", 0.6),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("gpt2", 0.36), ("bert", 0.55), ("vit", 0.66))),
     ],
 )
 def test_blocks_share_a_graph_and_save_less(name: str, most: float) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.components.swap.levels import LEVELS, both_levels
+from tests.components.swap.levels import both_levels
 from tests.components.swap.ranks import CASES, run_case
 from tests.processes import Program
 
@@ -42,30 +42,33 @@ RANK = """
 import sys
 from pathlib import Path
 from tests.components.swap.ranks import CASES, run_rank
-rank, name = int(sys.argv[1]), sys.argv[2]
-run_rank(rank, 2, Path.cwd(), name, [None, *sys.argv[3:]], list(CASES))
+rank, name, level = sys.argv[1:]
+run_rank(int(rank), 2, Path.cwd(), name, [None, level], list(CASES))
 """
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
-def two_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
-    """The results of all cases in each of two processes."""
+@pytest.fixture(scope="module", params=[("llama", "layers"), ("gpt2", "layers"), ("llama", "blocks")], ids="-".join)
+def two_processes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[dict[Any, Any]]]:
+    """A level, and the results of all cases in each of two processes."""
+    name, level = request.param
     folder: Path = tmp_path_factory.mktemp("ranks")
-    programs = [Program(RANK, str(rank), request.param, *LEVELS, folder=folder) for rank in range(2)]
+    programs = [Program(RANK, str(rank), name, level, folder=folder) for rank in range(2)]
     ended = [one.wait() for one in programs]
     # gloo may abort a process that has done its work; what counts is what it wrote.
     assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(one.errors for one in ended)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+    return level, [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes(case: str, level: str, two_processes: list[dict[Any, Any]]) -> None:
-    for results in two_processes:
+def test_two_processes(case: str, two_processes: tuple[str, list[dict[Any, Any]]]) -> None:
+    level, ranks = two_processes
+    for results in ranks:
         assert_alike(results[case, level], results[case, None])
-    first, second = (results[case, level] for results in two_processes)
+    first, second = (results[case, level] for results in ranks)
     assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
     for one, other in zip(first["parameters"], second["parameters"], strict=True):
         # FSDP of the first version shows each process its own shard.

@@ -12,12 +12,13 @@ LONG = ("gpt2", "bert", "llama", "qwen3", "gemma", "phi3", "vit", "t5")
 
 def losses(model: nn.Module, name: str) -> torch.Tensor:
     torch.manual_seed(1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batch, kept = batch_for(name), []
     for step in range(STEPS):
         if "input_ids" in batch:
-            # A batch of its own for each step, of a length of its own.
-            ids = torch.randint(3, 99, (2, 8 + step % 5), generator=torch.Generator().manual_seed(step))
+            # Counting tokens, which can be learnt: a batch of its own for each step, of a length of its own.
+            starts = torch.randint(96, (2, 1), generator=torch.Generator().manual_seed(step))
+            ids = (starts + torch.arange(8 + step % 5)) % 96 + 3
             batch = {"input_ids": ids, "labels": ids}
         loss = loss_of(model, batch)
         loss.backward()
@@ -43,4 +44,4 @@ def test_thirty_steps(name: str, level: str) -> None:
     wanted, got = losses(plain, name), losses(swapped, name)
     # Each step begins with the rounding of all steps before it.
     torch.testing.assert_close(got, wanted, atol=1e-6, rtol=2e-5)
-    assert wanted[-1] < wanted[0]
+    assert wanted[-5:].mean() < wanted[:5].mean()

@@ -42,7 +42,8 @@ def test_it_is_found_verified_and_given_back(level: str) -> None:
     report = swap_at(level, model, batch=IMAGES, verify=True)
     assert report.skipped == ()
     assert len([site for site in report.sites if site.kind in ("Mlp", "Block", "Dropout")]) >= 2
-    assert all(site.error is not None for site in report.sites)
+    # The dropout of an attention is never called: torch's attention drops.
+    assert all(site.error is not None for site in report.sites if "attn" not in site.name)
     assert list(model.state_dict()) == keys
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert [one.__name__ for one in classes(model)] == [one.__name__ for one in kinds]
