@@ -63,7 +63,8 @@ def checked_models(name: str, config: Config, *, batch: int | None, fused: bool 
         counted = model.counted[model.run_kind if fused else EAGER]
         start = kernel_seconds(fused=fused)
         return [
-            _checked(name, config, model, counted, one, fused=fused, start=start) for one in ((batch,) if batch else _BATCHES)
+            _checked(name, config, model, counted, one, fused=fused, start=start)
+            for one in ((batch,) if batch else _BATCHES)
         ]
     finally:
         torch.set_num_threads(threads)

@@ -27,8 +27,8 @@ from .trace import SELECTIVE
 
 DESCRIPTION = """\
 Says what a training step will cost on GPUs that need not be here: parameters, FLOPs, bytes of activations for each way
-to save them, memory and communication of a layout, the largest batch that fits, the expected time. Nothing runs. Without
-a layout it tries those that a user would, and prints the best.
+to save them, memory and communication of a layout, the largest batch that fits, the expected time. Nothing runs.
+Without a layout it tries those that a user would, and prints the best.
 
   fuselayers plan model=llama3_8b gpus=8
   fuselayers plan model=llama3_8b gpus=512 gpu=h200 budget=0.3
@@ -171,5 +171,4 @@ def _this_machine(asked: Asked) -> Hardware:
         raise ValueError(f"gpu=cpu is this machine, one device; leave gpus={asked.gpus} out, or name a GPU")
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     unknown = 1.0  # its peaks are measured, and it has no links
-    return Hardware(f"{processor_name()}, {torch.get_num_threads()} threads", memory, unknown, unknown, unknown, 1, 1, 1, 1, 1)
-
+    return Hardware(f"{processor_name()}, {torch.get_num_threads()} threads", memory, *8 * (unknown,))

@@ -1,6 +1,7 @@
 """graph_work -- count forward and backward of a joint graph, as a partitioner cuts it and a compiler fuses it."""
 
 import operator
+from typing import Final
 
 import torch
 import torch.fx as fx
@@ -15,7 +16,8 @@ from ...partition.passes import mask_ops
 from .kernels import ATTENTION, EXPONENTIALS, LOSS, attention_work, loss_work
 from .work import Pass, Work
 
-_INSIDE = frozenset({"attention", "cross_attention", "feedforward"})
+_INSIDE: Final = frozenset({"attention", "cross_attention", "feedforward"})
+_NEARLY_NOTHING: Final = 0.1
 
 
 def cut_pass(joint: JointGraph, policy: SavePolicy, *, hidden_dim: int) -> Pass:
@@ -51,8 +53,6 @@ def selective_pass(joint: JointGraph, policy: SavePolicy, *, hidden_dim: int) ->
             kept += num_bytes(node) / 2
             kept_inside += num_bytes(node) / 2 if inside else 0.0
             repeated += flops / 2
-        elif _name(node) == LOSS:
-            kept += num_bytes(node)  # its gradients, which it computes in forward
     again = without.forward - Work(without.forward.matmul_flops, without.forward.attention_flops)
     backward = without.backward + again + Work(matmul_flops=repeated)
     return Pass(kept, kept_inside, without.working_bytes, without.forward, backward)
@@ -169,18 +169,16 @@ def _working_bytes_of_backward(module: fx.GraphModule, joint: JointGraph) -> flo
 
     The end of backward does not count: other layers' saved values, which are alive before, are freed there.
     """
-    static = {node.name for node in joint.static_inputs}
+    static = {node.name for node in joint.nodes if storage_of(node) in joint.static_inputs}
     inputs = module.graph.find_nodes(op="placeholder")
     saved = frozenset(node for node in inputs if node.name not in static)
     gradients = frozenset(_owner(node) for node in module.graph.output_node().all_input_nodes)
     return _most_alive(module, apart=gradients, saved=saved)
 
 
-def _most_alive(
-    module: fx.GraphModule, *, apart: frozenset[fx.Node], saved: frozenset[fx.Node] = frozenset()
-) -> float:
-    """Return the most bytes alive at one time of the values that ops make, without those `apart`, until half of the
-    `saved` bytes are freed."""
+def _most_alive(module: fx.GraphModule, *, apart: frozenset[fx.Node], saved: frozenset[fx.Node] = frozenset()) -> float:
+    """Return the most bytes alive at one time of the values that ops make, without those `apart`, until nearly all of
+    the `saved` bytes are freed."""
     last_use: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
         for source in node.all_input_nodes:
@@ -188,19 +186,25 @@ def _most_alive(
     freed_after: dict[fx.Node, list[fx.Node]] = {}
     for owner, node in last_use.items():
         freed_after.setdefault(node, []).append(owner)
+    kernels = _Kernels(module)
     left = {node: float(num_bytes(node)) for node in saved}
-    half = sum(left.values()) / 2
+    enough = _NEARLY_NOTHING * sum(left.values())
     alive: dict[fx.Node, float] = {}
     most = 0.0
+    done: list[fx.Node] = []
     for node in module.graph.nodes:
         # What only exists inside a kernel takes no memory.
-        in_memory = not is_fusible(node) or any(not is_fusible(user) for user in node.users)
+        in_memory = not is_fusible(node) or kernels.is_written(node)
         if node.op == "call_function" and not _is_free(node) and in_memory and node not in apart:
             alive[node] = float(num_bytes(node))
             most = max(most, sum(alive.values()))
-        for owner in freed_after.get(node, ()):
+        done += freed_after.get(node, ())
+        if is_fusible(node) or _is_free(node):
+            continue  # the kernel may go on; what it reads is there until its end
+        for owner in done:
             alive.pop(owner, None)
             left.pop(owner, None)
-        if saved and sum(left.values()) < half:
+        done.clear()
+        if saved and sum(left.values()) < enough:
             break
     return most

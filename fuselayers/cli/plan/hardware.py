@@ -6,16 +6,21 @@ Sources of the peaks:
     h200    NVIDIA H200 Tensor Core GPU data sheet (SXM5, 141 GB)
     b200    NVIDIA DGX B200 data sheet (180 GB for each GPU)
     mi300x  AMD Instinct MI300X data sheet (192 GB)
-A peak is for dense matrices: data sheets state twice as much "with sparsity". Bytes are 10^9, as on the sheets. A link's
-bandwidth is that of one direction. The network is one adapter for each GPU, as DGX systems have it: 200 Gb/s beside an
-A100, 400 Gb/s beside the others.
+A peak is for dense matrices: data sheets state twice as much "with sparsity". A GB is 10^9 bytes, as on the sheets. A
+link's bandwidth is that of one direction. The network is one adapter for each GPU, as in DGX systems: 200 Gb/s beside
+an A100, 400 Gb/s beside the others.
 
 Sources of the shares:
-    matmul      Bekman, "Machine Learning Engineering", github.com/stas00/ml-engineering at 744d01e, compute/accelerator:
-                the largest measured bfloat16 product over the peak ("MAMF"); the H100's stands for the H200
+    matmul      Bekman, "Machine Learning Engineering", github.com/stas00/ml-engineering at 744d01e,
+                compute/accelerator: the fastest measured bfloat16 product over the peak ("MAMF"); the H100's stands for
+                the H200
     attention   FlashAttention-2 reaches 50-73 % of an A100 (Dao, arXiv 2307.08691) and 35 % of an H100 (Shah et al.,
                 arXiv 2407.08608). For B200 and MI300X no figure was found: the H100's share is assumed
     bandwidth   assumed: a copy reaches about 90 % of the data sheet's
+    sustained   of all three, what a training keeps of the best kernels: clocks fall under load, most products have
+                other shapes, the host stalls. From one published run for each generation: MPT 7B, 2,048 tokens, 8 GPUs,
+                github.com/mosaicml/llm-foundry at 8c8dd48, scripts/train/benchmarking: 4,641 tokens/s on each A100,
+                10,643 on each H100. Assumed to be the H100's for the others
     links       80 % of the data sheet's, the same book, network: all-gather 361 and reduce-scatter 363 of 450 GB/s
 """
 
@@ -48,6 +53,7 @@ class Hardware:
         float32: the same in float32, without TF32, which PyTorch leaves off.
         matmul_share: the share of the peak that large products reach.
         attention_share: the share of the peak that fused attention reaches.
+        sustained: the share of these, and of the memory's, that a whole training keeps.
         link: bytes/s of one direction between a GPU and the others of its node.
         network: bytes/s of one direction between a GPU and other nodes.
         gpus_per_node: how many GPUs share the fast links.
@@ -62,6 +68,7 @@ class Hardware:
     float32: float
     matmul_share: float
     attention_share: float
+    sustained: float
     link: float
     network: float
     gpus_per_node: int = 8
@@ -69,14 +76,14 @@ class Hardware:
     kernel_seconds: float = 3e-6
 
     def rates(self, precision: str) -> Rates:
-        """Return the rates that large kernels reach in a precision, "bfloat16" or "float32"."""
-        peak = self.peak(precision)
+        """Return the rates that a training keeps in a precision, "bfloat16" or "float32"."""
+        peak = self.sustained * self.peak(precision)
         return Rates(
             matmul=self.matmul_share * peak,
             attention=self.attention_share * peak,
-            bandwidth=_BANDWIDTH_SHARE * self.bandwidth,
-            exponentials=self.float32 / _EXP_FLOPS,
-            draws=self.float32 / _DRAW_FLOPS,
+            bandwidth=self.sustained * _BANDWIDTH_SHARE * self.bandwidth,
+            exponentials=self.sustained * self.float32 / _EXP_FLOPS,
+            draws=self.sustained * self.float32 / _DRAW_FLOPS,
             kernel_seconds=self.kernel_seconds,
         )
 
@@ -101,11 +108,11 @@ class Hardware:
 
 GPUS: Final[Mapping[str, Hardware]] = MappingProxyType(
     {
-        "a100": Hardware("NVIDIA A100 SXM4 80 GB", 80e9, 2.039e12, 312e12, 19.5e12, 0.869, 0.6, 300e9, 25e9),
-        "h100": Hardware("NVIDIA H100 SXM5 80 GB", 80e9, 3.35e12, 989e12, 67e12, 0.803, 0.35, 450e9, 50e9),
-        "h200": Hardware("NVIDIA H200 SXM5 141 GB", 141e9, 4.8e12, 989e12, 67e12, 0.803, 0.35, 450e9, 50e9),
-        "b200": Hardware("NVIDIA B200 180 GB", 180e9, 8.0e12, 2250e12, 80e12, 0.776, 0.35, 900e9, 50e9),
-        "mi300x": Hardware("AMD MI300X 192 GB", 192e9, 5.3e12, 1307e12, 163.4e12, 0.514, 0.35, 448e9, 50e9),
+        "a100": Hardware("NVIDIA A100 SXM4 80 GB", 80e9, 2.039e12, 312e12, 19.5e12, 0.869, 0.6, 0.78, 300e9, 25e9),
+        "h100": Hardware("NVIDIA H100 SXM5 80 GB", 80e9, 3.35e12, 989e12, 67e12, 0.803, 0.35, 0.665, 450e9, 50e9),
+        "h200": Hardware("NVIDIA H200 SXM5 141 GB", 141e9, 4.8e12, 989e12, 67e12, 0.803, 0.35, 0.665, 450e9, 50e9),
+        "b200": Hardware("NVIDIA B200 180 GB", 180e9, 8.0e12, 2250e12, 80e12, 0.776, 0.35, 0.665, 900e9, 50e9),
+        "mi300x": Hardware("AMD MI300X 192 GB", 192e9, 5.3e12, 1307e12, 163.4e12, 0.514, 0.35, 0.665, 448e9, 50e9),
     }
 )
 

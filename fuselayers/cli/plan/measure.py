@@ -3,6 +3,7 @@
 All of it is the CPU time of one thread, the shortest of several runs: what other processes do then hardly counts.
 """
 
+import functools
 import math
 import time
 from collections import Counter
@@ -67,11 +68,11 @@ def training_step(config: Config, batch: int, *, fused: bool) -> Callable[[], ob
     return step
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects matrix products and attentions with the layouts of their operands, and how often each runs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: Counter[tuple[Any, ...]] = Counter()
         self.work: dict[tuple[Any, ...], Work] = {}
 
@@ -106,7 +107,8 @@ def measured_rates(config: Config, batch: int, *, fused: bool, kernel: float | N
         op, layouts, named = key
         arguments = [_made(one) for one in layouts]
         is_attention = ATTENTION in op._schema.name
-        seconds[is_attention] += calls * shortest(lambda op=op, a=arguments, n=dict(named): op(*a, **n), rounds=3)
+        run = functools.partial(op, *arguments, **dict(named))
+        seconds[is_attention] += calls * shortest(run, rounds=3)
         flops[is_attention] += calls * products.work[key].flops
     x = torch.rand(batch * config.model.options.get("context_length", 128) * config.model.options["hidden_dim"])
     out = torch.empty_like(x)
@@ -132,7 +134,8 @@ def _products_of(config: Config, batch: int) -> _Products:
             for name, one in (*model.named_parameters(), *model.named_buffers())
         }
         inputs = tuple(torch.empty(one.shape, dtype=one.dtype) for one in model.example_inputs(batch, device="meta"))
-        with _Products() as products:
+        products = _Products()
+        with products:
             torch.func.functional_call(model, weights, inputs).backward()
     return products
 

@@ -128,7 +128,12 @@ def memory_of(
     else:
         copies = float(itemsize * held) if low_precision else 0.0
     saved, working = activations_of(
-        counted, layout, batch=batch, num_layers=sizes.num_layers, stream_bytes=sizes.stream_bytes, stream_only=stream_only
+        counted,
+        layout,
+        batch=batch,
+        num_layers=sizes.num_layers,
+        stream_bytes=sizes.stream_bytes,
+        stream_only=stream_only,
     )
     return Memory(
         weights=float(FLOAT32_BYTES * held),

@@ -127,5 +127,3 @@ def _shapes(config: Config, layers: int) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model: nn.Module | Any = create_model(with_depth(config, layers))
     return {name: tuple(one.shape) for name, one in model.named_parameters()}
-
-

@@ -33,7 +33,7 @@ def eager_pass(model: nn.Module, inputs: tuple[Tensor, ...]) -> Pass:
         for weight in weights.values():
             if weight.requires_grad:
                 # Gradients are counted with the weights, not among the activations.
-                weight.register_post_accumulate_grad_hook(_drop_gradient)
+                weight.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
         counter = _Counter()
         with counter:
             loss = call()
@@ -47,11 +47,11 @@ def _drop_gradient(weight: Tensor) -> None:
     weight.grad = None
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the work of the ops that run, and the memory of their results, until it is freed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.work = Work()
         self.peak = 0
         self._live = 0

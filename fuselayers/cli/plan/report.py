@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
+from ..parser import folded
 from ..text import print_table, say
 from .communication import Communication
 from .hardware import Hardware
@@ -14,17 +15,24 @@ from .search import USABLE, Plan
 from .trace import EAGER, SELECTIVE
 
 
+_WIDTH: Final = 80
+
+
 def print_model(console: Console, model: PlannedModel) -> None:
     """Print what does not depend on the layout: parameters, FLOPs, and what each way to save takes."""
     sizes = model.sizes
     say(
         console,
-        f"{model.name}: {sizes.parameters:,} parameters, {sizes.num_layers} layers, {model.tokens:,} tokens an example,",
-        f"{model.precision}; a step takes {amount(model.model_flops, 'FLOP')} an example, "
+        f"{model.name}: {sizes.parameters:,} parameters, {sizes.num_layers} layers, {model.precision}",
+        f"an example has {model.tokens:,} tokens; its step takes {amount(model.model_flops, 'FLOP')}, "
         f"{amount(model.model_flops / model.tokens, 'FLOP')} a token",
         "",
     )
-    print_table(console, [_saving_row(model, name, *saving) for name, saving in savings(model).items()], title="activations of an example")
+    print_table(
+        console,
+        [_saving_row(model, name, *saving) for name, saving in savings(model).items()],
+        title="activations of an example",
+    )
     say(console, "")
 
 
@@ -99,7 +107,7 @@ def print_details(console: Console, plan: Plan) -> None:
     }
     for title, parts in lines.items():
         text = ", ".join(f"{name} {value}" for name, value in parts.items()) or "nothing"
-        say(console, *_folded(f"{title}: {text}"))
+        say(console, *folded(f"{title}: {text}", _WIDTH, hanging=2))
 
 
 def sent(communication: Communication) -> dict[str, str]:
@@ -108,12 +116,6 @@ def sent(communication: Communication) -> dict[str, str]:
     for one in (*communication.forward, *communication.backward, *communication.ends, *communication.inside):
         totals[one.kind] = totals.get(one.kind, 0.0) + one.moved
     return {kind: amount(size, "B") for kind, size in totals.items()}
-
-
-def _folded(text: str) -> list[str]:
-    from ..parser import folded
-
-    return folded(text, 80, hanging=2)
 
 
 def as_dict(model: PlannedModel, plans: Sequence[Plan], hardware: Hardware, *, gpus: int) -> dict[str, Any]:

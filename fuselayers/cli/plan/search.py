@@ -53,7 +53,8 @@ def plan_of(
         hardware: each GPU.
         layout: as asked for.
         gpus: all of them.
-        batch: examples of a micro-batch of a data-parallel group; None for the largest power of two that fits, up to 32.
+        batch: examples of a micro-batch of a data-parallel group; None for the largest power of two that fits, at most
+            32.
         rates: measured ones; None for those of the data sheet.
 
     Raises:
@@ -74,9 +75,7 @@ def plan_of(
     if batch is None:
         batch = 1 << (min(max(most, 1), _LARGEST_BATCH).bit_length() - 1)
     memory = memory_for(batch)
-    communication = communication_of(
-        *(model.sizes, layout, hardware), batch=batch, low_precision=model.low_precision
-    )
+    communication = communication_of(*(model.sizes, layout, hardware), batch=batch, low_precision=model.low_precision)
     time = step_time(
         *(counted, layout, communication, memory, rates or hardware.rates(model.precision)),
         batch=batch,
@@ -148,8 +147,8 @@ def too_large(model: PlannedModel, hardware: Hardware, plan: Plan) -> str:
     parts = {"weights, gradients and AdamW": states, "saved values": memory.saved, "working memory": memory.working}
     advice = _advice(plan, states, usable)
     return (
-        f"{model.name} does not fit with {plan.layout} and a batch of {plan.batch}: {_gb(memory.total)} on each GPU, and "
-        f"{hardware.name} has {_gb(usable)} to use, {_gb(memory.total - usable)} too few ("
+        f"{model.name} does not fit with {plan.layout} and a batch of {plan.batch}: it needs {_gb(memory.total)} on each "
+        f"GPU, and {hardware.name} has {_gb(usable)} to use, {_gb(memory.total - usable)} too few ("
         + ", ".join(f"{name} {_gb(size)}" for name, size in parts.items())
         + f"); {' or '.join(advice)}"
     )

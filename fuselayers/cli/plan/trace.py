@@ -95,7 +95,11 @@ def count(config: Config, *, kinds: Sequence[str], tokens: int | None, dtype: to
     depth, alike = depth_of(config)
     depths = _LAYERS if alike else (depth,)
     fused = any(kind != EAGER for kind in kinds)
-    traced = [_trace(config, layers, batch, tokens=tokens, dtype=dtype, fused=fused) for layers in depths for batch in _BATCHES]
+    traced = [
+        _trace(config, layers, batch, tokens=tokens, dtype=dtype, fused=fused)
+        for layers in depths
+        for batch in _BATCHES
+    ]
     layers = [layers for layers in depths for _ in _BATCHES]
     cuts = {_MIN_CUT: [one.cut(min_cut) for one in traced]} if fused else {}
     if any(is_budget(kind) for kind in kinds):
@@ -110,14 +114,17 @@ def count(config: Config, *, kinds: Sequence[str], tokens: int | None, dtype: to
     if not alike:
         return {kind: _spread(cuts[kind], depth) for kind in kinds}
     counted = {kind: _solved(cuts[kind]) for kind in cuts if not is_budget(kind)}
-    for kind in filter(is_budget, kinds):
-        counted[kind] = _beside(counted[_MIN_CUT], cuts[kind])
+    for kind in kinds:
+        if is_budget(kind):
+            counted[kind] = _beside(counted[_MIN_CUT], cuts[kind])
+        elif kind == SELECTIVE:
+            # It is about layers: outside of them a run saves what the cheapest cut saves.
+            cheapest, layers_alone = counted[_MIN_CUT], counted[kind]
+            counted[kind] = replace(layers_alone, fixed=cheapest.fixed, example=cheapest.example)
     return {kind: counted[kind] for kind in kinds}
 
 
-def _trace(
-    config: Config, layers: int, batch: int, *, tokens: int | None, dtype: torch.dtype, fused: bool
-) -> _Traced:
+def _trace(config: Config, layers: int, batch: int, *, tokens: int | None, dtype: torch.dtype, fused: bool) -> _Traced:
     with torch.device("meta"):
         model: Any = create_model(with_depth(config, layers)).to(dtype)
     if not hasattr(model, "example_inputs"):
@@ -154,7 +161,9 @@ def _policies(kind: str, cuts: dict[str, list[Pass]], layers: Sequence[int]) -> 
     policies: list[SavePolicy] = []
     for index, (cheapest, depth) in enumerate(zip(cuts[_MIN_CUT], layers, strict=True)):
         other = index + len(_BATCHES) if depth == _LAYERS[0] else index - len(_BATCHES)
-        layer, layer_of_all = (abs(cuts[name][other].saved_bytes - cuts[name][index].saved_bytes) for name in (_MIN_CUT, _DEFAULT))
+        layer, layer_of_all = (
+            abs(cuts[name][other].saved_bytes - cuts[name][index].saved_bytes) for name in (_MIN_CUT, _DEFAULT)
+        )
         less = layer - policy.limit * layer_of_all
         policies.append(budget(int(cheapest.saved_bytes - depth * less)) if less > 0 else min_cut)
     return policies
@@ -181,7 +190,7 @@ def _solved(cuts: Sequence[Pass]) -> Counted:
 def _beside(known: Counted, cuts: Sequence[Pass]) -> Counted:
     """Solve for the layers of two-layer models alone: all else is as in a known solution.
 
-    A budget saves less than its limit where values are large, and differently so in a model of one layer.
+    A budget saves less than its limit where values are large, and how much less depends on what else there is.
     """
     two, four = ((cut - known.rest(batch)) * 0.5 for cut, batch in zip(cuts[-2:], _BATCHES, strict=True))
     example = (four - two) * 0.5

@@ -1,4 +1,4 @@
-"""work -- what a step computes and keeps, as plain numbers. `trace` counts them; everything else here only adds them up.
+"""work -- what a step computes and keeps, as plain numbers. `trace` counts them, and the others only add them up.
 
     time of some work = matmul FLOPs / matmul rate + attention FLOPs / attention rate + bytes / bandwidth
                         + exponentials / their rate + draws / their rate + kernels x the time of starting one
