@@ -13,7 +13,7 @@ from ...partition.joint_graph import JointGraph
 from ...partition.node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, storage_of
 from ...partition.partitioners import SavePolicy
 from ...partition.passes import mask_ops
-from .kernels import ATTENTION, EXPONENTIALS, LOSS, attention_work, loss_work
+from .kernels import ATTENTION, EXPONENTIALS, LOSSES, attention_work, loss_work
 from .work import Pass, Work
 
 _INSIDE: Final = frozenset({"attention", "cross_attention", "feedforward"})
@@ -133,10 +133,10 @@ def _work_of(module: fx.GraphModule) -> Work:
 def _work_of_op(node: fx.Node) -> Work:
     """Return what an op does that is a kernel of its own."""
     name, sources = _name(node), node.all_input_nodes
-    if name == LOSS:
+    if name in LOSSES:
         x, weight = (source.meta["val"] for source in sources[:2])
         width = x.shape[-1]
-        return loss_work(rows=x.numel() // width, width=width, classes=weight.shape[0], itemsize=x.itemsize)
+        return loss_work(name, rows=x.numel() // width, width=width, classes=weight.shape[0], itemsize=x.itemsize)
     flops = flops_of(node)
     if ATTENTION in name:
         return attention_work(flops, causal=any(one is True for one in (*node.args, *node.kwargs.values())))

@@ -1,11 +1,20 @@
 """kernels -- what single ops compute: shared by the counts on graphs and op by op."""
 
+from types import MappingProxyType
 from typing import Final
 
 from .work import Work
 
 ATTENTION: Final = "scaled_dot_product"
-LOSS: Final = "fuselayers::linear_cross_entropy_with_gradients"
+# Passes of the fused loss that a compiler sees as one op, with the matrix products of each.
+LOSSES: Final = MappingProxyType(
+    {
+        "fuselayers::linear_cross_entropy_losses": 1,
+        "fuselayers::linear_cross_entropy_with_gradients": 3,
+        "fuselayers::linear_cross_entropy_with_dlogits": 1,
+        "fuselayers::linear_cross_entropy_backward": 3,
+    }
+)
 DRAWS: Final = frozenset({"fuselayers::keep_factors", "aten::bernoulli", "aten::native_dropout", "aten::rand"})
 EXPONENTIALS: Final = frozenset(
     f"aten::{name}"
@@ -21,15 +30,15 @@ _PASSES_OVER_LOGITS: Final = 7
 _KERNELS_OF_LOSS: Final = 8
 
 
-def loss_work(*, rows: int, width: int, classes: int, itemsize: int) -> Work:
-    """Return what the fused loss of a language model does: three products, and the passes over the logits.
+def loss_work(name: str, *, rows: int, width: int, classes: int, itemsize: int) -> Work:
+    """Return what a pass of the fused loss of a language model does: its products, and the passes over the logits.
 
-    >>> loss_work(rows=2, width=3, classes=5, itemsize=4).matmul_flops
-    180.0
+    >>> loss_work("fuselayers::linear_cross_entropy_losses", rows=2, width=3, classes=5, itemsize=4).matmul_flops
+    60.0
     """
     logits = float(rows * classes)
     return Work(
-        matmul_flops=6.0 * logits * width,
+        matmul_flops=2.0 * LOSSES[name] * logits * width,
         moved_bytes=_PASSES_OVER_LOGITS * logits * itemsize,
         exponentials=2.0 * logits,
         kernels=_KERNELS_OF_LOSS,

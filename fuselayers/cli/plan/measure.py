@@ -18,7 +18,7 @@ from ... import ops
 from ..._torch.dispatch import FakeTensorMode, TorchDispatchMode
 from ...configs import Config, build, compose
 from ...configs.create import create_model
-from .kernels import ATTENTION, LOSS
+from .kernels import ATTENTION
 from .op_work import op_work
 from .trace import EAGER, count, with_depth
 from .work import Rates, Work
@@ -79,8 +79,12 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = op(*args, **(kwargs or {}))
         work = op_work(op, args, kwargs or {}, result)
-        if work.flops and op._schema.name != LOSS:  # its products are those of the head, in chunks
-            key = (op, tree_map_only(Tensor, _layout, args), tuple((kwargs or {}).items()))
+        if work.flops:
+            key = (
+                op,
+                tree_map_only(Tensor, _layout, args),
+                tuple(tree_map_only(Tensor, _layout, kwargs or {}).items()),
+            )
             self.calls[key] += 1
             self.work[key] = work
         return result
@@ -107,7 +111,7 @@ def measured_rates(config: Config, batch: int, *, fused: bool, kernel: float | N
         op, layouts, named = key
         arguments = [_made(one) for one in layouts]
         is_attention = ATTENTION in op._schema.name
-        run = functools.partial(op, *arguments, **dict(named))
+        run = functools.partial(op, *arguments, **{name: _made(one) for name, one in named})
         seconds[is_attention] += calls * shortest(run, rounds=3)
         flops[is_attention] += calls * products.work[key].flops
     x = torch.rand(batch * config.model.options.get("context_length", 128) * config.model.options["hidden_dim"])

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..._torch.dispatch import FakeTensorMode, TorchDispatchMode
 from ...partition.saved_bytes import saved_by_call
-from .kernels import ATTENTION, DRAWS, EXPONENTIALS, LOSS, attention_work, loss_work
+from .kernels import ATTENTION, DRAWS, EXPONENTIALS, attention_work
 from .work import Pass, Work
 
 
@@ -80,10 +80,6 @@ def _tensors(values: Any) -> list[Tensor]:
 def op_work(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Work:
     """Return what one op does that is not a view."""
     name, inputs, outputs = op._schema.name, _tensors((args, kwargs)), _tensors(result)
-    if name == LOSS:
-        x, weight = inputs[:2]
-        width = x.shape[-1]
-        return loss_work(rows=x.numel() // width, width=width, classes=weight.shape[0], itemsize=x.itemsize)
     if ATTENTION in name:
         backward = name.endswith("_backward")
         query, key = inputs[1:3] if backward else inputs[:2]

@@ -14,7 +14,6 @@ from .model import PlannedModel
 from .search import USABLE, Plan
 from .trace import EAGER, SELECTIVE
 
-
 _WIDTH: Final = 80
 
 

@@ -147,8 +147,8 @@ def too_large(model: PlannedModel, hardware: Hardware, plan: Plan) -> str:
     parts = {"weights, gradients and AdamW": states, "saved values": memory.saved, "working memory": memory.working}
     advice = _advice(plan, states, usable)
     return (
-        f"{model.name} does not fit with {plan.layout} and a batch of {plan.batch}: it needs {_gb(memory.total)} on each "
-        f"GPU, and {hardware.name} has {_gb(usable)} to use, {_gb(memory.total - usable)} too few ("
+        f"{model.name} does not fit with {plan.layout} and a batch of {plan.batch}: it needs {_gb(memory.total)} on "
+        f"each GPU, and {hardware.name} has {_gb(usable)} to use, {_gb(memory.total - usable)} too few ("
         + ", ".join(f"{name} {_gb(size)}" for name, size in parts.items())
         + f"); {' or '.join(advice)}"
     )
