@@ -29,7 +29,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     "arguments",
     [
         [],
-        *([command] for command in ("train", "list", "bench", "explain", "tune", "backends", "lint-kernels")),
+        *([command] for command in ("train", "list", "bench", "explain", "plan", "tune", "backends", "lint-kernels")),
         *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
     ],
     ids=" ".join,

@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if asked.gpu == CPU:
         batch = asked.batch or config.train.batch_size
         rates = measured_rates(config, batch, fused=config.fusion.scope != "none")
+        hardware = replace(hardware, bfloat16=rates.matmul, float32=rates.matmul)
         asked = replace(asked, batch=batch, layout=asked.layout or Layout())
     if asked.layout is not None:
         layout = replace(asked.layout, checkpointing=asked.budget or asked.layout.checkpointing)
@@ -163,12 +164,12 @@ def _checkpointing(asked: Asked) -> list[str]:
     if asked.budget:
         return [SELECTIVE, asked.budget]
     layout = asked.layout
-    return [SELECTIVE, "budget:0.3"] if layout is None else [SELECTIVE, layout.checkpointing]
+    return [SELECTIVE] if layout is None else [SELECTIVE, layout.checkpointing]
 
 
 def _this_machine(asked: Asked) -> Hardware:
     if asked.gpus != 1:
         raise ValueError(f"gpu=cpu is this machine, one device; leave gpus={asked.gpus} out, or name a GPU")
     memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    unknown = 1.0  # its peaks are measured, and it has no links
+    unknown = 1.0  # its speed is measured, and it has no links
     return Hardware(f"{processor_name()}, {torch.get_num_threads()} threads", memory, *8 * (unknown,))

@@ -1,11 +1,10 @@
 """model -- what a plan needs to know of a config's model: numbers only, once it is made."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
 from ...configs import Config
 from ...configs.create import create_model
@@ -13,6 +12,8 @@ from .layout import Layout
 from .memory import Sizes
 from .trace import EAGER, count, depth_of, with_depth
 from .work import Counted
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,30 @@ def _sizes(config: Config, tokens: int, dtype: torch.dtype) -> Sizes:
         one, two = (_shapes(config, layers) for layers in (1, 2))
         # The second layer's parameters have names of their own.
         layer = tuple(shape for name, shape in two.items() if name not in one)
-        others = list(one.values())
+        rest = list(one.values())
         for shape in layer:
-            others.remove(shape)
-        rest = tuple(others)
+            rest.remove(shape)
     else:
-        shapes = _shapes(config, depth)
-        layer, rest = (), tuple(shapes.values())
+        layer, rest = _parts(_shapes(config, depth), depth)
     width = config.model.options.get("hidden_dim") or 0
-    return Sizes(layer, rest, depth, float(tokens * width * dtype.itemsize))
+    return Sizes(layer, tuple(rest), depth, float(tokens * width * dtype.itemsize))
 
 
-def _shapes(config: Config, layers: int) -> dict[str, tuple[int, ...]]:
+def _parts(shapes: Mapping[str, Shape], depth: int) -> tuple[tuple[Shape, ...], list[Shape]]:
+    """Return the shapes of a layer and of the rest of a model whose layers differ, in a window for example; if they
+    differ in their parameters, all are the rest."""
+    layers: dict[str, list[Shape]] = {}
+    rest: list[Shape] = []
+    for name, shape in shapes.items():
+        path = re.match(r"(.*?\.[0-9]+)\.", name)
+        (rest if path is None else layers.setdefault(path[1], [])).append(shape)
+    first, *others = layers.values() if layers else [[]]
+    if len(layers) != depth or any(other != first for other in others):
+        return (), list(shapes.values())
+    return tuple(first), rest
+
+
+def _shapes(config: Config, layers: int) -> dict[str, Shape]:
     with torch.device("meta"):
-        model: nn.Module | Any = create_model(with_depth(config, layers))
+        model = create_model(with_depth(config, layers))
     return {name: tuple(one.shape) for name, one in model.named_parameters()}

@@ -2,7 +2,7 @@
 
 The step's numbers are linear in the batch and in the layers. So a model with one layer and one with two are traced,
 with batches of two and of four, and the four terms are solved for: an 8B model takes seconds. A model whose layers
-differ is traced whole.
+differ is traced whole; so is one with a budget, which is a share of the whole, or four and eight of its layers.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ..._torch.tracing import copy_of
 from ...components import Choice, MixtureOfExperts
 from ...configs import Config
 from ...configs.create import create_model
-from ...partition import budget, default, min_cut, partitioner
+from ...partition import min_cut, partitioner
 from ...partition.capture import CapturedGraph, capture
 from ...partition.joint_graph import JointGraph
 from ...partition.partitioners import SavePolicy
@@ -28,10 +28,10 @@ from .work import Counted, Pass
 _DEPTHS: Final = ("num_layers", "num_decoder_layers")
 _BATCHES: Final = (2, 4)
 _LAYERS: Final = (1, 2)
+_LAYERS_OF_BUDGETS: Final = (4, 8)
 # The ways to choose what is saved that the library's partitioners do not name.
 EAGER: Final = "eager"
 SELECTIVE: Final = "selective"
-_DEFAULT: Final = "default"
 _MIN_CUT: Final = "min_cut"
 
 
@@ -93,35 +93,46 @@ def count(config: Config, *, kinds: Sequence[str], tokens: int | None, dtype: to
         PartitionError: a budget is too small for a layer.
     """
     depth, alike = depth_of(config)
-    depths = _LAYERS if alike else (depth,)
+    counted: dict[str, Counted] = {}
+    plain = [kind for kind in kinds if not is_budget(kind)]
+    if plain:
+        counted = _counted(config, plain, depths=_LAYERS if alike else (depth,), tokens=tokens, dtype=dtype)
+    for kind in filter(is_budget, kinds):
+        # In a model of two layers a budget would be spent on the loss.
+        depths = _LAYERS_OF_BUDGETS if alike and depth > max(_LAYERS_OF_BUDGETS) else (depth,)
+        counted |= _counted(config, [kind], depths=depths, tokens=tokens, dtype=dtype)
+    return counted
+
+
+def _counted(
+    config: Config, kinds: Sequence[str], *, depths: Sequence[int], tokens: int | None, dtype: torch.dtype
+) -> dict[str, Counted]:
     fused = any(kind != EAGER for kind in kinds)
     traced = [
         _trace(config, layers, batch, tokens=tokens, dtype=dtype, fused=fused)
         for layers in depths
         for batch in _BATCHES
     ]
-    layers = [layers for layers in depths for _ in _BATCHES]
-    cuts = {_MIN_CUT: [one.cut(min_cut) for one in traced]} if fused else {}
-    if any(is_budget(kind) for kind in kinds):
-        cuts[_DEFAULT] = [one.cut(default) for one in traced]
+
+    def solved(cuts: Sequence[Pass]) -> Counted:
+        return _solved(cuts, depths) if len(depths) == 2 else _spread(cuts, depths[0])
+
+    counted: dict[str, Counted] = {}
     for kind in kinds:
         if kind == EAGER:
-            cuts[kind] = [eager_pass(one.model, one.inputs) for one in traced]
+            counted[kind] = solved([eager_pass(one.model, one.inputs) for one in traced])
         elif kind == SELECTIVE:
-            cuts[kind] = [one.selective() for one in traced]
-        elif kind not in cuts:
-            cuts[kind] = [one.cut(policy) for one, policy in zip(traced, _policies(kind, cuts, layers), strict=True)]
-    if not alike:
-        return {kind: _spread(cuts[kind], depth) for kind in kinds}
-    counted = {kind: _solved(cuts[kind]) for kind in cuts if not is_budget(kind)}
-    for kind in kinds:
-        if is_budget(kind):
-            counted[kind] = _beside(counted[_MIN_CUT], cuts[kind])
-        elif kind == SELECTIVE:
+            layers_alone = solved([one.selective() for one in traced])
             # It is about layers: outside of them a run saves what the cheapest cut saves.
-            cheapest, layers_alone = counted[_MIN_CUT], counted[kind]
+            cheapest = counted.get(_MIN_CUT) or solved([one.cut(min_cut) for one in traced])
             counted[kind] = replace(layers_alone, fixed=cheapest.fixed, example=cheapest.example)
-    return {kind: counted[kind] for kind in kinds}
+        else:
+            policy = partitioner(kind)
+            assert isinstance(policy, SavePolicy)
+            if isinstance(policy.limit, int):
+                raise ValueError(f"plan needs a budget as a share, which fits any batch, as budget:0.5, got {kind}")
+            counted[kind] = solved([one.cut(policy) for one in traced])
+    return counted
 
 
 def _trace(config: Config, layers: int, batch: int, *, tokens: int | None, dtype: torch.dtype, fused: bool) -> _Traced:
@@ -144,61 +155,24 @@ def _trace(config: Config, layers: int, batch: int, *, tokens: int | None, dtype
     return _Traced(model, inputs, graphs)
 
 
-def _policies(kind: str, cuts: dict[str, list[Pass]], layers: Sequence[int]) -> list[SavePolicy]:
-    """Return the partitioner of each traced model.
-
-    A budget is a share of what the whole model saves, most of it in layers. In a model of one layer the loss would take
-    its share too, so the share is taken of the layers alone.
-    """
-    policy = partitioner(kind)
-    assert isinstance(policy, SavePolicy)
-    if policy.limit is None:
-        return [policy] * len(layers)
-    if not isinstance(policy.limit, float):
-        raise ValueError(f"plan needs a budget as a share, which fits any batch, as budget:0.5, got {kind}")
-    if len(set(layers)) == 1:
-        return [policy] * len(layers)
-    policies: list[SavePolicy] = []
-    for index, (cheapest, depth) in enumerate(zip(cuts[_MIN_CUT], layers, strict=True)):
-        other = index + len(_BATCHES) if depth == _LAYERS[0] else index - len(_BATCHES)
-        layer, layer_of_all = (
-            abs(cuts[name][other].saved_bytes - cuts[name][index].saved_bytes) for name in (_MIN_CUT, _DEFAULT)
-        )
-        less = layer - policy.limit * layer_of_all
-        policies.append(budget(int(cheapest.saved_bytes - depth * less)) if less > 0 else min_cut)
-    return policies
-
-
-def _solved(cuts: Sequence[Pass]) -> Counted:
-    """Solve for the four terms: of one layer and of two, with batches of two and of four."""
-    one_two, one_four, two_two, two_four = cuts
-    layer_two, layer_four = two_two - one_two, two_four - one_four
+def _solved(cuts: Sequence[Pass], depths: Sequence[int]) -> Counted:
+    """Solve for the four terms: of two depths, with batches of two and of four each."""
+    few_two, few_four, many_two, many_four = cuts
+    few, many = depths
+    layer_two, layer_four = (
+        (more - less) * (1 / (many - few)) for more, less in ((many_two, few_two), (many_four, few_four))
+    )
     layer_example = (layer_four - layer_two) * 0.5
     layer_fixed = layer_two - layer_example * 2
-    example = (one_four - one_two) * 0.5 - layer_example
-    fixed = one_two - example * 2 - layer_two
-    # The step needs it once: at the loss, or in a layer. A model of one layer has both.
-    working = max(one_four.working_bytes - one_two.working_bytes, 0.0) / 2
+    example = (few_four - few_two) * 0.5 - layer_example * few
+    fixed = few_two - example * 2 - layer_two * few
+    # The step needs it once: at the loss, or in a layer. A model of few layers has both.
+    working = max(few_four.working_bytes - few_two.working_bytes, 0.0) / 2
     return Counted(
-        fixed=replace(fixed, working_bytes=max(one_two.working_bytes - 2 * working, 0.0)),
+        fixed=replace(fixed, working_bytes=max(few_two.working_bytes - 2 * working, 0.0)),
         example=replace(example, working_bytes=working),
         layer_fixed=replace(layer_fixed, working_bytes=0.0),
         layer_example=replace(layer_example, working_bytes=0.0),
-    )
-
-
-def _beside(known: Counted, cuts: Sequence[Pass]) -> Counted:
-    """Solve for the layers of two-layer models alone: all else is as in a known solution.
-
-    A budget saves less than its limit where values are large, and how much less depends on what else there is.
-    """
-    two, four = ((cut - known.rest(batch)) * 0.5 for cut, batch in zip(cuts[-2:], _BATCHES, strict=True))
-    example = (four - two) * 0.5
-    return Counted(
-        known.fixed,
-        known.example,
-        replace(two - example * 2, working_bytes=0.0),
-        replace(example, working_bytes=0.0),
     )
 
 
