@@ -21,6 +21,7 @@ import pytest
 
 from fuselayers import ops
 from fuselayers.cli.main import main
+from fuselayers.cli.plan.command import read_arguments
 from fuselayers.components import KINDS, get, names
 from fuselayers.configs import compose
 from fuselayers.configs.sources import split_source
@@ -152,6 +153,11 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         compose(arguments.name if subject == "model" else file or "gpt_nano", overrides)
         return 0
 
+    def only_compose_plan(arguments: argparse.Namespace, console: object) -> int:
+        asked = read_arguments(arguments.overrides)
+        return only_compose(argparse.Namespace(overrides=asked.overrides), console)
+
+    monkeypatch.setattr(importlib.import_module("fuselayers.cli.plan"), "run", only_compose_plan)
     for command in ("train", "data", "bench", "explain", "tune", "lint_kernels", "export"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "list": "show components with their options, or a composed config",
     "bench": "time an op, a model, or the fusion core, against eager PyTorch",
     "explain": "show what a model saves for backward, and why",
+    "plan": "say what training on so many GPUs costs: memory, communication, time",
     "tune": "measure this machine, or which backend serves a model best",
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",

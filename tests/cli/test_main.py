@@ -29,7 +29,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     "arguments",
     [
         [],
-        *([command] for command in ("train", "data", "list", "bench", "explain", "tune", "backends", "lint-kernels")),
+        *([command] for command in ("train", "data", "list", "bench", "explain", "plan", "tune", "backends")),
+        *([command] for command in ("export", "swap", "lint-kernels")),
         ["data", "prepare"],
         *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
     ],

@@ -1,0 +1,126 @@
+"""layout -- how a training is spread over GPUs, and whether a model allows it."""
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from ...names import no_such, shown
+
+SHARDS: Final = ("none", "ddp", "fsdp")
+CHECKPOINTING: Final = ("none", "block", "selective", "budget:0.5")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The section `parallel`.
+
+    Attributes:
+        dp: data-parallel groups; 0 for all GPUs that `tp` leaves.
+        tp: GPUs of a tensor-parallel group.
+        sequence: whether the values outside of attention and feedforward are spread over a tensor-parallel group too.
+        shard: "fsdp" spreads weights, gradients and optimizer over the data-parallel groups; "ddp" has all of them on
+            each GPU; "none" is one group.
+        checkpointing: what a layer saves: "none" what the run's partitioner or eager mode saves, "selective" the
+            results of attention and of half of the matrix products, "block" its input, "budget:0.5" that share of what
+            eager mode saves.
+    """
+
+    dp: int = 0
+    tp: int = 1
+    sequence: bool = False
+    shard: str = "none"
+    checkpointing: str = "none"
+
+    def __str__(self) -> str:
+        tensor = f", tp {self.tp}{' + sequence' if self.sequence else ''}" if self.tp > 1 else ""
+        checkpointing = "" if self.checkpointing == "none" else f", checkpointing {self.checkpointing}"
+        return f"dp {self.dp} {self.shard}{tensor}{checkpointing}"
+
+
+def parse_layout(settings: dict[str, str]) -> Layout:
+    """Return the layout that `parallel.NAME=VALUE` set.
+
+    Raises:
+        ValueError: an unknown name or value.
+
+    >>> parse_layout({"tp": "2", "shard": "fsdp"})
+    Layout(dp=0, tp=2, sequence=False, shard='fsdp', checkpointing='none')
+    """
+    values: dict[str, Any] = {}
+    for name, text in settings.items():
+        known = [one.name for one in fields(Layout)]
+        if name not in known:
+            raise ValueError(no_such("parallel option", name, known))
+        if name in ("dp", "tp"):
+            if not text.isdecimal() or (name == "tp" and int(text) < 1):
+                raise ValueError(f"parallel.{name} must be a number of GPUs, got {shown(text)}")
+            values[name] = int(text)
+        elif name == "sequence":
+            if text not in ("true", "false"):
+                raise ValueError(f"parallel.sequence must be true or false, got {shown(text)}")
+            values[name] = text == "true"
+        elif name == "shard" and text not in SHARDS:
+            raise ValueError(no_such("parallel.shard", text, SHARDS))
+        elif name == "checkpointing" and text not in CHECKPOINTING[:3] and not is_budget(text):
+            raise ValueError(no_such("parallel.checkpointing", text, CHECKPOINTING))
+        else:
+            values[name] = text
+    return Layout(**values)
+
+
+def is_budget(text: str) -> bool:
+    """Whether a text is a budget as a share: budget:0.5.
+
+    >>> is_budget("budget:0.5"), is_budget("budget:1.5"), is_budget("budget:x")
+    (True, False, False)
+    """
+    match = re.fullmatch(r"budget:([0-9]*\.?[0-9]+)", text)
+    return match is not None and 0 < float(match[1]) <= 1
+
+
+def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None, tokens: int) -> Layout:
+    """Return the layout with its data-parallel groups counted.
+
+    Args:
+        layout: as asked for.
+        gpus: all of them.
+        heads: of the model's attention; None without.
+        kv_heads: its key-value heads.
+        tokens: of an example.
+
+    Raises:
+        ValueError: the model or the number of GPUs does not allow it; the text has the numbers.
+
+    >>> fitted(Layout(tp=2, shard="fsdp"), gpus=8, heads=4, kv_heads=2, tokens=128).dp
+    4
+    """
+    tp = layout.tp
+    if gpus % tp:
+        raise ValueError(f"parallel.tp={tp} does not divide gpus={gpus}; choose one of {_divisors(gpus)}")
+    for count, kind in ((heads, "heads"), (kv_heads, "key-value heads")):
+        if tp > 1 and (count is None or count % tp):
+            found = "none" if count is None else str(count)
+            raise ValueError(
+                f"parallel.tp={tp} must divide the {kind} of the attention, which has {found}"
+                + (f"; choose one of {_divisors(count)}" if count else "; leave parallel.tp out")
+            )
+    if layout.sequence and tp == 1:
+        raise ValueError("parallel.sequence=true needs a tensor-parallel group, and parallel.tp is 1; set parallel.tp")
+    if layout.sequence and tokens % tp:
+        raise ValueError(
+            f"parallel.sequence=true spreads the {tokens} tokens of an example over parallel.tp={tp} GPUs, which does "
+            "not divide them; change data.sequence_length"
+        )
+    dp = layout.dp or gpus // tp
+    if dp * tp != gpus:
+        raise ValueError(
+            f"parallel.dp={dp} x parallel.tp={tp} is {dp * tp} GPUs, and gpus={gpus}; leave parallel.dp out, or set it "
+            f"to {gpus // tp}"
+        )
+    if layout.shard == "none" and dp > 1:
+        raise ValueError(f"parallel.shard=none is for one data-parallel group, and there are {dp}; set ddp or fsdp")
+    return Layout(dp, tp, layout.sequence, layout.shard, layout.checkpointing)
+
+
+def _divisors(count: int) -> str:
+    return ", ".join(str(one) for one in range(1, count + 1) if count % one == 0)
