@@ -68,7 +68,7 @@ assert not heavy, heavy
         ("fuselayers backends --de", ["--device "]),
         ("fuselayers train feedf", ["feedforward="]),
         ("fuselayers explain norm=r", ["rms_norm "]),
-        ("fuselayers explain gpt_", ["gpt_nano "]),
+        ("fuselayers explain gpt_na", ["gpt_nano "]),
         ("fuselayers bench model gpt_nano fusion.sc", ["fusion.scope="]),
         ("fuselayers list norm.r", ["norm.rms_norm "]),
     ],

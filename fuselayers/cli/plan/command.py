@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from rich.console import Console
 
-from ...configs import compose
+from ...configs import ParallelConfig, compose
 from ...configs.sources import split_source
 from ...names import shown
 from ...partition.machine import processor_name
@@ -18,7 +18,7 @@ from ..parser import add_imports, add_overrides
 from ..text import say
 from .check import checked_models, print_check
 from .hardware import CPU, Hardware, hardware_called
-from .layout import Layout, is_budget, parse_layout
+from .layout import Layout, is_budget, layout_of
 from .measure import measured_rates
 from .model import planned_model
 from .report import as_dict, print_details, print_model, print_plans
@@ -50,7 +50,7 @@ class Asked:
         overrides: of the config.
         gpus: how many.
         gpu: of which kind.
-        layout: of `parallel.NAME=VALUE`; None without any.
+        has_layout: whether an override is of the section `parallel`.
         budget: the partitioner's name of a budget; None without.
         batch: examples; None where nobody said.
         precision: the dtype of products; None where nobody said.
@@ -59,7 +59,7 @@ class Asked:
     overrides: list[str] = field(default_factory=list)
     gpus: int = 1
     gpu: str = "h100"
-    layout: Layout | None = None
+    has_layout: bool = False
     budget: str | None = None
     batch: int | None = None
     precision: str | None = None
@@ -95,7 +95,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     low_precision = (asked.precision or ("float32" if asked.gpu == CPU else "bfloat16")) == "bfloat16"
     hardware = _this_machine(asked) if asked.gpu == CPU else hardware_called(asked.gpu)
-    checkpointing = _checkpointing(asked)
+    layout = _layout(asked, config.parallel)
+    checkpointing = _checkpointing(asked, layout)
     with console.status("counting a model of one layer and one of two"):
         model = planned_model(config, checkpointing=checkpointing, low_precision=low_precision, name=name)
     rates = None
@@ -103,9 +104,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         batch = asked.batch or config.train.batch_size
         rates = measured_rates(config, batch, fused=config.fusion.scope != "none")
         hardware = replace(hardware, bfloat16=rates.matmul, float32=rates.matmul)
-        asked = replace(asked, batch=batch, layout=asked.layout or Layout())
-    if asked.layout is not None:
-        layout = replace(asked.layout, checkpointing=asked.budget or asked.layout.checkpointing)
+        asked = replace(asked, batch=batch)
+    if layout is not None:
         plans = [plan_of(model, hardware, layout, gpus=asked.gpus, batch=asked.batch, rates=rates)]
         if not fits(plans[0], hardware):
             raise ValueError(too_large(model, hardware, plans[0]))
@@ -127,10 +127,10 @@ def read_arguments(words: Sequence[str]) -> Asked:
         ValueError: a value that cannot be.
 
     >>> asked = read_arguments(["model=gpt_nano", "gpus=4", "parallel.shard=fsdp"])
-    >>> asked.gpus, asked.layout.shard, asked.overrides
-    (4, 'fsdp', ['model=gpt_nano'])
+    >>> asked.gpus, asked.has_layout, asked.overrides
+    (4, True, ['model=gpt_nano', 'parallel.shard=fsdp'])
     """
-    asked, parallel = Asked(), {}
+    asked = Asked()
     for word in words:
         key, _, value = word.partition("=")
         if key == "gpus":
@@ -141,16 +141,13 @@ def read_arguments(words: Sequence[str]) -> Asked:
             asked.budget = value if value.startswith("budget:") else f"budget:{value}"
             if not is_budget(asked.budget):
                 raise ValueError(f"budget must be a share of what eager mode saves, as 0.5, got {shown(value)}")
-        elif key.startswith("parallel."):
-            parallel[key.removeprefix("parallel.")] = value
         else:
+            asked.has_layout |= key == "parallel" or key.startswith("parallel.")
             if key == "train.batch_size":
                 asked.batch = _whole(key, value)
             if key == "train.precision":
                 asked.precision = value
             asked.overrides.append(word)
-    if parallel:
-        asked.layout = parse_layout(parallel)
     return asked
 
 
@@ -160,10 +157,17 @@ def _whole(key: str, value: str) -> int:
     return int(value)
 
 
-def _checkpointing(asked: Asked) -> list[str]:
+def _layout(asked: Asked, parallel: ParallelConfig) -> Layout | None:
+    """The layout that was asked for; None to search for one."""
+    if not asked.has_layout and asked.gpu != CPU:
+        return None
+    layout = layout_of(parallel)
+    return replace(layout, checkpointing=asked.budget or layout.checkpointing)
+
+
+def _checkpointing(asked: Asked, layout: Layout | None) -> list[str]:
     if asked.budget:
         return [SELECTIVE, asked.budget]
-    layout = asked.layout
     return [SELECTIVE] if layout is None else [SELECTIVE, layout.checkpointing]
 
 

@@ -1,18 +1,15 @@
 """layout -- how a training is spread over GPUs, and whether a model allows it."""
 
 import re
-from dataclasses import dataclass, fields
-from typing import Any, Final
+from dataclasses import dataclass
 
-from ...names import no_such, shown
-
-SHARDS: Final = ("none", "ddp", "fsdp")
-CHECKPOINTING: Final = ("none", "block", "selective", "budget:0.5")
+from ...configs import ParallelConfig
+from ...names import shown
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The section `parallel`.
+    """What a plan takes from the section `parallel`, whose `dp` it counts.
 
     Attributes:
         dp: data-parallel groups; 0 for all GPUs that `tp` leaves.
@@ -37,35 +34,21 @@ class Layout:
         return f"dp {self.dp} {self.shard}{tensor}{checkpointing}"
 
 
-def parse_layout(settings: dict[str, str]) -> Layout:
-    """Return the layout that `parallel.NAME=VALUE` set.
+def layout_of(parallel: ParallelConfig) -> Layout:
+    """Return the layout that a config's section `parallel` asks for.
 
     Raises:
-        ValueError: an unknown name or value.
+        ValueError: its budget is no share.
 
-    >>> parse_layout({"tp": "2", "shard": "fsdp"})
+    >>> from fuselayers.configs import compose
+    >>> layout_of(compose("gpt_nano", ["parallel=fsdp", "parallel.tp=2"]).parallel)
     Layout(dp=0, tp=2, sequence=False, shard='fsdp', checkpointing='none')
     """
-    values: dict[str, Any] = {}
-    for name, text in settings.items():
-        known = [one.name for one in fields(Layout)]
-        if name not in known:
-            raise ValueError(no_such("parallel option", name, known))
-        if name in ("dp", "tp"):
-            if not text.isdecimal() or (name == "tp" and int(text) < 1):
-                raise ValueError(f"parallel.{name} must be a number of GPUs, got {shown(text)}")
-            values[name] = int(text)
-        elif name == "sequence":
-            if text not in ("true", "false"):
-                raise ValueError(f"parallel.sequence must be true or false, got {shown(text)}")
-            values[name] = text == "true"
-        elif name == "shard" and text not in SHARDS:
-            raise ValueError(no_such("parallel.shard", text, SHARDS))
-        elif name == "checkpointing" and text not in CHECKPOINTING[:3] and not is_budget(text):
-            raise ValueError(no_such("parallel.checkpointing", text, CHECKPOINTING))
-        else:
-            values[name] = text
-    return Layout(**values)
+    if parallel.budget is not None and not is_budget(parallel.budget):
+        raise ValueError(
+            f"a plan takes a budget as a share of what eager mode saves, as budget:0.5, got {shown(parallel.budget)}"
+        )
+    return Layout(parallel.dp, parallel.tp, parallel.sequence, parallel.shard, parallel.checkpointing)
 
 
 def is_budget(text: str) -> bool:
@@ -104,8 +87,6 @@ def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None
                 f"parallel.tp={tp} must divide the {kind} of the attention, which has {found}"
                 + (f"; choose one of {_divisors(count)}" if count else "; leave parallel.tp out")
             )
-    if layout.sequence and tp == 1:
-        raise ValueError("parallel.sequence=true needs a tensor-parallel group, and parallel.tp is 1; set parallel.tp")
     if layout.sequence and tokens % tp:
         raise ValueError(
             f"parallel.sequence=true spreads the {tokens} tokens of an example over parallel.tp={tp} GPUs, which does "

@@ -7,7 +7,6 @@ import pytest
 from fuselayers.cli.main import main
 from fuselayers.cli.plan import command
 from fuselayers.cli.plan.command import read_arguments
-from fuselayers.cli.plan.layout import Layout
 from fuselayers.cli.plan.model import PlannedModel
 from tests.cli.conftest import TINY_MODEL
 
@@ -28,9 +27,9 @@ def counted(model: PlannedModel, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
 def test_words_of_the_plan_are_no_overrides() -> None:
     words = ["model=gpt2_small", "gpus=16", "gpu=h200", "budget=0.25", "parallel.tp=2", "train.batch_size=4"]
     asked = read_arguments(words)
-    assert asked.overrides == ["model=gpt2_small", "train.batch_size=4"]
+    assert asked.overrides == ["model=gpt2_small", "parallel.tp=2", "train.batch_size=4"]
     assert (asked.gpus, asked.gpu, asked.budget, asked.batch) == (16, "h200", "budget:0.25", 4)
-    assert asked.layout == Layout(tp=2)
+    assert asked.has_layout
 
 
 def test_prints_the_best_layouts(counted: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +63,7 @@ def test_one_layout_as_json(counted: dict[str, Any], capsys: pytest.CaptureFixtu
         (["budget=2"], "budget must be a share of what eager mode saves, as 0.5, got '2'"),
         (["gpus=6", "parallel.tp=4"], "parallel.tp=4 does not divide gpus=6; choose one of 1, 2, 3, 6"),
         (["gpu=cpu", "gpus=2"], "gpu=cpu is this machine, one device; leave gpus=2 out, or name a GPU"),
+        (["parallel.shard=zero"], "parallel.shard"),
         (["--check"], "--check measures this machine's CPU; add gpu=cpu"),
         (["parallel.shard=fsdp", "train.batch_size=100000000"], "toy does not fit with dp 1 fsdp and a batch of"),
     ],

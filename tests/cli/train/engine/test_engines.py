@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.engine import (
@@ -16,8 +17,6 @@ from fuselayers.cli.train.engine import (
     Processes,
     device_of,
     fusion_for,
-    like,
-    local,
     start_engine,
     whole,
 )
@@ -25,6 +24,12 @@ from fuselayers.cli.train.loop import Trainer
 from fuselayers.configs import Config, build, compose
 
 _CPU = torch.device("cpu")
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 _SMALL = ["model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2", "fusion=off"]
 
 
@@ -89,9 +94,9 @@ def test_a_step_is_that_of_one_process(gloo: None, overrides: list[str], micro_b
 def test_no_limit_leaves_the_gradient(gloo: None) -> None:
     engine = _engine(_config("parallel=fsdp"))
     engine.backward(engine.model(*_tokens()))
-    before = [local(one.grad).clone() for one in engine.module.parameters() if one.grad is not None]
+    before = [_local(one.grad).clone() for one in engine.module.parameters() if one.grad is not None]
     assert engine.clip(math.inf) > 0
-    after = [local(one.grad) for one in engine.module.parameters() if one.grad is not None]
+    after = [_local(one.grad) for one in engine.module.parameters() if one.grad is not None]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
@@ -148,16 +153,14 @@ def test_a_layer_that_is_not_split_is_named(gloo: None, monkeypatch: pytest.Monk
         verify(nn.Linear(2, 1), nn.Linear(2, 1), _config().parallel, Layout(tp=2))
 
 
-def test_whole_tensors_and_back(one_process_mesh: Any) -> None:
-    from torch.distributed.tensor import Shard, distribute_tensor
-
+def test_whole_tensors_of_split_ones(one_process_mesh: Any) -> None:
     tensor = torch.arange(6.0).view(3, 2)
     split = distribute_tensor(tensor, one_process_mesh, [Shard(0)], src_data_rank=None)
-    assert torch.equal(local(split), tensor)
-    back = like({"a": tensor, "step": torch.tensor(3.0)}, {"a": split, "step": split})
-    assert back["a"].placements == split.placements
-    assert torch.equal(local(back["a"]), tensor)
-    assert torch.equal(back["step"], torch.tensor(3.0))
+    gathered = whole({"a": split, "nested": {"b": split}, "step": 3})
+    assert type(gathered["a"]) is Tensor
+    assert torch.equal(gathered["a"], tensor)
+    assert torch.equal(gathered["nested"]["b"], tensor)
+    assert gathered["step"] == 3
 
 
 def test_fabric_that_is_missing_is_named(gloo: None, monkeypatch: pytest.MonkeyPatch) -> None:
