@@ -57,9 +57,11 @@ setup(
         "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
         # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of ops and modules
-        # import it.
+        # import it. accelerate, peft: what swapped models are used with.
         "test": [
+            "accelerate>=1.10",
             "expecttest",
+            "peft>=0.18",
             "pytest>=8",
             "pytest-timeout",
             "pytest-xdist",
@@ -70,6 +72,9 @@ setup(
             "types-networkx",
             "types-PyYAML",
         ],
+        # Apart from "test": torchvision, which it needs, has CUDA code in its wheels on PyPI, and breaks the import of
+        # transformers beside a torch for the CPU alone.
+        "timm": ["timm>=1.0.20"],
         "docs": ["furo", "myst-parser", "sphinx", "sphinx-copybutton"],
     },
     packages=find_packages(include=["fuselayers", "fuselayers.*"]),

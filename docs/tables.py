@@ -87,7 +87,9 @@ def _keys(name: str, _: Sequence[str]) -> str:
     family = FAMILIES[name]
     lines = ["| theirs | ours |", "| --- | --- |"]
     for key in family.keys:
-        lines.append(f"| `{key.theirs}` | `{key.ours}`{', transposed' if key.transposed else ''} |")
+        notes = ["transposed"] * key.transposed + ["by head"] * key.by_head
+        notes += [f"from row {key.first_row} on"] * (key.first_row > 0)
+        lines.append(f"| `{key.theirs}` | {', '.join([f'`{key.ours}`', *notes])} |")
     placed = {key.theirs for key in family.keys}
     for theirs, repeated in family.repeated.items():
         where = ", where embeddings are tied" if theirs in placed else ""

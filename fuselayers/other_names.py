@@ -31,6 +31,10 @@ _THEIRS: Final = {
     "width": "dff dffn ffndim intermediatesize dimfeedforward ninner dinner ffnhiddensize hiddenfeatures mlpdim",
     "expansion": "hiddenlayermultiplier mlpratio ffnmult expansionfactor mlpmult",
     "activation": "hiddenact act activationfunction hiddenactivation nonlinearity actlayer",
+    "embedding_dropout": "embdpdrop embdrop embeddropout embeddingdropoutprob",
+    "embedding_norm": "wordembeddingslayernorm embeddinglayernorm embedlayernorm stableembedding normembeddings",
+    "head_bias": "lmheadbias outputbias",
+    "fraction": "rotarypct partialrotaryfactor rotarypercent rotaryfraction ropepct",
     "dropout": "residpdrop residdropout attndropout attnpdrop attentiondropout hiddendropoutprob drop pdrop",
     "stochastic_depth": "droppath droppathrate layerdrop",
     "eps": "epsilon normeps layernormeps layernormepsilon rmsnormeps varianceepsilon",
@@ -72,6 +76,9 @@ _THEIRS: Final = {
     "pooling": "poolformer",
     "pre": "prenorm preln",
     "post": "postnorm postln",
+    "parallel": "parallelattn parallelattention parallelresidual useparallelresidual gptj",
+    "parallel with separate_norms=true": "gptneox",
+    "alibi": "linearbias attentionlinearbias",
     "silu": "swish swiglu",
     "gelu": "geglu",
     "relu": "reglu",
@@ -89,6 +96,12 @@ _THEIRS: Final = {
     "mixtral_8x7b": "mixtral",
     "gemma2_2b": "gemma gemma2",
     "qwen3_0_6b": "qwen qwen3",
+    "qwen2_5_0_5b": "qwen2 qwen25",
+    "opt_125m": "opt",
+    "pythia_160m": "pythia",
+    "gpt_neox_20b": "gptneox neox",
+    "phi_2": "phi",
+    "bloom_560m": "bloom",
 }
 
 

@@ -240,4 +240,4 @@ def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:
     assert [pin for pin in pins if len(pin) != 2] == []
     names = [_canonical(name) for name, _ in pins]
     assert len(names) == len(set(names))
-    assert _requirements(built, extras=["hub", "test", "docs"]) - set(names) == set()
+    assert _requirements(built, extras=["hub", "test", "timm", "docs"]) - set(names) == set()

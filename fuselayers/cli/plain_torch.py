@@ -140,7 +140,7 @@ class _Stack(nn.Module):
     def __init__(self, of: Any) -> None:
         super().__init__()
         _check(of.position, LearnedPosition, RotaryPosition)
-        self.drop = nn.Dropout(of.dropout)
+        self.drop = nn.Dropout(getattr(of, "embedding_dropout", of.dropout))
         self.blocks = nn.ModuleList(_Block(one) for one in of.blocks)
         self.norm = None if of.norm is None else _norm(of.norm)
         self.position = None
@@ -176,6 +176,8 @@ class _GPT(_Stack):
     def __init__(self, of: Any) -> None:
         super().__init__(of)
         if of.logit_soft_cap is not None or of.logit_scale != 1:
+            raise _no_twin(of)
+        if of.bias is not None or of.embedding_norm is not None:
             raise _no_twin(of)
         self.token = _embedding(of.token)
         self.head = None if of.head is None else _linear(of.head)

@@ -12,7 +12,8 @@ Each sublayer f, attention and then feedforward, joins the stream in turn:
                figure 2; alpha = (2 num_layers)^(1/4); the init scheme deepnorm scales the weights of the branches down
     sandwich   x = x + norm(dropout(f(norm(x))))     Ding et al., "CogView", 2021, section 2.4; Gemma 2
     parallel   x = x + dropout(attention(norm(x))) + dropout(feedforward(norm(x))), with one norm
-               Wang, Komatsuzaki, "GPT-J-6B", 2021; Chowdhery et al., "PaLM", 2022, section 2
+               Wang, Komatsuzaki, "GPT-J-6B", 2021; Chowdhery et al., "PaLM", 2022, section 2; with a norm for each
+               sublayer: Black et al., "GPT-NeoX-20B", 2022, section 2.1
 
 A branch is the output of a sublayer. Before dropout, LayerScale and stochastic depth make it
 
@@ -76,13 +77,7 @@ class Residual(nn.Module):
         self.dropout = dropout
         self.layer_scale = layer_scale
         self.skipped = stochastic_depth * (layer + 1) / num_layers
-        norms = [create("norm", norm, hidden_dim) for _ in range(self.num_norms(num_sublayers))]
-        for built in norms:
-            if not isinstance(built, Norm):
-                raise TypeError(
-                    f"norm {as_choice(norm).name!r} must be a subclass of components.Norm, which joins sums"
-                )
-        self.norms = nn.ModuleList(norms)
+        self.norms = nn.ModuleList(_built_norm(norm, hidden_dim) for _ in range(self.num_norms(num_sublayers)))
         scales = [nn.Parameter(torch.empty(hidden_dim)) for _ in range(num_sublayers)] if layer_scale else []
         self.scales = nn.ParameterList(scales)
         self.reset_parameters()
@@ -132,6 +127,13 @@ class Residual(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, layer_scale={self.layer_scale}, skipped={self.skipped}"
+
+
+def _built_norm(norm: Choice | str, hidden_dim: int) -> Norm:
+    built = create("norm", norm, hidden_dim)
+    if not isinstance(built, Norm):
+        raise TypeError(f"norm {as_choice(norm).name!r} must be a subclass of components.Norm, which joins sums")
+    return built
 
 
 @register("residual", "pre")
@@ -254,23 +256,55 @@ class SandwichResidual(Residual):
 
 @register("residual", "parallel")
 class ParallelResidual(Residual):
-    """One norm per block; its sublayers do not wait for each other. The end of the stack needs a norm.
+    """The sublayers of a block do not wait for each other. The end of the stack needs a norm.
 
-    >>> len(ParallelResidual(8).norms)
-    1
+    Args:
+        separate_norms: whether each sublayer has a norm of its own, as in GPT-NeoX; in GPT-J and Phi all share one.
+
+    >>> len(ParallelResidual(8).norms), len(ParallelResidual(8, separate_norms=True).norms)
+    (1, 2)
     """
 
     final_norm: ClassVar[bool] = True
 
+    @in_range
+    def __init__(
+        self,
+        hidden_dim: Size,
+        *,
+        norm: Choice | str = "layer_norm",
+        num_sublayers: Size = 2,
+        layer: Count = 0,
+        num_layers: Size = 1,
+        dropout: Probability = 0.0,
+        layer_scale: Positive | None = None,
+        stochastic_depth: Probability = 0.0,
+        separate_norms: bool = False,
+    ) -> None:
+        super().__init__(
+            hidden_dim,
+            norm=norm,
+            num_sublayers=num_sublayers,
+            layer=layer,
+            num_layers=num_layers,
+            dropout=dropout,
+            layer_scale=layer_scale,
+            stochastic_depth=stochastic_depth,
+        )
+        if separate_norms:
+            self.norms.extend(_built_norm(norm, hidden_dim) for _ in range(1, num_sublayers))
+
     @staticmethod
     def num_norms(num_sublayers: int) -> int:
-        """Return one."""
+        """Return one, which all sublayers share."""
         return 1
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        normed_BTD: Tensor = self.norm(0)(x_BTD)
+        given_BTD = normed_BTD = x_BTD
         for number, sublayer in enumerate(sublayers):
+            if number < len(self.norms):
+                normed_BTD = self.norm(number)(given_BTD)
             y_BTD = self.branch(number, sublayer, normed_BTD)
             x_BTD = bias_dropout_residual(y_BTD, x_BTD, p=self.dropout, training=self.training, shard=shard)
         return x_BTD

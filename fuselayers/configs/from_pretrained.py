@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from ..names import shown
 from .build import build
 from .group_files import choices
-from .hugging_face import matched
-from .hugging_face_config import config_of
+from .hugging_face import config_of, matched
 from .memory import check_bytes
 
 _CONFIG: Final = "config.json"
@@ -33,8 +32,9 @@ def from_pretrained(
 ) -> nn.Module:
     """Return the model of a Hugging Face checkpoint with its weights, in eval mode.
 
-    GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen3, ViT and T5, with the head of their pretraining (ViT: with its
-    classifier). `transformers` is not needed. The model is as `build` makes it, so `rebuild` and `fuse` work.
+    GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen2, Qwen3, OPT, GPT-NeoX, Phi, BLOOM, ViT and T5, with the head of
+    their pretraining (ViT: with its classifier). `transformers` is not needed. The model is as `build` makes it, so
+    `rebuild` and `fuse` work.
 
     Args:
         name_or_path: a folder with config.json and model.safetensors (or its shards and their index), or the name of a
@@ -68,7 +68,7 @@ def from_pretrained(
         model = build(config, overrides)
     wanted = model.state_dict()
     check_bytes(sum(one.numel() for one in wanted.values()) * dtype.itemsize, device, what="the model")
-    found = matched(wanted, _read_weights(folder), family=family)
+    found = matched(model, _read_weights(folder), family=family)
     # Copied one by one: a file's tensors are views of the file.
     state = {
         name: found.pop(name).to(device, dtype, copy=True, memory_format=torch.contiguous_format) for name in wanted

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
 from .cost import flops_of
-from .draw_cut import module_of
+from .draw_cut import module_of, readable_bytes
 from .fake_copies import fake_copies
 from .fuse import FusedFunction
 from .fused_module import FusedModule
@@ -181,12 +181,12 @@ class _Explained:
         if self._rule == default.name:
             return f"{reads}the default rule saves what backward reads, and recomputes only views"
         saving, recomputing = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
-        priced = f"saving it costs {self.cost.total(saving):,.0f}"
+        priced = f"saving it costs {readable_bytes(self.cost.total(saving))} moved"
         if self.cost.total(recomputing) > self.cost.total(saving):
-            return f"{reads}{priced}, recomputing it {self.cost.total(recomputing):,.0f} bytes moved"
+            return f"{reads}{priced}, recomputing it {readable_bytes(self.cost.total(recomputing))}"
         sources = [source for source in node.all_input_nodes if source not in self.joint.static_inputs]
         names = ", ".join(source.name for source in sources[:2]) or "its source"
-        return f"{reads}{priced} bytes moved; recomputing it would need {names}, which costs more"
+        return f"{reads}{priced}; recomputing it would need {names}, which costs more"
 
     def _recomputed_value(self, node: fx.Node) -> RecomputedValue:
         price = self.cost.recomputing(node, self.joint)

@@ -246,7 +246,7 @@ class MemoryReport:
             soft_wrap=True,
         )
         console.print(_totals_table(self), highlight=False)
-        console.print(_saved_table(self.saved, most), highlight=False)
+        console.print(_saved_table(self.saved, most, width=console.width), highlight=False)
         if self.recomputed:
             console.print(_recomputed_table(self.recomputed, most), highlight=False)
         console.print(
@@ -282,13 +282,14 @@ def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _saved_table(saved: Sequence[SavedValue], most: int) -> Table:
+def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table:
     table = Table(title="saved", title_justify="left", box=None, pad_edge=False)
-    # At 80 columns a module's path, such as blocks.11.residual.norms.0, stays in one line.
-    table.add_column("value", overflow="fold", min_width=27)
+    table.add_column("value", overflow="fold")
     table.add_column("shape", min_width=9)
     table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    # At 80 columns a module's path, such as blocks.11.residual.norms.0, stays in one line. The limit is on this column
+    # because rich folds a column with a min_width for another width than it prints, and cuts the words that do not fit.
+    table.add_column("why", overflow="fold", max_width=max(22, width - 80))
     by_size = _by_size(saved)
     for value in by_size[:most]:
         cells = _shape(value), readable_bytes(value.num_bytes), escape(value.reason)

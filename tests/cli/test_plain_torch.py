@@ -13,6 +13,7 @@ SMALL_DECODER = ["model.num_layers=2", "model.hidden_dim=32"]
         ("gpt_nano", [*SMALL_DECODER, "feedforward.activation=gelu_tanh"]),
         ("gpt_nano", [*SMALL_DECODER, "feedforward.bias=false", "model.tie_embeddings=false"]),
         ("gpt2_tiny", ["feedforward=mlp", "feedforward.activation=relu"]),
+        ("opt_tiny", []),
         ("llama_tiny", ["model.num_layers=2", "model.hidden_dim=64"]),
         ("bert_tiny", ["model.num_layers=2", "model.hidden_dim=32"]),
         ("vit_tiny", ["model.num_layers=2", "attention.num_heads=8"]),
@@ -41,6 +42,8 @@ def test_the_twin_drops_where_the_model_does() -> None:
     drops = [one.p for one in twin.modules() if isinstance(one, torch.nn.Dropout)]
     assert drops == [0.5] * 5  # the embedding; in each block both branches, and the feedforward
     assert [block.attention.dropout for block in twin.blocks] == [0.25, 0.25]  # type: ignore[union-attr]
+    apart = build("gpt_nano", [*SMALL_DECODER, "model.dropout=0.5", "model.embedding_dropout=0.125", "fusion=off"])
+    assert plain_twin(apart).drop.p == 0.125  # type: ignore[union-attr]
     state = torch.get_rng_state()
     plain_twin(model)
     assert torch.equal(torch.get_rng_state(), state)
@@ -57,6 +60,8 @@ def test_the_twin_drops_where_the_model_does() -> None:
         ("mistral_tiny", [], "MultiHeadAttention"),
         ("gemma2_tiny", [], "SandwichResidual"),
         ("t5_tiny", [], "EncoderDecoder"),
+        ("gpt_nano", ["model.head_bias=true"], "Decoder"),
+        ("gpt_nano", ["model.embedding_norm=true"], "Decoder"),
         ("llama_tiny", ["position.scaling=linear", "position.factor=2"], "RotaryPosition"),
     ],
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fuselayers.cli.main import main
+from tests.components.swap.models import FAMILIES
 
 transformers = pytest.importorskip("transformers")
 
@@ -17,11 +18,29 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     report = tmp_path / "report.json"
     assert main(["swap", str(tmp_path), "--level", "layers", "--where", "model.layers.*", "--json", str(report)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "swap, level layers: 6 modules"
-    assert lines[2].startswith("LlamaMLP      2        gated_mlp  ") or lines[3].startswith("LlamaMLP")
+    assert lines[0] == "swap, level layers: 8 modules"
+    assert "    rms_norm_gated_mlp" in lines
+    assert any(line.startswith("LlamaMLP           2  ") for line in lines)
     sites = json.loads(report.read_text())["sites"]
     assert {site["name"] for site in sites} >= {"model.layers.0.mlp", "model.layers.1.input_layernorm"}
     assert all(site["error"] is not None for site in sites)
+
+
+QUICK = ("gpt2", "phi3", "clip")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES if one != "torch encoder"],
+)
+def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FAMILIES[name][0]().save_pretrained(tmp_path / name)  # type: ignore[operator]
+    report = tmp_path / "report.json"
+    assert main(["swap", str(tmp_path / name), "--level", "layers", "--json", str(report)]) == 0
+    assert "not swapped" not in capsys.readouterr().out
+    sites = json.loads(report.read_text())["sites"]
+    assert {rule for site in sites for rule in site["rules"]} >= FAMILIES[name][1]
+    assert all(site["error"] is not None for site in sites if site["kind"] != "Dropout")  # some are never called
 
 
 def test_a_model_of_the_configs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
 
 D = 6
+SEPARATE = {"separate_norms": True}
 Formula = Callable[[Residual, Tensor, nn.ModuleList], Tensor]
 
 
@@ -35,12 +36,12 @@ def made(kind: str, *, number: int = 2, **options: object) -> Residual:
     return randomise(residual).double()  # type: ignore[return-value]
 
 
-def assert_formula(kind: str, formula: Formula) -> None:
+def assert_formula(kind: str, formula: Formula, **given: object) -> None:
     """Compare values and gradients with two and three sublayers, in training and in eval mode, with every option."""
     every = {"dropout": 0.3, "layer_scale": 0.5, "stochastic_depth": 0.5, "layer": 7, "num_layers": 8}
     for number in (2, 3):
         for options in ({"num_layers": 8}, {"num_layers": 8, "dropout": 0.3}, every):
-            residual = made(kind, number=number, **options)
+            residual = made(kind, number=number, **options, **given)
             ours, theirs = Branches(residual, number), Branches(residual, number, formula)
             theirs.linear = ours.linear
             x = torch.randn(4, 5, D, dtype=torch.float64)
@@ -96,6 +97,13 @@ def parallel(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
     return total
 
 
+def parallel_with_separate_norms(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
+    total = x
+    for i, sublayer in enumerate(sublayers):
+        total = total + drop(residual, branch(residual, i, sublayer(norm(residual, i, x))))
+    return total
+
+
 @pytest.mark.parametrize(
     ("formula", "needs_a_final_norm"),
     [(pre, True), (post, False), (deepnorm, False), (sandwich, True), (parallel, True)],
@@ -103,6 +111,11 @@ def parallel(residual: Residual, x: Tensor, sublayers: nn.ModuleList) -> Tensor:
 def test_every_style_matches_its_formula(formula: Formula, needs_a_final_norm: bool) -> None:
     assert made(formula.__name__).final_norm is needs_a_final_norm
     assert_formula(formula.__name__, formula)
+
+
+def test_parallel_sublayers_may_have_norms_of_their_own() -> None:
+    assert [len(made("parallel", number=number, **SEPARATE).norms) for number in (1, 2, 3)] == [1, 2, 3]
+    assert_formula("parallel", parallel_with_separate_norms, **SEPARATE)
 
 
 def test_the_factor_of_deepnorm_grows_with_the_number_of_layers() -> None:
@@ -192,12 +205,13 @@ def test_errors(kind: str, options: dict[str, object], text: str) -> None:
         made(kind, **options)
 
 
-def test_a_norm_without_add_is_refused() -> None:
+@pytest.mark.parametrize("style", ["pre", Choice("parallel", SEPARATE)])
+def test_a_norm_without_add_is_refused(style: Choice | str) -> None:
     register("norm", "someones")(nn.LayerNorm)
     try:
         with pytest.raises(
             TypeError, match=r"^norm 'someones' must be a subclass of components\.Norm, which joins sums$"
         ):
-            create("residual", "pre", D, norm="someones")
+            create("residual", style, D, norm="someones")
     finally:
         del registry._OWNERS["norm"]["someones"]

@@ -24,13 +24,20 @@ from fuselayers.configs.group_files import COMPONENT_GROUPS, SHIPPED, composed_f
 
 # What the names of models begin with -> model, feedforward, norm, residual style and position.
 ARCHITECTURES = {
-    "gpt": ("decoder", "fused_mlp", "layer_norm", "pre", "learned"),
+    "gpt2": ("decoder", "fused_mlp", "layer_norm", "pre", "learned"),
+    "gpt_nano": ("decoder", "fused_mlp", "layer_norm", "pre", "learned"),
     "bert": ("encoder", "fused_mlp", "layer_norm", "post", "learned"),
     "llama": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
     "mistral": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
     "mixtral": ("decoder", "mixture_of_experts", "rms_norm", "pre", "rotary"),
     "gemma2": ("decoder", "gated_mlp", "rms_norm", "sandwich", "rotary"),
+    "qwen2": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
     "qwen3": ("decoder", "gated_mlp", "rms_norm", "pre", "rotary"),
+    "opt": ("decoder", "fused_mlp", "layer_norm", "pre", "learned"),
+    "gpt_neox": ("decoder", "fused_mlp", "layer_norm", "parallel", "rotary"),
+    "pythia": ("decoder", "fused_mlp", "layer_norm", "parallel", "rotary"),
+    "phi": ("decoder", "fused_mlp", "layer_norm", "parallel", "rotary"),
+    "bloom": ("decoder", "fused_mlp", "layer_norm", "pre", "alibi"),
     "hierarchical_vision": ("hierarchical_vision", "fused_mlp", "layer_norm", "pre", "learned"),
     "vit": ("vision_transformer", "fused_mlp", "layer_norm", "pre", "learned"),
     "t5": ("encoder_decoder", "fused_mlp", "rms_norm", "pre", "relative"),

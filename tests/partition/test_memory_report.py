@@ -102,3 +102,17 @@ def test_tables_fit_eighty_columns_and_no_path_is_broken(report: MemoryReport) -
     lines = console.export_text().splitlines()[1:-2]
     assert all(len(line) <= 80 for line in lines)
     assert any(line.startswith("blocks.11.residual.norms.0 ") for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_word_of_a_reason_is_cut_off(report: MemoryReport, width: int) -> None:
+    reason = (
+        "read by mul_1, sub_3 and others; saving it costs 655.6 kB moved; recomputing it would need view_4, addmm_1"
+    )
+    long = dataclasses.replace(
+        report.saved[0], module="blocks.11.residual.norms.0", shape=(1, 4, 128, 64), reason=reason
+    )
+    console = Console(width=width, record=True, file=io.StringIO())
+    dataclasses.replace(report, saved=(long, *report.saved[1:])).print(console)
+    printed = console.export_text().split()
+    assert set(reason.split()) <= set(printed)

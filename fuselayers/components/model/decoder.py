@@ -4,7 +4,8 @@
     x                 [B, T, D]   D model
     logits            [B, T, V]   V vocabulary
 
-GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp.
+GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp; BLOOM with
+ALiBi and a norm of the embeddings; Phi with a bias of the logits.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,9 +18,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
+from ..norm import Norm
 from ..position import Position
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
-from ..registry import Choice, register
+from ..registry import Choice, create, register
 from .layers import LayerChange
 from .sampling import continued, generating
 from .stack import Stack
@@ -42,6 +44,9 @@ class Decoder(Stack):
     The arguments and errors of `Model`, and:
 
     Args:
+        embedding_norm: whether the embeddings, positions included, pass a norm of the chosen kind, as in BLOOM.
+        embedding_dropout: probability of dropping a value of the embeddings; None for `dropout`.
+        head_bias: whether the logits have a bias, of a tied head too, as in Phi.
         logit_soft_cap: the bound of the logits, cap * tanh(logits / cap), 30 in Gemma 2; None for no bound.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
@@ -67,7 +72,10 @@ class Decoder(Stack):
         block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
+        embedding_norm: bool = False,
+        embedding_dropout: Probability | None = None,
         tie_embeddings: bool = True,
+        head_bias: bool = False,
         logit_scale: Positive = 1.0,
         logit_soft_cap: Positive | None = None,
         loss: Loss = "auto",
@@ -98,9 +106,13 @@ class Decoder(Stack):
         self.logit_soft_cap = logit_soft_cap
         self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
+        self.embedding_norm: Norm | None = create("norm", norm, hidden_dim) if embedding_norm else None
+        self.embedding_dropout = dropout if embedding_dropout is None else embedding_dropout
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        # Not the layer's, which a tied head does not have and which the fused loss refuses.
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if head_bias else None
         self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
@@ -146,6 +158,7 @@ class Decoder(Stack):
             return self._logits(x_BTD)
         loss = token_loss(
             *(x_BTD, targets_BT, self._head, self.loss),
+            bias_V=self.bias,
             scale=self.logit_scale,
             soft_cap=self.logit_soft_cap,
             layout=self.layout,
@@ -170,7 +183,8 @@ class Decoder(Stack):
         """
         first = caches[0].length if caches else 0
         x_BTD = self._placed(look_up(self.token, tokens_BT), first, key_padding_mask)
-        x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
+        x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
+        x_BTD = dropout_op(x_BTD, self.embedding_dropout, training=self.training)
         return self.run_blocks(x_BTD, caches=caches, key_padding_mask=key_padding_mask, mask=mask)
 
     def _placed(self, x_BTD: Tensor, first: int, key_padding_mask: Tensor | None) -> Tensor:
@@ -256,12 +270,18 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return to_logits(x, self._head, scale=self.logit_scale, soft_cap=self.logit_soft_cap, layout=self.layout)
+        return to_logits(
+            *(x, self._head),
+            bias_V=self.bias,
+            scale=self.logit_scale,
+            soft_cap=self.logit_soft_cap,
+            layout=self.layout,
+        )
 
     def extra_repr(self) -> str:
         return (
-            f"{super().extra_repr()}, tie_embeddings={self.head is None}, logit_scale={self.logit_scale}, "
-            f"logit_soft_cap={self.logit_soft_cap}"
+            f"{super().extra_repr()}, embedding_dropout={self.embedding_dropout}, tie_embeddings={self.head is None}, "
+            f"head_bias={self.bias is not None}, logit_scale={self.logit_scale}, logit_soft_cap={self.logit_soft_cap}"
         )
 
 

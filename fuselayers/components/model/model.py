@@ -28,7 +28,7 @@ class Model(nn.Module):
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         loss: "fused" computes the loss in chunks of tokens, without all logits in memory; it is differentiable once.
             "plain" computes the logits. "auto" is fused for 4,096 tokens of vocabulary or more, where it takes 0.7
-            to 1.1 times as long. With a cap, or with hooks, an adapter or a bias at the output layer, "auto"
+            to 1.1 times as long. With a cap, or with hooks, an adapter or a bias at the output layer itself, "auto"
             computes the logits and "fused" is refused.
         logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
         init: how the initial weights are drawn, see `initialise`.

@@ -2,6 +2,7 @@
 
 from .call import swap as swap
 from .call import unswap as unswap
+from .fallbacks import fallbacks as fallbacks
 from .report import Site as Site
 from .report import Skipped as Skipped
 from .report import SwapReport as SwapReport

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -13,9 +13,10 @@ from ...partition import backends
 from .blocks import block_class, repeated_blocks
 from .report import Site, Skipped, SwapReport
 from .rules import Rule
+from .sharded import as_in_forward
 from .shipped import RULES
 from .sites import is_swapped, layer_class, swap_class, unswap_class
-from .verify import Check, check, inputs_of_sites
+from .verify import Check, check, inputs_of_sites, saved_by_model
 
 __all__ = ["swap", "unswap"]
 
@@ -31,6 +32,7 @@ def swap(
     backend: str = "auto",
     verify: bool = True,
     batch: Any = None,
+    timed: bool = False,
 ) -> SwapReport:
     """Put fused layers into a model, in place, wherever its modules compute what can be fused.
 
@@ -56,6 +58,7 @@ def swap(
             name, a tuple by position, or one tensor. None takes the
             `dummy_inputs` that models of transformers have. Sites that no inputs reach are "not verified" in the
             report.
+        timed: whether each module that is verified is timed too, before and after, for some seconds.
 
     Raises:
         TypeError: `model` is not a module.
@@ -64,9 +67,9 @@ def swap(
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
     >>> [(site.name, site.rules) for site in report.sites]
-    [('2', ('dropout',))]
+    [('', ('mlp',)), ('2', ('dropout',))]
     >>> unswap(model)
-    1
+    2
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"swap takes a module, got {type(model).__name__}")
@@ -80,13 +83,15 @@ def swap(
     if level == "auto" and not (blocks and _inductor_compiles(model)):
         blocks = []
     kinds = {name: block_class(_type(block), backend) for name, block in blocks}
-    for name, module in model.named_modules():
-        if _matches(name, patterns) and not any(f"{name}.".startswith(f"{block}.") for block, _ in blocks):
-            kind = layer_class(module, chosen)
+    for name, module in as_in_forward(model).named_modules():
+        if _matches(name, patterns) and name not in kinds:
+            inside = any(name.startswith(f"{block}.") for block, _ in blocks)
+            # A compiler decides by itself about the rest of a block.
+            kind = layer_class(module, tuple(rule for rule in chosen if rule.one_op) if inside else chosen)
             if kind is not None:
                 kinds[name] = kind
     report = SwapReport("blocks" if blocks else "layers", (), ())
-    return _checked(model, kinds, report, batch) if verify else _swapped(model, kinds, report)
+    return _checked(model, kinds, report, batch, timed) if verify else _swapped(model, kinds, report)
 
 
 def _inductor_compiles(model: nn.Module) -> bool:
@@ -115,10 +120,12 @@ def _swapped(model: nn.Module, kinds: Mapping[str, type], report: SwapReport) ->
 
 
 def _site(name: str, kind: Any) -> Site:
-    return Site(name, kind.__name__, tuple(name for name, _ in kind.found) or ("block",))
+    if not kind.found:
+        return Site(name, kind.__name__, ("block",), kind.block_backend)
+    return Site(name, kind.__name__, tuple(name for name, _ in kind.found))
 
 
-def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, batch: Any) -> SwapReport:
+def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, batch: Any, timed: bool) -> SwapReport:
     batch = getattr(model, "dummy_inputs", None) if batch is None else batch
     calls = {} if batch is None else inputs_of_sites(model, kinds, batch)
     modules = dict(model.named_modules())
@@ -129,19 +136,21 @@ def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, ba
         site = _site(name, kind)
         if name in calls:
             found = seen.get(kind) if site.rules == ("block",) else None  # one graph serves all blocks
-            found = found or check(modules[name], kind, calls[name])
+            found = found or check(modules[name], kind, calls[name], timed=timed)
             seen[kind] = found
             if found.reason is not None:
                 skipped.append(Skipped(name, site.kind, found.reason))
                 continue
-            site = replace(
-                site,
-                error=found.error,
-                error_before=found.error_before,
-                saved_before=found.saved_before,
-                saved_after=found.saved_after,
-            )
+            site = replace(site, **{key: value for key, value in asdict(found).items() if key != "reason"})
         sites.append((site, kind))
+    before = None if batch is None else saved_by_model(model, batch)
     for site, kind in sites:
         swap_class(modules[site.name], kind)
-    return replace(report, sites=tuple(site for site, _ in sites), skipped=tuple(skipped))
+    after = None if before is None else saved_by_model(model, batch)
+    return replace(
+        report,
+        sites=tuple(site for site, _ in sites),
+        skipped=tuple(skipped),
+        saved_before=before,
+        saved_after=after,
+    )

@@ -1,14 +1,18 @@
 """The functions that `swap` puts in place of what a forward computes."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import ops
-from .again import linear_again
+from ...ops.implementations import COMPILED_FROM
+from .again import linear_again, linears_again, made_again
+
+Normalise = Callable[..., tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
+"""Takes the slots of a norm; returns a function of x and of its parameters, and the parameters."""
 
 
 def _weight(layer: nn.Module) -> Tensor:
@@ -21,6 +25,39 @@ def _linear(x: Tensor, layer: nn.Module) -> Tensor:
     return F.linear(x, _weight(layer), layer.bias)  # type: ignore[arg-type]
 
 
+def _linears(x: Tensor, layers: Sequence[nn.Module], normalise: Normalise | None, norm: dict[str, Any]) -> list[Tensor]:
+    """Each layer of x, or of its norm, which is not saved then."""
+    if normalise is None:
+        return [_linear(x, layer) for layer in layers]
+    make, parameters = normalise(**norm)
+    return linears_again(make, (x, *parameters), [(_weight(layer), layer.bias) for layer in layers])  # type: ignore[misc]
+
+
+def _probability(drop: nn.Dropout | None, p: float, training: bool) -> float:
+    """Of a dropout layer, or of a call of `F.dropout`: what it drops in this call."""
+    if drop is not None:
+        p, training = drop.p, drop.training
+    return p if training else 0.0
+
+
+def _dropped(p: float) -> Callable[[Tensor], Tensor]:
+    """Dropout with one mask, however often it is called."""
+    seed = ops.draw_seed() if p else None
+    return lambda x: ops.dropout(x, p, seed=seed)
+
+
+def _gate(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """activation(gate) * up."""
+    if activation is F.silu or type(activation) is nn.SiLU:  # as one op, with one for its gradients
+        return lambda gate, up: ops.gated_activation(gate, up, activation="silu")
+    return lambda gate, up: activation(gate) * up
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU with a tangent, as one op."""
+    return F.gelu(x, approximate="tanh")
+
+
 def mlp(
     x: Tensor,
     *,
@@ -28,95 +65,222 @@ def mlp(
     activation: Callable[[Tensor], Tensor],
     down: nn.Module,
     inner: nn.Dropout | None = None,
-    outer: nn.Dropout | None = None,
+    inner_p: float = 0.0,
+    inner_training: bool = False,
+    middle: nn.Module | None = None,
+    cast: bool = False,
+    normalise: Normalise | None = None,
+    **norm: Any,
 ) -> Tensor:
-    """down(activation(up(x))), which saves x and up(x)."""
-    p = 0.0 if inner is None or not inner.training else inner.p
-    seed = ops.draw_seed() if p else None
+    """down(dropout(activation(up(x)))), which saves x and up(x); x may be normalised first.
 
-    def hidden(z: Tensor) -> Tensor:
-        return ops.dropout(activation(z), p, seed=seed)
-
-    y = linear_again(hidden, (_linear(x, up),), _weight(down), down.bias)  # type: ignore[arg-type]
-    return y if outer is None else dropout(y, p=outer.p, training=outer.training)
+    `cast` gives the last layer's input its dtype.
+    """
+    drop = _dropped(_probability(inner, inner_p, inner_training))
+    return _down(lambda z: drop(activation(z)), _linears(x, (up,), normalise, norm), middle, down, cast)
 
 
 def gated_mlp(
-    x: Tensor, *, gate: nn.Module, up: nn.Module, activation: Callable[[Tensor], Tensor], down: nn.Module
+    x: Tensor,
+    *,
+    gate: nn.Module,
+    up: nn.Module,
+    activation: Callable[[Tensor], Tensor],
+    down: nn.Module,
+    inner: nn.Dropout | None = None,
+    inner_p: float = 0.0,
+    inner_training: bool = False,
+    middle: nn.Module | None = None,
+    cast: bool = False,
+    normalise: Normalise | None = None,
+    **norm: Any,
 ) -> Tensor:
-    """down(activation(gate(x)) * up(x)), which saves x, gate(x) and up(x)."""
-    return linear_again(
-        lambda g, u: activation(g) * u,
-        (_linear(x, gate), _linear(x, up)),
-        _weight(down),
-        down.bias,  # type: ignore[arg-type]
-    )
+    """down(dropout(activation(gate(x)) * up(x))), which saves x, gate(x) and up(x); x may be normalised first."""
+    drop = _dropped(_probability(inner, inner_p, inner_training))
+    gated = _gate(activation)
+    return _down(lambda g, u: drop(gated(g, u)), _linears(x, (gate, up), normalise, norm), middle, down, cast)
 
 
 def packed_gated_mlp(
-    x: Tensor, *, gate_up: nn.Module, activation: Callable[[Tensor], Tensor], down: nn.Module
+    x: Tensor,
+    *,
+    gate_up: nn.Module,
+    activation: Callable[[Tensor], Tensor],
+    down: nn.Module,
+    gate_first: bool = True,
+    inner: nn.Dropout | None = None,
+    inner_p: float = 0.0,
+    inner_training: bool = False,
+    middle: nn.Module | None = None,
+    cast: bool = False,
+    normalise: Normalise | None = None,
+    **norm: Any,
 ) -> Tensor:
     """The same with one linear layer for gate and up."""
+    drop = _dropped(_probability(inner, inner_p, inner_training))
 
     def hidden(both: Tensor) -> Tensor:
-        gate, up = both.chunk(2, dim=-1)
-        return up * activation(gate)
+        first, second = both.chunk(2, dim=-1)
+        return drop(activation(first) * second if gate_first else first * activation(second))
 
-    return linear_again(hidden, (_linear(x, gate_up),), _weight(down), down.bias)  # type: ignore[arg-type]
+    return _down(hidden, _linears(x, (gate_up,), normalise, norm), middle, down, cast)
+
+
+def _down(
+    hidden: Callable[..., Tensor], sources: list[Tensor], middle: nn.Module | None, down: nn.Module, cast: bool
+) -> Tensor:
+    """down(hidden(*sources)), perhaps with a layer norm between them."""
+    weight = _weight(down)
+    make, parameters = of_layer_norm(norm=middle) if isinstance(middle, nn.LayerNorm) else (lambda x: x, ())
+
+    def made(*tensors: Tensor) -> Tensor:
+        x: Tensor = make(hidden(*tensors[: len(sources)]), *tensors[len(sources) :])
+        return x.to(weight.dtype) if cast else x
+
+    return linear_again(made, (*sources, *parameters), weight, down.bias)  # type: ignore[arg-type]
+
+
+def mlp_dropout_residual_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    up: nn.Module,
+    activation: Callable[[Tensor], Tensor],
+    down: nn.Module,
+    drop: nn.Dropout,
+    norm: nn.LayerNorm,
+) -> Tensor:
+    """norm(dropout(down(activation(up(x)))) + residual), which saves x, up(x) and the sum."""
+    y = linear_again(activation, (_linear(x, up),), _weight(down))
+    return dropout_residual_norm(y, residual, drop=drop, norm=norm, bias=down.bias)  # type: ignore[arg-type]
 
 
 def linear_dropout_residual_norm(
     x: Tensor, residual: Tensor, *, dense: nn.Module, drop: nn.Dropout, norm: nn.LayerNorm
 ) -> Tensor:
     """norm(dropout(dense(x)) + residual)."""
-    alike = _is_alike(residual, (*x.shape[:-1], norm.weight.shape[0]), x)
+    y = F.linear(x, _weight(dense))
+    return dropout_residual_norm(y, residual, drop=drop, norm=norm, bias=dense.bias)  # type: ignore[arg-type]
+
+
+def dropout_residual_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    norm: nn.LayerNorm,
+    drop: nn.Dropout | None = None,
+    drop_p: float = 0.0,
+    drop_training: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """norm(dropout(x + bias) + residual)."""
+    return _normalised_sum(x, residual, norm, _probability(drop, drop_p, drop_training), bias)[0]
+
+
+def dropout_residual_and_norm(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    norm: nn.LayerNorm,
+    drop: nn.Dropout | None = None,
+    drop_p: float = 0.0,
+    drop_training: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The norm of the sum dropout(x) + residual, and the sum."""
+    return _normalised_sum(x, residual, norm, _probability(drop, drop_p, drop_training), None)
+
+
+def _normalised_sum(
+    x: Tensor, residual: Tensor, norm: nn.LayerNorm, p: float, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    alike = _is_alike(residual, x) and x.shape[-1:] == norm.weight.shape
     if not alike or torch.is_autocast_enabled(x.device.type):  # which gives the sum and the norm dtypes of their own
-        added: Tensor = norm(dropout(_linear(x, dense), p=drop.p, training=drop.training) + residual)
-        return added
-    y = ops.bias_dropout_residual_layer_norm(
-        F.linear(x, _weight(dense)),
-        residual,
-        weight=norm.weight,
-        norm_bias=norm.bias,
-        bias=dense.bias,  # type: ignore[arg-type]
-        p=drop.p,
-        eps=norm.eps,
-        training=drop.training,
+        x = x if bias is None else x + bias
+        s = (ops.dropout(x, p) if p else x) + residual
+        return norm(s), s
+    y, s = ops.bias_dropout_residual_layer_norm(
+        *(x, residual), weight=norm.weight, norm_bias=norm.bias, bias=bias, p=p, eps=norm.eps, style="prenorm"
     )
-    assert isinstance(y, Tensor)
-    return y
+    return y, s
 
 
-def module_dropout_residual(x: Tensor, residual: Tensor, *, drop: nn.Dropout) -> Tensor:
-    """drop(x) + residual."""
-    return dropout_residual(x, residual, p=drop.p, training=drop.training)
+def residual_and_rms_norm(x: Tensor, residual: Tensor, *, normalise: Normalise, **norm: Any) -> tuple[Tensor, Tensor]:
+    """The RMS norm of the sum x + residual, and the sum."""
+    weight = norm["weight"]
+    fits = _is_alike(residual, x) and weight.dtype == x.dtype and weight.shape == x.shape[-1:]
+    if normalise is of_rms_norm and fits and not _is_formula(x):
+        return ops.residual_rms_norm(x, residual, weight=weight, eps=norm["eps"])
+    s = x + residual
+    return rms_norm(s, normalise=normalise, **norm), s
 
 
-def dropout_residual(x: Tensor, residual: Tensor, *, p: float, training: bool) -> Tensor:
+def dropout_residual(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    drop: nn.Dropout | None = None,
+    drop_p: float = 0.0,
+    drop_training: bool = False,
+) -> Tensor:
     """dropout(x) + residual."""
-    if not _is_alike(residual, x.shape, x):
-        return dropout(x, p=p, training=training) + residual
-    return ops.bias_dropout_residual(x, residual, p=p, training=training)
+    p = _probability(drop, drop_p, drop_training)
+    if not _is_alike(residual, x):
+        return dropout(x, drop_p=p, drop_training=True) + residual
+    return ops.bias_dropout_residual(x, residual, p=p)
 
 
-def dropout(x: Tensor, *, p: float, training: bool, inplace: bool = False) -> Tensor:
+def dropout(x: Tensor, *, drop_p: float, drop_training: bool, inplace: bool = False) -> Tensor:
     """Dropout that saves no mask."""
-    return ops.dropout(x, p, training=training) if x.is_floating_point() else F.dropout(x, p, training)
+    if not x.is_floating_point():
+        return F.dropout(x, drop_p, drop_training)
+    return ops.dropout(x, drop_p, training=drop_training)
 
 
-def rms_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+def of_layer_norm(*, norm: nn.LayerNorm) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A layer norm."""
+    shape, eps = norm.normalized_shape, norm.eps
+
+    def make(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.layer_norm(x, shape, weight, bias, eps)
+
+    return make, (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
+
+
+def of_rms_norm(*, weight: Tensor, eps: float) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """weight * (x / rms(x)), in the wider dtype of both."""
-    return _rms_norm(x, weight, eps).to(torch.promote_types(x.dtype, weight.dtype))
+    return lambda x, weight: _rms_norm(x, weight, eps).to(torch.promote_types(x.dtype, weight.dtype)), (weight,)
 
 
-def rms_norm_as_x(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+def of_rms_norm_as_x(*, weight: Tensor, eps: float) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """weight * (x / rms(x)), in x's dtype."""
-    return _rms_norm(x, weight, eps).to(x.dtype)
+    return lambda x, weight: _rms_norm(x, weight, eps).to(x.dtype), (weight,)
 
 
-def rms_norm_from_one(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+def of_rms_norm_from_one(*, weight: Tensor, eps: float) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
     """x / rms(x) * (1 + weight), in x's dtype."""
-    return _rms_norm(x, 1.0 + weight.float(), eps).to(x.dtype)
+    return lambda x, weight: _rms_norm(x, 1.0 + weight.float(), eps).to(x.dtype), (weight,)
+
+
+def of_wide_rms_norm(*, weight: Tensor, eps: float) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    """weight * (x / rms(x)) as T5 has it: in the weight's dtype if that is of 16 bits, else in float32 at least."""
+
+    def make(x: Tensor, weight: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        half = weight.dtype in (torch.float16, torch.bfloat16)
+        return _rms_norm(x.to(wide), weight, eps).to(weight.dtype if half else torch.promote_types(wide, weight.dtype))
+
+    return make, (weight,)
+
+
+def rms_norm(x: Tensor, *, normalise: Normalise = of_rms_norm, **norm: Any) -> Tensor:
+    """An RMS norm, which saves x."""
+    make, parameters = normalise(**norm)
+    # The op saves more where it is its formula.
+    return made_again(make, x, *parameters) if _is_formula(x) else make(x, *parameters)
+
+
+def _is_formula(x: Tensor) -> bool:
+    return x.is_cpu and x.numel() < COMPILED_FROM
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -126,7 +290,11 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
 
 
-def _is_alike(residual: Any, shape: Sequence[int], x: Tensor) -> bool:
-    """Whether the ops add it, which neither broadcast nor take two dtypes."""
-    fits = isinstance(residual, Tensor) and residual.shape == torch.Size(shape) and residual.dtype == x.dtype
-    return fits and x.is_floating_point()
+def _is_alike(residual: Any, x: Any) -> bool:
+    """Whether the ops add these: two tensors, which they neither broadcast nor take in two dtypes."""
+    if type(x) not in _PLAIN or type(residual) not in _PLAIN:  # a number, for one, or a shard
+        return False
+    return bool(residual.shape == x.shape and residual.dtype == x.dtype and x.is_floating_point())
+
+
+_PLAIN: Final = frozenset({Tensor, nn.Parameter})

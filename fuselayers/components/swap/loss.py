@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from .slots import is_linear
-from .source import Branch, Forward, Global, Local, OfSelf, Operation, Ref, Run, Step
+from .steps import Branch, Forward, Global, Local, OfSelf, Operation, Ref, Run, Step
 
 __all__ = ["NAME", "SLOTS", "with_fused_loss"]
 

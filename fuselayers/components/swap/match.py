@@ -1,9 +1,9 @@
 """Where a pattern stands in a run, and the run with one step in its place."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .source import Global, Local, OfSelf, Operation, Ref, Run, Step
+from .steps import Global, Local, OfSelf, Operation, Ref, Run, Step
 
 _EITHER_ORDER = frozenset({("binary", "Add"), ("binary", "Mult")})
 
@@ -24,7 +24,7 @@ class Match:
 
 
 def matches(
-    pattern: Run, run: Run, *, results: tuple[str, ...], slots: Mapping[str, Callable[[str], bool]]
+    pattern: Run, run: Run, *, results: tuple[str, ...], slots: Mapping[str, Callable[[OfSelf | Global], bool]]
 ) -> Iterator[Match]:
     """All places in `run` where `pattern` stands, the first ones first; they may overlap.
 
@@ -32,10 +32,14 @@ def matches(
         pattern: a run whose names are slots and inputs.
         run: the run of a forward.
         results: the names of the pattern's results; only they are used outside.
-        slots: for each slot a test of an attribute of self, by its path.
+        slots: for each slot a test of an attribute of self, or of a global.
     """
+    if not pattern.kinds <= run.kinds:
+        return
     last = Step(len(pattern.steps) - 1)
-    for number in range(len(run.steps)):
+    for number, step in enumerate(run.steps):
+        if step.kind[0] != pattern.steps[-1].kind[0]:
+            continue
         found = _Matcher(pattern, run, slots)
         if found.same(last, Step(number)):
             match = found.finish(results)
@@ -46,7 +50,7 @@ def matches(
 class _Matcher:
     """One attempt to lay a pattern over a run."""
 
-    def __init__(self, pattern: Run, run: Run, slots: Mapping[str, Callable[[str], bool]]) -> None:
+    def __init__(self, pattern: Run, run: Run, slots: Mapping[str, Callable[[OfSelf | Global], bool]]) -> None:
         self.pattern, self.run, self.slots = pattern, run, slots
         self.bound: dict[str, Ref] = {}
         self.steps: dict[int, int] = {}
@@ -83,7 +87,7 @@ class _Matcher:
             ref = self.run.steps[ref.number].operands[0]
         if name in self.bound:
             return self.bound[name] == ref
-        if name in self.slots and not (isinstance(ref, OfSelf) and self.slots[name](ref.path)):
+        if name in self.slots and not (isinstance(ref, (OfSelf, Global)) and self.slots[name](ref)):
             return False
         self.bound[name] = ref
         return True
@@ -172,7 +176,7 @@ def replaced(run: Run, match: Match, function: str, arguments: tuple[str, ...], 
         return new[ref.number] if isinstance(ref, Step) else ref
 
     return Run(
-        [Operation(operation.kind, tuple(map(moved, operation.operands))) for operation, _ in order],
+        [replace(operation, operands=tuple(map(moved, operation.operands))) for operation, _ in order],
         {name: moved(ref) for name, ref in run.bound.items()},
         None if run.returned is None else moved(run.returned),
     )

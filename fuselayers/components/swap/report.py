@@ -1,11 +1,14 @@
 """What `swap` did, by site."""
 
 import html
+import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Site", "Skipped", "SwapReport"]
+
+_WIDTH: Final = 80
 
 
 @dataclass(frozen=True)
@@ -16,25 +19,31 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rules: the rules that were found in its forward; "block" for a whole block.
+        backend: what runs it: "eager" for this library's functions, else the backend of `fuse`.
         error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
             where it was not verified.
         error_before: the same of the original module.
         saved_before: bytes that it saved for backward, on the inputs of the verification; None as above.
         saved_after: bytes that it saves now.
+        seconds_before: median time of its forward and backward in training mode; None unless `timed`.
+        seconds_after: the same now.
     """
 
     name: str
     kind: str
     rules: tuple[str, ...]
+    backend: str = "eager"
     error: float | None = None
     error_before: float | None = None
     saved_before: int | None = None
     saved_after: int | None = None
+    seconds_before: float | None = None
+    seconds_after: float | None = None
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """One module that was not swapped, or swapped back, and why."""
+    """One module that was not swapped, swapped back, or runs its original forward, and why."""
 
     name: str
     kind: str
@@ -47,64 +56,89 @@ class SwapReport:
 
     Attributes:
         level: "layers" or "blocks".
-        sites: the modules that were swapped.
+        sites: the modules that were swapped. One may be inside of another.
         skipped: those that a rule matched and that stayed as they were, and why.
+        saved_before: bytes that one call of the whole model saved for backward, in training mode; None where it was not
+            verified, or does not run so on the batch.
+        saved_after: bytes that it saves now.
     """
 
     level: str
     sites: tuple[Site, ...]
     skipped: tuple[Skipped, ...]
-
-    @property
-    def saved_before(self) -> int:
-        """Bytes that all verified sites saved for backward."""
-        return sum(site.saved_before or 0 for site in self.sites)
-
-    @property
-    def saved_after(self) -> int:
-        """Bytes that they save now."""
-        return sum(site.saved_after or 0 for site in self.sites)
+    saved_before: int | None = None
+    saved_after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        kinds: dict[tuple[str, tuple[str, ...]], list[Site]] = {}
+        """One row for all sites of a class with the same rules."""
+        kinds: dict[tuple[str, tuple[str, ...], str], list[Site]] = {}
         for site in self.sites:
-            kinds.setdefault((site.kind, site.rules), []).append(site)
+            kinds.setdefault((site.kind, site.rules, site.backend), []).append(site)
         rows: list[tuple[str, ...]] = []
-        for (kind, rules), sites in kinds.items():
+        for (kind, rules, backend), sites in kinds.items():
             errors = [site.error for site in sites if site.error is not None]
-            before, after = sum(site.saved_before or 0 for site in sites), sum(site.saved_after or 0 for site in sites)
             counted = ", ".join(name if count == 1 else f"{count} {name}" for name, count in Counter(rules).items())
             rows.append(
                 (
                     kind,
                     str(len(sites)),
-                    counted,
                     f"{max(errors):.1e}" if errors else "not verified",
-                    f"{after / before:.2f}" if before else "",
+                    _ratio([site.saved_before for site in sites], [site.saved_after for site in sites]),
+                    _ratio([site.seconds_before for site in sites], [site.seconds_after for site in sites]),
+                    backend,
+                    counted,
                 )
             )
         return rows
 
+    def _total(self) -> str | None:
+        if not self.saved_before or self.saved_after is None:
+            return None
+        share = self.saved_after / self.saved_before
+        return f"a call of the model saves {self.saved_after:,} of {self.saved_before:,} bytes: {share:.2f}"
+
     def __str__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]
-        rows = [("class", "modules", "rules", "error", "saved bytes, new / old"), *self._rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        if self.sites:
-            lines += [
-                "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-            ]
-        lines += [f"not swapped: {one.name} ({one.kind}): {one.reason}" for one in self.skipped]
+        rows = [_HEADER, *self._rows()]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
+        for row in rows if self.sites else ():
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines += _wrapped("  ".join(cells)) + _wrapped(row[-1], indent="    ")
+        total = self._total()
+        lines += [] if total is None else _wrapped(total)
+        for one in self.skipped:
+            lines += _wrapped(f"not swapped: {one.name} ({one.kind}): {one.reason}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = [("class", "modules", "rules", "error", "saved bytes, new / old"), *self._rows()]
+        rows = [_HEADER, *self._rows()]
         body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
         skipped = "".join(
             f"<li>{html.escape(one.name)} ({html.escape(one.kind)}): {html.escape(one.reason)}</li>"
             for one in self.skipped
         )
-        return f"<p>swap, level {self.level}</p><table>{body}</table>" + (f"<ul>{skipped}</ul>" if skipped else "")
+        parts = [f"<p>swap, level {self.level}</p><table>{body}</table>"]
+        total = self._total()
+        parts += [] if total is None else [f"<p>{total}</p>"]
+        parts += [f"<ul>{skipped}</ul>"] if skipped else []
+        return "".join(parts)
+
+
+_HEADER: Final = ("class", "modules", "error", "bytes", "time", "backend", "rules")
+
+
+def _ratio(before: list[Any], after: list[Any]) -> str:
+    """New to old, of all sites that were measured."""
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
+    total = sum(old for old, _ in pairs)
+    return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
+
+
+def _wrapped(line: str, *, indent: str = "") -> list[str]:
+    if len(indent + line.rstrip()) <= _WIDTH:
+        return [indent + line.rstrip()]
+    return textwrap.wrap(line, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")

@@ -1,124 +1,256 @@
 """The rules that are shipped."""
 
-from typing import Final
+import functools
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from . import functions
+from .attention import attention_function
 from .rules import Rule
-from .slots import is_activation, is_dropout, is_false, is_layer_norm, is_linear, is_number, is_parameter
+from .slots import (
+    drops,
+    is_activation,
+    is_dropout,
+    is_false,
+    is_flag,
+    is_layer_norm,
+    is_layer_norm_or_nothing,
+    is_linear,
+    is_number,
+    is_parameter,
+)
 
 __all__ = ["RULES"]
 
-RULES: Final = (
-    Rule(
+_Slots = dict[str, Callable[[Any], bool]]
+
+_INNER: Final[_Slots] = {"inner": is_dropout, "inner_p": is_number, "inner_training": is_flag}
+_DROP: Final[_Slots] = {"drop": is_dropout, "drop_p": is_number, "drop_training": is_flag}
+_ACTIVATED: Final[_Slots] = {
+    "activation": is_activation,
+    "middle": is_layer_norm_or_nothing,
+    "down": is_linear,
+    **_INNER,
+}
+_OF_RMS_NORM: Final[_Slots] = {"weight": is_parameter, "eps": is_number}
+
+
+def _dropouts(value: str, name: str) -> tuple[str, ...]:
+    """The ways to drop elements of a value: by a layer, or by a function."""
+    return (
+        f"{name}({value})",
+        f"F.dropout({value}, p={name}_p, training={name}_training)",
+        f"F.dropout({value}, {name}_p, {name}_training)",
+        f"F.dropout({value}, {name}_p, training={name}_training)",
+    )
+
+
+def _with_down(hidden: str, before: str = "") -> tuple[str, ...]:
+    """The last layer of an MLP, with and without dropout and a norm before it."""
+    return tuple(f"{before}\ny = down({form})" for form in _before_down(hidden))
+
+
+def _with_cast(hidden: str) -> tuple[str, ...]:
+    """The same with the cast that T5 has before its last layer."""
+    return tuple(f"y = down(as_weight({form}, down))" for form in _before_down(hidden))
+
+
+def _before_down(hidden: str) -> list[str]:
+    forms = (*_dropouts(hidden, "inner"), hidden)
+    return [*(f"middle({form})" for form in forms), *forms]
+
+
+_MLPS: Final[tuple[tuple[str, Callable[..., Any], _Slots, tuple[str, ...]], ...]] = (
+    (
         "gated_mlp",
-        patterns=("y = down(activation(gate(x)) * up(x))",),
-        inputs=("x",),
-        results=("y",),
-        replacement=functions.gated_mlp,
-        slots={"gate": is_linear, "up": is_linear, "activation": is_activation, "down": is_linear},
+        functions.gated_mlp,
+        {"gate": is_linear, "up": is_linear, **_ACTIVATED},
+        _with_down("activation(gate(x)) * up(x)"),
     ),
-    Rule(
+    (
         "packed_gated_mlp",
-        patterns=(
-            """
-            gate, up = gate_up(x).chunk(2, dim=-1)
-            y = down(up * activation(gate))
-            """,
-        ),
-        inputs=("x",),
-        results=("y",),
-        replacement=functions.packed_gated_mlp,
-        slots={"gate_up": is_linear, "activation": is_activation, "down": is_linear},
+        functions.packed_gated_mlp,
+        {"gate_up": is_linear, **_ACTIVATED},
+        _with_down("second * activation(first)", "first, second = gate_up(x).chunk(2, dim=-1)"),
     ),
-    Rule(
+    (
+        "packed_gated_mlp",
+        functools.partial(functions.packed_gated_mlp, gate_first=False),
+        {"gate_up": is_linear, **_ACTIVATED},
+        _with_down("first * activation(second)", "first, second = gate_up(x).chunk(2, dim=-1)"),
+    ),
+    ("mlp", functions.mlp, {"up": is_linear, **_ACTIVATED}, _with_down("activation(up(x))")),
+    (
+        "gated_mlp",
+        functools.partial(functions.gated_mlp, cast=True),
+        {"gate": is_linear, "up": is_linear, **_ACTIVATED},
+        _with_cast("activation(gate(x)) * up(x)"),
+    ),
+    (
         "mlp",
-        patterns=(
-            "y = outer(down(inner(activation(up(x)))))",
-            "y = outer(down(activation(up(x))))",
-            "y = down(inner(activation(up(x))))",
-            "y = down(activation(up(x)))",
-        ),
-        inputs=("x",),
-        results=("y",),
-        replacement=functions.mlp,
+        functools.partial(functions.mlp, cast=True),
+        {"up": is_linear, **_ACTIVATED},
+        _with_cast("activation(up(x))"),
+    ),
+)
+"""Name, function, slots and patterns of the MLPs; each reads x and makes y."""
+
+_RMS_NORMS: Final[tuple[tuple[str, functions.Normalise, str], ...]] = (
+    (
+        "rms_norm",
+        functions.of_rms_norm,
+        """
+        f = x.to(torch.float32)
+        y = weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+        """,
+    ),
+    (
+        "rms_norm",
+        functions.of_rms_norm_as_x,
+        """
+        f = x.to(torch.float32)
+        y = (weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
+        """,
+    ),
+    (
+        "rms_norm_from_one",
+        functions.of_rms_norm_from_one,
+        """
+        f = x.float()
+        y = (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)
+        """,
+    ),
+    (
+        "wide_rms_norm",
+        functions.of_wide_rms_norm,
+        """
+        y = weight * as_half(x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + eps), weight)
+        """,
+    ),
+)
+"""Name, function and pattern of the RMS norms; each reads x and makes y."""
+
+_NORMS: Final = (
+    ("layer_norm", functions.of_layer_norm, "y = norm(x)", {"norm": is_layer_norm}),
+    *((*norm, _OF_RMS_NORM) for norm in _RMS_NORMS),
+)
+
+
+def _normalised(pattern: str, norm: str) -> str:
+    """A pattern that reads x, behind a norm that reads x."""
+    return f"{textwrap.dedent(norm)}\nx = y\n{pattern}"
+
+
+def _norms_and_mlps() -> Iterator[Rule]:
+    for (norm, normalise, pattern, slots), (mlp, function, more, patterns) in itertools.product(_NORMS, _MLPS):
+        yield Rule(
+            f"{norm}_{mlp}",
+            patterns=tuple(_normalised(one, pattern) for one in patterns),
+            inputs=("x",),
+            results=("y",),
+            replacement=functools.partial(function, normalise=normalise),
+            slots={**slots, **more},
+        )
+
+
+def _rule(
+    name: str,
+    replacement: Callable[..., Any],
+    *patterns: str,
+    slots: Mapping[str, Callable[[Any], bool]],
+    inputs: tuple[str, ...] = ("x", "residual"),
+    results: tuple[str, ...] = ("y",),
+) -> Rule:
+    return Rule(name, patterns, inputs, results, replacement, slots)
+
+
+RULES: Final = (
+    _rule(
+        "mlp_dropout_residual_norm",
+        functions.mlp_dropout_residual_norm,
+        "y = norm(drop(down(activation(up(x)))) + residual)",
         slots={
             "up": is_linear,
             "activation": is_activation,
             "down": is_linear,
-            "inner": is_dropout,
-            "outer": is_dropout,
+            "drop": is_dropout,
+            "norm": is_layer_norm,
         },
     ),
+    *_norms_and_mlps(),
+    *(_rule(name, function, *patterns, slots=slots, inputs=("x",)) for name, function, slots, patterns in _MLPS),
     Rule(
-        "linear_dropout_residual_norm",
-        patterns=("y = norm(drop(dense(x)) + residual)",),
-        inputs=("x", "residual"),
+        "attention_dropout",
+        patterns=("y = functions.get_interface(name, default)",),
+        inputs=("functions", "name", "default"),
         results=("y",),
-        replacement=functions.linear_dropout_residual_norm,
+        replacement=attention_function,
+        applies=drops,
+        one_op=True,
+    ),
+    _rule(
+        "linear_dropout_residual_norm",
+        functions.linear_dropout_residual_norm,
+        "y = norm(drop(dense(x)) + residual)",
         slots={"dense": is_linear, "drop": is_dropout, "norm": is_layer_norm},
     ),
-    Rule(
-        "dropout_residual",
-        patterns=("y = drop(x) + residual",),
-        inputs=("x", "residual"),
-        results=("y",),
-        replacement=functions.module_dropout_residual,
-        slots={"drop": is_dropout},
+    _rule(
+        "dropout_residual_norm",
+        functions.dropout_residual_and_norm,
+        *(f"s = {form} + residual\ny = norm(s)" for form in _dropouts("x", "drop")),
+        slots={**_DROP, "norm": is_layer_norm},
+        results=("y", "s"),
     ),
-    Rule(
-        "dropout_residual",
-        patterns=("y = F.dropout(x, p=p, training=self.training) + residual",),
-        inputs=("x", "residual"),
-        results=("y",),
-        replacement=functions.dropout_residual,
-        slots={"p": is_number},
+    _rule(
+        "residual_norm",
+        functions.dropout_residual_and_norm,
+        "s = x + residual\ny = norm(s)",
+        slots={"norm": is_layer_norm},
+        results=("y", "s"),
     ),
-    Rule(
+    *(
+        _rule(
+            f"residual_{name}",
+            functools.partial(functions.residual_and_rms_norm, normalise=normalise),
+            "s = x + residual\nx = s\n" + textwrap.dedent(pattern),
+            slots=_OF_RMS_NORM,
+            results=("y", "s"),
+        )
+        for name, normalise, pattern in _RMS_NORMS
+    ),
+    _rule(
+        "dropout_residual",
+        functions.dropout_residual,
+        *(f"y = {form} + residual" for form in _dropouts("x", "drop")),
+        slots=_DROP,
+    ),
+    _rule(
         "dropout",
-        patterns=("y = F.dropout(x, p, self.training, inplace)", "y = F.dropout(x, p=p, training=self.training)"),
+        functions.dropout,
+        "y = F.dropout(x, drop_p, drop_training, inplace)",
+        *(f"y = {form}" for form in _dropouts("x", "drop")[1:]),
+        slots={"drop_p": is_number, "drop_training": is_flag, "inplace": is_false},
         inputs=("x",),
-        results=("y",),
-        replacement=functions.dropout,
-        slots={"p": is_number, "inplace": is_false},
     ),
-    Rule(
-        "rms_norm",
-        patterns=(
-            """
-            f = x.to(torch.float32)
-            y = weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-            """,
-        ),
+    _rule(
+        "gelu_tanh",
+        functions.gelu_tanh,
+        "y = 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))",
+        "y = 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))",
+        slots={},
         inputs=("x",),
-        results=("y",),
-        replacement=functions.rms_norm,
-        slots={"weight": is_parameter, "eps": is_number},
     ),
-    Rule(
-        "rms_norm",
-        patterns=(
-            """
-            f = x.to(torch.float32)
-            y = (weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
-            """,
-        ),
-        inputs=("x",),
-        results=("y",),
-        replacement=functions.rms_norm_as_x,
-        slots={"weight": is_parameter, "eps": is_number},
-    ),
-    Rule(
-        "rms_norm_from_one",
-        patterns=(
-            """
-            f = x.float()
-            y = (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)
-            """,
-        ),
-        inputs=("x",),
-        results=("y",),
-        replacement=functions.rms_norm_from_one,
-        slots={"weight": is_parameter, "eps": is_number},
+    *(
+        _rule(
+            name,
+            functools.partial(functions.rms_norm, normalise=normalise),
+            pattern,
+            slots=_OF_RMS_NORM,
+            inputs=("x",),
+        )
+        for name, normalise, pattern in _RMS_NORMS
     ),
 )
 """The rules that are shipped, those that replace most first."""

@@ -2,17 +2,22 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from torch import nn
 
 from . import loss
+from .children import child_class, expanded, is_child, plain_child
+from .fallbacks import forget, note
 from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
-from .source import Branch, Forward, OfSelf, Run, Unreadable, read
+from .slots import is_zero
+from .source import read, read_sequence
+from .steps import Branch, Forward, Global, OfSelf, Run, Unreadable
 from .write import guard, write
 
 __all__ = ["Found", "is_swapped", "layer_class", "subclass", "swap_class", "unswap_class"]
@@ -36,7 +41,14 @@ def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
         return None
     if kind.__reduce__ is not object.__reduce__ or _looks_at_subclasses(kind):
         return None
-    return _class_with(type(module), tuple(rules), lambda _, slots, slot, path: _passes(module, path, slots[slot]))
+    found: Any = _class_with(
+        kind,
+        tuple(rule for rule in rules if rule.applies is None or rule.applies(module)),
+        lambda _, slots, slot, path: _passes(module, path, slots[slot]),
+        functools.partial(child_class, module),
+        sequence=tuple(module._modules) if _is_sequence(kind) else (),
+    )
+    return found if found is not None and found.may_run(module) else None
 
 
 def is_swapped(module: nn.Module) -> bool:
@@ -53,8 +65,34 @@ def unswap_class(module: nn.Module) -> bool:
     """Give a module its own class back; return whether it had another one."""
     if not is_swapped(module):
         return False
-    module.__class__ = type(module).swapped_from  # type: ignore[attr-defined]
+    kind: Any = type(module)
+    module.__class__ = _original(kind)
+    # Accelerate leaves a forward that it found in the class in the module itself.
+    held = getattr(module.__dict__.get("forward"), "__func__", None)
+    ours, own = list(_inside(kind.forward)), list(_inside(kind.swapped_from.forward))
+    if held in ours and held not in own:
+        module.__dict__["forward"] = types.MethodType(own[ours.index(held)], module)
+    forget(module)
     return True
+
+
+def _inside(forward: Any) -> Iterator[Any]:
+    """A function, and what its decorators were put around, from the outside in."""
+    while forward is not None:
+        yield forward
+        forward = getattr(forward, "__wrapped__", None)
+
+
+@functools.cache
+def _original(kind: Any) -> type:
+    """The class before `swap`. FSDP and parametrizations derive classes, then that of `swap` is among their bases."""
+    if "swapped_from" in vars(kind):
+        own: type = kind.swapped_from
+        return own
+    bases = tuple(_original(base) if hasattr(base, "swapped_from") else base for base in kind.__bases__)
+    members = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
+    made: type = type(kind)(kind.__name__, bases, members)
+    return made
 
 
 def subclass(cls: type, members: dict[str, Any]) -> type:
@@ -71,24 +109,34 @@ def _looks_at_subclasses(cls: type) -> bool:
 
 def _passes(module: nn.Module, path: str, test: Callable[[Any], bool]) -> bool:
     try:
-        value = functools.reduce(getattr, path.split("."), module)
+        value = functools.reduce(getattr, path.split("."), module) if path else module
     except AttributeError:
         return False
     return bool(test(value))
 
 
-def _class_with(cls: type, rules: tuple[Rule, ...], holds: _Holds) -> type | None:
-    forward = _read(cls, cls.forward)  # type: ignore[attr-defined]
+def _class_with(
+    cls: type,
+    rules: tuple[Rule, ...],
+    holds: _Holds,
+    class_of: Callable[[str], type | None],
+    *,
+    sequence: tuple[str, ...] = (),
+) -> type | None:
+    forward = read_sequence(cls, sequence) if sequence else _read(cls, cls.forward)  # type: ignore[attr-defined]
     if forward is None:
         return None
-    rewriting = _Rewriting(rules, holds)
+    # Two modules of a sequence stay two: each may have more found in it.
+    rewriting = _Rewriting(rules, holds, (lambda _: None) if sequence else class_of)
+    if sequence:
+        rewriting.tests.append(("", _has_modules(sequence)))
     forward = rewriting.whole(forward)
     if not rewriting.found:
         return None
     key = cls, forward.outer, tuple(rewriting.found), *rewriting.key()
     if key not in _classes:
         try:
-            _classes[key] = _make_class(cls, forward, rewriting)
+            _classes[key] = _make_class(cls, forward, rewriting, sequence)
         except Unreadable:
             return None
     return _classes[key]
@@ -111,12 +159,14 @@ class _Rewriting:
 
     Attributes:
         found: what was found.
+        children: the paths and classes of the modules whose steps stand in place of calls.
         tests: the tests that must hold in each call, each with the path of its attribute.
         functions: what the new forward calls, by name.
     """
 
-    def __init__(self, rules: tuple[Rule, ...], holds: _Holds) -> None:
-        self.rules, self.holds = rules, holds
+    def __init__(self, rules: tuple[Rule, ...], holds: _Holds, class_of: Callable[[str], type | None]) -> None:
+        self.rules, self.holds, self.class_of = rules, holds, class_of
+        self.children: dict[str, type] = {}
         self.found: list[Found] = []
         self.tests: list[tuple[str, Callable[[Any], bool]]] = []
         self.functions: dict[str, Any] = {}
@@ -131,7 +181,7 @@ class _Rewriting:
         if fused is None:
             return forward
         forward, head, functions = fused
-        self._note(loss.NAME, loss.SLOTS, {"head": head})
+        self.note(loss.NAME, loss.SLOTS, {"head": head})
         self.functions |= functions
         return forward
 
@@ -141,39 +191,106 @@ class _Rewriting:
         return self._run(one) if isinstance(one, Run) else one
 
     def _run(self, run: Run) -> Run:
-        for rule in self.rules:
-            while (match := self._first(rule, run)) is not None:
-                slots = [name for name in rule.slots if name in match.bound]
-                bound = {**match.bound, "training": OfSelf("training")}
-                named = [*slots, *({"training"} & inspect.signature(rule.replacement).parameters.keys())]
-                function = f"{_PREFIX}rule_{len(self.functions)}"
-                run = replaced(run, replace(match, bound=bound), function, rule.inputs, tuple(named))
-                self.functions[function] = rule.replacement
-                self._note(
-                    rule.name, rule.slots, {name: ref.path for name in slots if isinstance(ref := bound[name], OfSelf)}
-                )
+        functions = dict(self.functions)
+        kept = self._across(expanded(run, self.class_of))
+        self.functions = functions
+        if kept:
+            run = expanded(run, self.class_of, only=kept)
+            for path in sorted(kept):
+                self._keep(path)
+        for across in (True, False) if kept else (False,):
+            for rule in self.rules:
+                while (match := self._first(rule, run, across=across)) is not None:
+                    run = self._replaced(rule, match, run)
+                    self._note(rule, match)
         return run
 
-    def _first(self, rule: Rule, run: Run) -> Match | None:
-        tests = {slot: functools.partial(self.holds, rule.name, rule.slots, slot) for slot in rule.slots}
-        return next((one for each in rule.runs for one in matches(each, run, results=rule.results, slots=tests)), None)
+    def _across(self, run: Run) -> set[str]:
+        """The paths of the children in which matches stand that are in more than one module."""
+        kept: set[str] = set()
+        if any(step.origin for step in run.steps):
+            for rule in self.rules:
+                while (match := self._first(rule, run, across=True)) is not None:
+                    kept |= {run.steps[number].origin for number in match.steps} - {""}
+                    run = self._replaced(rule, match, run)
+        return kept
 
-    def _note(self, name: str, slots: Mapping[str, Callable[[Any], bool]], paths: Mapping[str, str]) -> None:
+    def _keep(self, path: str) -> None:
+        cls = self.class_of(path)
+        child = None if cls is None else plain_child(cls)
+        assert cls is not None
+        assert child is not None
+        self.children[path] = cls
+        self.functions |= child.globals
+        self.tests.append((path, is_child(cls)))
+        self.tests += [(f"{path}.{name}", _is_method(method)) for name, method in child.forward.inlined.items()]
+        self.tests += [(f"{path}.{name}", is_zero) for name in child.forward.zeros]
+
+    def _replaced(self, rule: Rule, match: Match, run: Run) -> Run:
+        slots = [name for name in rule.slots if name in match.bound]
+        bound = {"training": OfSelf("training"), **match.bound}
+        named = [*slots, *({"training"} - set(slots)) & inspect.signature(rule.replacement).parameters.keys()]
+        function = f"{_PREFIX}rule_{len(self.functions)}"
+        self.functions[function] = rule.replacement
+        return replaced(run, replace(match, bound=bound), function, rule.inputs, tuple(named))
+
+    def _first(self, rule: Rule, run: Run, *, across: bool) -> Match | None:
+        tests = {slot: functools.partial(self._fits, rule, slot) for slot in rule.slots}
+        found = (one for each in rule.runs for one in matches(each, run, results=rule.results, slots=tests))
+        return next((one for one in found if not across or _is_across(one, run)), None)
+
+    def _fits(self, rule: Rule, slot: str, ref: OfSelf | Global) -> bool:
+        if isinstance(ref, Global):  # a function, such as F.gelu; a call could not guard a module
+            return not isinstance(ref.value, nn.Module) and callable(ref.value) and rule.slots[slot](ref.value)
+        return self.holds(rule.name, rule.slots, slot, ref.path)
+
+    def _note(self, rule: Rule, match: Match) -> None:
+        paths = {name: ref.path for name in rule.slots if isinstance(ref := match.bound.get(name), OfSelf)}
+        self.note(rule.name, rule.slots, paths)
+
+    def note(self, name: str, slots: Mapping[str, Callable[[Any], bool]], paths: Mapping[str, str]) -> None:
         self.found.append((name, tuple(paths.items())))
         self.tests += [(path, slots[slot]) for slot, path in paths.items()]
 
 
-def _make_class(cls: type, forward: Forward, rewriting: _Rewriting) -> type:
+def _is_across(match: Match, run: Run) -> bool:
+    return len({run.steps[number].origin for number in match.steps}) > 1
+
+
+def _is_sequence(cls: Any) -> bool:
+    return issubclass(cls, nn.Sequential) and cls.forward is nn.Sequential.forward
+
+
+@functools.cache
+def _has_modules(names: tuple[str, ...]) -> Callable[[Any], bool]:
+    return lambda module: tuple(module._modules) == names
+
+
+def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tuple[str, ...]) -> type:
     methods = [(name, _is_method(function)) for name, function in forward.inlined.items()]
-    tests = *dict.fromkeys(rewriting.tests), *methods
+    tests = *dict.fromkeys(rewriting.tests), *methods, *((name, is_zero) for name in forward.zeros)
 
     def may(module: nn.Module) -> bool:
         return all(_passes(module, path, test) for path, test in tests)
 
-    added = {**rewriting.functions, f"{_PREFIX}may": may, f"{_PREFIX}original": forward.function}
+    def fuses(module: nn.Module) -> bool:
+        if may(module):
+            return True
+        note(module, next(path for path, test in tests if not _passes(module, path, test)))
+        return False
+
+    added = {**rewriting.functions, f"{_PREFIX}may": fuses, f"{_PREFIX}original": forward.function}
     body = [guard(f"{_PREFIX}may", f"{_PREFIX}original", forward), *forward.body]
     function = write(replace(forward, body=body), added, title=f"swap of {cls.__module__}.{cls.__qualname__}")
-    return subclass(cls, {"forward": function, "found": tuple(rewriting.found), "__reduce_ex__": _reduce})
+    members = {
+        "forward": function,
+        "found": tuple(rewriting.found),
+        "children_found": tuple(rewriting.children.items()),
+        "sequence_found": sequence,
+        "may_run": staticmethod(may),
+        "__reduce_ex__": _reduce,
+    }
+    return subclass(cls, members)
 
 
 def _is_method(function: Any) -> Callable[[Any], bool]:
@@ -183,7 +300,7 @@ def _is_method(function: Any) -> Callable[[Any], bool]:
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
     state = kind.__getstate__(module) if hasattr(kind, "__getstate__") else module.__dict__
-    return _Loader(kind), (kind.swapped_from, kind.found), state
+    return _Loader(kind), (kind.swapped_from, kind.found, kind.children_found, kind.sequence_found), state
 
 
 class _Loader:
@@ -198,14 +315,25 @@ class _Loader:
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Loader":
         return self
 
-    def __call__(self, cls: type, found: tuple[Found, ...]) -> nn.Module:
-        kind = self.kind or _class_as_found(cls, found)
+    def __call__(
+        self,
+        cls: type,
+        found: tuple[Found, ...],
+        children: tuple[tuple[str, type], ...] = (),
+        sequence: tuple[str, ...] = (),
+    ) -> nn.Module:
+        kind = self.kind or _class_as_found(cls, found, dict(children), sequence)
         module: nn.Module = object.__new__(kind)
         return module
 
 
-def _class_as_found(cls: type, found: tuple[Found, ...]) -> type:
+def _class_as_found(
+    cls: type, found: tuple[Found, ...], children: Mapping[str, type], sequence: tuple[str, ...]
+) -> type:
     """The class of shipped rules that were found; the original class where this process does not find them."""
     known = {(name, pair) for name, paths in found for pair in paths}
-    kind = _class_with(cls, RULES, lambda name, _, slot, path: (name, (slot, path)) in known)
+    rules = tuple(rule for rule in RULES if any(name == rule.name for name, _ in found))
+    kind = _class_with(
+        cls, rules, lambda name, _, slot, path: (name, (slot, path)) in known, children.get, sequence=sequence
+    )
     return cls if kind is None or kind.found != found else kind  # type: ignore[attr-defined]

@@ -6,33 +6,40 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..._torch.hooks import hooks_of_all_modules
 from ..hooks import has_hooks
 
 __all__ = [
+    "drops",
     "is_activation",
     "is_dropout",
     "is_false",
+    "is_flag",
     "is_layer_norm",
+    "is_layer_norm_or_nothing",
     "is_linear",
     "is_number",
     "is_parameter",
+    "is_plain",
+    "is_zero",
     "original_type",
 ]
 
 
 def original_type(value: Any) -> type:
     """Return the type that a value had before it was swapped."""
-    kind: type = getattr(type(value), "swapped_from", type(value))
+    # Not that of a base class: FSDP, for one, makes a subclass of its own.
+    kind: type = vars(type(value)).get("swapped_from", type(value))
     return kind
 
 
 def is_plain(module: Any) -> bool:
     """Return whether calling a module does no more than its class says."""
-    plain = isinstance(module, nn.Module) and "forward" not in module.__dict__ and not has_hooks(module)
-    return plain and not hooks_of_all_modules()
+    if not isinstance(module, nn.Module) or "forward" in module.__dict__ or has_hooks(module):
+        return False
+    return module.__dict__.get("_compiled_call_impl") is None and not hooks_of_all_modules()
 
 
 def is_linear(value: Any) -> bool:
@@ -44,8 +51,11 @@ def is_linear(value: Any) -> bool:
 
 
 def is_parameter(value: Any) -> bool:
-    """A parameter in one piece: no shard of one, and no quantised one."""
-    return type(value) is nn.Parameter and value.is_floating_point()
+    """A parameter in one piece: no shard of one, and no quantised one.
+
+    In a call it may be a plain tensor: FSDP of the first version and `torch.func.functional_call` put one there.
+    """
+    return type(value) in (nn.Parameter, Tensor) and value.is_floating_point()
 
 
 def is_dropout(value: Any) -> bool:
@@ -54,13 +64,20 @@ def is_dropout(value: Any) -> bool:
 
 
 def is_layer_norm(value: Any) -> bool:
-    """`nn.LayerNorm` over the last dimension, with a weight."""
+    """`nn.LayerNorm` over the last dimension, or timm's, with a weight."""
+    kind = original_type(value)
+    is_of_timm = (kind.__name__, kind.__module__) == ("LayerNorm", "timm.layers.norm")
     return (
-        original_type(value) is nn.LayerNorm
+        (kind is nn.LayerNorm or (is_of_timm and not value._fast_norm))
         and is_plain(value)
         and len(value.normalized_shape) == 1
         and is_parameter(value.weight)
     )
+
+
+def is_layer_norm_or_nothing(value: Any) -> bool:
+    """The same, or `nn.Identity`."""
+    return is_layer_norm(value) or (original_type(value) is nn.Identity and is_plain(value))
 
 
 _ACTIVATIONS: Final = frozenset(
@@ -104,3 +121,20 @@ def is_number(value: Any) -> bool:
 def is_false(value: Any) -> bool:
     """False."""
     return value is False
+
+
+def is_flag(value: Any) -> bool:
+    """True or False."""
+    return isinstance(value, bool)
+
+
+def is_zero(value: Any) -> bool:
+    """The number 0."""
+    return is_number(value) and value == 0
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a module has a dropout of its own that drops something, as a layer or as a number."""
+    own = {**vars(module), **dict(module.named_children())}
+    values = [getattr(one, "p", one) for name, one in own.items() if "drop" in name]
+    return any(is_number(value) and value > 0 for value in values)

@@ -1,12 +1,7 @@
-"""What a forward computes, as a list of steps, and the forward made of such a list again.
+"""The steps of a forward, read from its source.
 
-A forward's source is parsed. Each run of plain statements becomes one list of steps, in which every step has its own
-number: other names for the same value are gone, and so is the way in which the source nests its calls. Everything else,
-loops for instance, stays as it is.
-
-    x = self.up(x)                         step 0   call  self.up, x
-    x = F.relu(x)                 ->       step 1   call  F.relu, step 0
-    return self.down(x)                    step 2   call  self.down, step 1;  return step 2
+The source is parsed. Each run of plain statements becomes one list of steps (see `steps`). Everything else, loops for
+instance, stays as it is.
 """
 
 import ast
@@ -16,122 +11,12 @@ import inspect
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 
-class Unreadable(Exception):
-    """This source has a form that is not looked into."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A reference to the value of a step."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Local:
-    """A local variable as it was before the run."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class OfSelf:
-    """An attribute of self, or of an attribute of it: `weight.dtype`."""
-
-    path: str
-
-
-@dataclass(frozen=True, eq=False)
-class Global:
-    """What a global name stands for; the text says how the source spells it."""
-
-    value: Any
-    text: str
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Global) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-@dataclass(frozen=True)
-class Literal:
-    """A constant. 1, 1.0 and True are three of them."""
-
-    kind: type
-    value: Any
-
-
-Ref = Step | Local | OfSelf | Global | Literal
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One step: `kind` says what is done with the operands, and holds all of it that is no value."""
-
-    kind: tuple[Any, ...]
-    operands: tuple[Ref, ...]
-
-
-@dataclass
-class Run:
-    """Plain statements that follow each other.
-
-    Attributes:
-        steps: what they compute, in order.
-        bound: the local variables that they assign and that are read later, with their values.
-        returned: the value that the run returns; None where it does not end the function.
-    """
-
-    steps: list[Operation]
-    bound: dict[str, Ref]
-    returned: Ref | None = None
-
-
-@dataclass
-class Forward:
-    """A forward, read.
-
-    Attributes:
-        function: the function whose source it is.
-        outer: what the class has: the function, or what its decorators made of it.
-        arguments: its arguments, without annotations and defaults.
-        body: runs, and the statements that are kept as they are.
-        inlined: methods of the class whose steps stand in place of calls, by name.
-    """
-
-    function: types.FunctionType
-    outer: types.FunctionType
-    arguments: ast.arguments
-    body: "list[Run | ast.stmt | Branch]"
-    inlined: dict[str, types.FunctionType]
-
-    def runs(self) -> Iterator[Run]:
-        """All runs, in order of the source."""
-        yield from _runs(self.body)
-
-
-@dataclass
-class Branch:
-    """An if statement; its test is kept as it is."""
-
-    test: ast.expr
-    body: "list[Run | ast.stmt | Branch]"
-    orelse: "list[Run | ast.stmt | Branch]"
-
-
-def _runs(body: list[Any]) -> Iterator[Run]:
-    for one in body:
-        if isinstance(one, Run):
-            yield one
-        elif isinstance(one, Branch):
-            yield from _runs(one.body)
-            yield from _runs(one.orelse)
+from .casts import cast_of
+from .steps import Branch, Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step, Unreadable
 
 
 def read(cls: type) -> Forward:
@@ -152,7 +37,19 @@ def read(cls: type) -> Forward:
     arguments.kw_defaults = [None if one is None else ast.Constant(None) for one in arguments.kw_defaults]
     reader = _Reader(cls, function, definition)
     body = reader.block(definition.body)
-    return Forward(function, outer, arguments, body, reader.inlined)
+    return Forward(function, outer, arguments, body, reader.inlined, reader.zeros)
+
+
+def read_sequence(cls: Any, names: tuple[str, ...]) -> Forward:
+    """Read the forward of an `nn.Sequential` whose modules have these names: it calls one after the other."""
+    forward = nn.Sequential.forward
+    assert cls.forward is forward
+    steps = [
+        Operation(("call", None, (False,), ()), (OfSelf(name), Step(number - 1) if number else Local("input")))
+        for number, name in enumerate(names)
+    ]
+    arguments = ast.parse("def forward(self, input): pass").body[0].args  # type: ignore[attr-defined]
+    return Forward(forward, forward, arguments, [Run(steps, {}, Step(len(steps) - 1))], {}, set())
 
 
 def _definition(function: Any) -> ast.FunctionDef:
@@ -206,6 +103,7 @@ class _Reader:
         self.steps: list[Operation] = []
         self.names: dict[str, Ref] = {}
         self.inlined: dict[str, types.FunctionType] = {}
+        self.zeros: set[str] = set()
         self.depth = 0
 
     def block(self, statements: list[ast.stmt]) -> "list[Run | ast.stmt | Branch]":
@@ -280,6 +178,10 @@ class _Reader:
                 self.names.update({target.id: item for target, item in zip(targets, items, strict=True)})  # type: ignore[attr-defined]
             case ast.Return(value=ast.expr() as value):
                 return self._value(value)
+            case ast.If() if (cast := cast_of(statement)) is not None:
+                name, function, path = cast
+                operands = Global(function, f"_fuselayers_{function.__name__}"), self._name(name), OfSelf(path)
+                self.names[name] = self._step(("call", None, (False, False), ()), *operands)
             case _:
                 raise Unreadable(type(statement).__name__)
         return None
@@ -348,7 +250,7 @@ class _Reader:
         if name in self.locals:
             return Local(name)
         if name in self.globals:
-            return Global(_hashable(self.globals[name]), name)
+            return Global(self.globals[name], name)
         if hasattr(builtins, name):
             return Global(getattr(builtins, name), name)
         if self.cls is None:
@@ -360,7 +262,7 @@ class _Reader:
         if isinstance(base, OfSelf):
             return OfSelf(f"{base.path}.{attr}" if base.path else attr)
         if isinstance(base, Global) and isinstance(base.value, types.ModuleType) and hasattr(base.value, attr):
-            return Global(_hashable(getattr(base.value, attr)), f"{base.text}.{attr}")
+            return Global(getattr(base.value, attr), f"{base.text}.{attr}")
         return self._step(("attribute", attr), base)
 
     def _call(self, node: ast.Call) -> Ref:
@@ -375,7 +277,7 @@ class _Reader:
                 target = base
         else:
             target = self._value(function)
-        if isinstance(target, Global) and target.value in (super, locals, eval, exec):
+        if isinstance(target, Global) and any(target.value is one for one in (super, locals, eval, exec)):
             raise Unreadable(target.text)
         stars = tuple(isinstance(argument, ast.Starred) for argument in node.args)
         names = [keyword.arg or "**" for keyword in node.keywords]
@@ -384,14 +286,25 @@ class _Reader:
         parts = [argument.value if isinstance(argument, ast.Starred) else argument for argument in node.args]
         values = self._values(*parts, *(keyword.value for keyword in node.keywords))
         arguments, by_name = values[: len(parts)], dict(zip(names, values[len(parts) :], strict=True))
-        if isinstance(target, OfSelf) and not any(stars) and not by_name:
-            inlined = self._inline(target.path, arguments)
-            if inlined is not None:
-                return inlined
+        inlined = None if any(stars) else self._inlined(target, arguments, by_name)
+        if inlined is not None:
+            return inlined
         kind = ("call", method, stars, tuple(by_name))
         return self._step(kind, target, *arguments, *by_name.values())
 
-    def _inline(self, name: str, arguments: list[Ref]) -> Ref | None:
+    def _inlined(self, target: Ref, arguments: list[Ref], by_name: dict[str, Ref]) -> Ref | None:
+        """The value of a call whose steps can stand in its place; None if it is another call."""
+        if isinstance(target, OfSelf):
+            return self._inline(target.path, arguments, by_name)
+        if isinstance(target, Global) and _is_chunking(target.value) and len(arguments) > 3 and not by_name:
+            method, size, _, *inputs = arguments
+            if isinstance(method, OfSelf) and isinstance(size, OfSelf):
+                value = self._inline(method.path, inputs, {})
+                self.zeros |= set() if value is None else {size.path}
+                return value
+        return None
+
+    def _inline(self, name: str, arguments: list[Ref], by_name: dict[str, Ref]) -> Ref | None:
         """The value of a method of the class itself whose body is plain; None if it is another thing."""
         method = self.cls.__dict__.get(name) if self.cls is not None else None
         if method is None or self.depth > 3 or getattr(method, "__globals__", None) is not self.globals:
@@ -401,12 +314,16 @@ class _Reader:
         except Unreadable:
             return None
         taken = definition.args
-        if len(taken.args) != len(arguments) + 1 or taken.vararg or taken.kwarg or taken.kwonlyargs:
+        if taken.vararg or taken.kwarg or taken.kwonlyargs:
+            return None
+        names = [argument.arg for argument in taken.args[1:]]
+        given = {**dict(zip(names, arguments, strict=False)), **by_name}
+        if len(given) != len(arguments) + len(by_name) or given.keys() != set(names):
             return None
         inner = _Reader(self.cls, method, definition)
         inner.depth = self.depth + 1
         inner.steps = list(self.steps)
-        inner.names = {argument.arg: value for argument, value in zip(taken.args[1:], arguments, strict=True)}
+        inner.names = given
         returned = None
         try:
             for statement in _until_return(definition.body):
@@ -417,7 +334,14 @@ class _Reader:
         if returned is not None:
             self.steps = inner.steps
             self.inlined |= {**inner.inlined, name: method}
+            self.zeros |= inner.zeros
         return returned
+
+
+def _is_chunking(function: Any) -> bool:
+    """Whether it is the function of transformers that calls a method with its inputs, whole where a size is 0."""
+    place = getattr(function, "__module__", None), getattr(function, "__name__", None)
+    return place == ("transformers.pytorch_utils", "apply_chunking_to_forward")
 
 
 _SCOPES = (
@@ -443,11 +367,3 @@ def _until_return(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
         if isinstance(statement, ast.Return):
             return
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError as error:
-        raise Unreadable("a global that cannot be hashed") from error
-    return value

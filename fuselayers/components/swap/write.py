@@ -7,7 +7,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .source import Branch, Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step, Unreadable
+from .casts import as_half, as_weight
+from .steps import Branch, Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step, Unreadable
 
 _PREFIX = "_fuselayers_"
 
@@ -25,7 +26,8 @@ def write(forward: Forward, added: Mapping[str, Any], *, title: str) -> Callable
     inner, outer = (ast.parse(f"def {name}(): pass").body[0] for name in (f"{_PREFIX}forward", "make"))
     assert isinstance(inner, ast.FunctionDef)
     assert isinstance(outer, ast.FunctionDef)
-    added = {**added, f"{_PREFIX}slice": slice}  # an argument may be called slice
+    named = {"slice": slice, "as_half": as_half, "as_weight": as_weight}  # an argument may be called slice
+    added = {**added, **{f"{_PREFIX}{name}": value for name, value in named.items()}}
     inner.args, inner.body = forward.arguments, _block(forward.body)
     outer.args.args = [ast.arg(name) for name in added]
     outer.body = [inner, ast.Return(ast.Name(inner.name, ast.Load()))]
@@ -163,11 +165,22 @@ def _value(ref: Ref) -> ast.expr:
         case Local(name=name):
             return ast.Name(name, ast.Load())
         case OfSelf(path=path):
-            return ast.parse(f"self.{path}" if path else "self", mode="eval").body
+            return _of_self(path)
         case Global(text=text):
             return ast.parse(text, mode="eval").body
         case Literal(value=value):
             return ast.Constant(value)
+
+
+def _of_self(path: str) -> ast.expr:
+    value: ast.expr = ast.Name("self", ast.Load())
+    for part in path.split(".") if path else ():
+        if part.isidentifier():
+            value = ast.Attribute(value, part, ast.Load())
+        else:  # a module of a sequence
+            modules = ast.Attribute(value, "_modules", ast.Load())
+            value = ast.Subscript(modules, ast.Constant(part), ast.Load())
+    return value
 
 
 def _operation(operation: Operation) -> ast.expr:

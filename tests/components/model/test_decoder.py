@@ -54,6 +54,47 @@ def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
     torch.testing.assert_close(model(tokens_BT), expected)
 
 
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_embeddings_may_have_a_norm_and_a_dropout_of_their_own(norm: str) -> None:
+    model = made(norm=norm, embedding_norm=True, embedding_dropout=0.5, position="learned")
+    assert type(model.embedding_norm) is type(model.norm)
+    with torch.no_grad():
+        model.embedding_norm.weight.normal_()  # type: ignore[union-attr]
+    tokens_BT = tokens(3, 6)
+    embedded = model.token.weight[tokens_BT] + model.position.table.weight
+    centred = embedded - embedded.mean(-1, keepdim=True) if norm == "layer_norm" else embedded
+    eps = 1e-5 if norm == "layer_norm" else 1e-6
+    x = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * model.embedding_norm.weight  # type: ignore[union-attr]
+    torch.manual_seed(1)
+    x = dropout(x, 0.5)
+    for block in model.blocks:
+        assert block.residual.dropout == 0
+        x = block(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(model(tokens_BT), model.norm(x) @ model.token.weight.T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_dropout_of_embeddings_is_that_of_the_model_unless_given() -> None:
+    assert made(dropout=0.3).embedding_dropout == 0.3
+    assert made(dropout=0.3, embedding_dropout=0.0).embedding_dropout == 0.0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_may_have_a_bias(tied: bool) -> None:
+    model = made(head_bias=True, tie_embeddings=tied, logit_scale=0.5)
+    assert model.bias is not None
+    assert not model.bias.any()
+    tokens_BT, bias_V = tokens(3, 6), torch.linspace(-2, 2, 13)
+    expected = model(tokens_BT) + bias_V
+    with torch.no_grad():
+        model.bias.copy_(bias_V)
+    torch.testing.assert_close(model(tokens_BT), expected)
+    assert torch.equal(model.generate(tokens_BT[:, :3], 1, temperature=0)[:, 3], expected[:, 2].argmax(-1))
+    loss = model(tokens_BT, tokens_BT.roll(-1, 1))
+    torch.testing.assert_close(loss, F.cross_entropy(expected.flatten(0, 1), tokens_BT.roll(-1, 1).flatten()))
+    assert made().bias is None
+
+
 @pytest.mark.parametrize(
     "options", [{}, LLAMA, {"residual": "post"}, {"position": "none"}], ids=["gpt", "llama", "post", "none"]
 )
@@ -290,6 +331,7 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"context_length": 0}, "context_length must be at least 1, got 0"),
         ({"dropout": 1.5}, "dropout must be at least 0 and at most 1, got 1.5"),
+        ({"embedding_dropout": -0.5}, "embedding_dropout must be at least 0 and at most 1, got -0.5"),
         (
             {"position": "rotory"},
             "no position 'rotory'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, "

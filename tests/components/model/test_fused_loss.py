@@ -68,6 +68,20 @@ def test_the_fused_loss_and_its_gradients_are_those_of_the_logits(model: type[Mo
         torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_takes_a_bias_of_the_logits(tied: bool) -> None:
+    options = {"head_bias": True, "tie_embeddings": tied}
+    plain, fused = (made(Decoder, loss=loss, **options).double() for loss in ("plain", "fused"))
+    with torch.no_grad():
+        plain.bias.normal_()
+    fused.load_state_dict(plain.state_dict())
+    (expected, wanted), (loss, got) = step(plain), step(fused)
+    torch.testing.assert_close(loss, expected)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+    assert got["bias"].any()
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_from_4096_words_on_no_tensor_is_as_large_as_the_logits(model: type[Model]) -> None:
     largest = {}

@@ -49,6 +49,14 @@ def test_it_is_transformers_bloom_up_to_a_number_per_query(num_heads: int) -> No
     torch.testing.assert_close(shares[0], shares[1])
 
 
+def test_its_slopes_are_those_of_transformers_for_any_number_of_heads() -> None:
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    for num_heads in (*range(1, 34), 71, 112):
+        theirs = bloom.build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
+        ours = ALiBiPosition(num_heads=num_heads).bias(torch.zeros(1, 2, 4))
+        torch.testing.assert_close(-ours[:, 1, 0], theirs[:, 0, 1], rtol=1e-6, atol=0)
+
+
 def test_bfloat16_is_rounded_once() -> None:
     got = ALiBiPosition(num_heads=6).bias(torch.zeros(1, 129, 4, dtype=torch.bfloat16))
     assert got.dtype == torch.bfloat16

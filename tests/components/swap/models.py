@@ -92,34 +92,67 @@ def _torch_encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False)
 
 
+_LLAMA: Final = frozenset({"rms_norm_gated_mlp", "gated_mlp", "rms_norm", "causal_lm_loss"})
+_GEMMA: Final = frozenset({"rms_norm_from_one_gated_mlp", "gated_mlp", "rms_norm_from_one"})
+_BERT: Final = frozenset(
+    {
+        *("mlp_dropout_residual_norm", "linear_dropout_residual_norm", "residual_norm", "mlp"),
+        *("attention_dropout", "dropout"),
+    }
+)
+
 FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
-    "gpt2": (_gpt2, frozenset({"mlp", "dropout", "causal_lm_loss"})),
-    "llama": (lambda: _decoder("Llama"), frozenset({"gated_mlp", "rms_norm", "causal_lm_loss"})),
-    "mistral": (lambda: _decoder("Mistral"), frozenset({"gated_mlp", "rms_norm", "causal_lm_loss"})),
-    "mixtral": (lambda: _decoder("Mixtral", num_local_experts=2), frozenset({"rms_norm", "causal_lm_loss"})),
-    "qwen3": (lambda: _decoder("Qwen3"), frozenset({"gated_mlp", "rms_norm", "causal_lm_loss"})),
-    "gemma": (lambda: _decoder("Gemma"), frozenset({"gated_mlp", "rms_norm_from_one", "causal_lm_loss"})),
-    "gemma2": (lambda: _decoder("Gemma2"), frozenset({"gated_mlp", "rms_norm_from_one"})),
+    "gpt2": (
+        _gpt2,
+        frozenset(
+            {
+                *("layer_norm_mlp", "mlp", "gelu_tanh", "dropout_residual"),
+                *("dropout", "attention_dropout", "causal_lm_loss"),
+            }
+        ),
+    ),
+    "llama": (lambda: _decoder("Llama"), _LLAMA),
+    "mistral": (lambda: _decoder("Mistral"), _LLAMA),
+    "mixtral": (
+        lambda: _decoder("Mixtral", num_local_experts=2),
+        frozenset({"residual_rms_norm", "rms_norm", "causal_lm_loss"}),
+    ),
+    "qwen3": (lambda: _decoder("Qwen3"), _LLAMA),
+    "gemma": (lambda: _decoder("Gemma"), _GEMMA | {"causal_lm_loss"}),
+    "gemma2": (lambda: _decoder("Gemma2"), _GEMMA),
     "olmo2": (lambda: _decoder("Olmo2"), frozenset({"gated_mlp", "rms_norm", "causal_lm_loss"})),
     "phi3": (
         lambda: _decoder("Phi3"),
-        frozenset({"packed_gated_mlp", "rms_norm", "dropout_residual", "dropout", "causal_lm_loss"}),
+        frozenset(
+            {
+                *("rms_norm_packed_gated_mlp", "packed_gated_mlp", "rms_norm"),
+                *("dropout_residual", "dropout", "causal_lm_loss"),
+            }
+        ),
     ),
-    "bert": (
-        lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_SIZES)),
-        frozenset({"linear_dropout_residual_norm", "dropout"}),
+    "bert": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_SIZES)), _BERT),
+    "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)), _BERT),
+    "distilbert": (
+        _distilbert,
+        frozenset({"mlp_dropout_residual_norm", "mlp", "residual_norm", "attention_dropout", "dropout"}),
     ),
-    "roberta": (
-        lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)),
-        frozenset({"linear_dropout_residual_norm", "dropout"}),
+    "bart": (_bart, frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout"})),
+    "t5": (
+        _t5,
+        frozenset(
+            {
+                *("wide_rms_norm_gated_mlp", "gated_mlp", "wide_rms_norm"),
+                *("dropout_residual", "dropout", "attention_dropout"),
+            }
+        ),
     ),
-    "distilbert": (_distilbert, frozenset({"dropout"})),
-    "bart": (_bart, frozenset({"dropout_residual", "dropout"})),
-    "t5": (_t5, frozenset({"dropout_residual", "dropout"})),
     "opt": (_opt, frozenset({"mlp", "dropout_residual"})),
-    "vit": (_vit, frozenset({"mlp", "dropout_residual", "dropout"})),
-    "clip": (_clip, frozenset({"mlp"})),
-    "torch encoder": (_torch_encoder, frozenset({"mlp", "dropout"})),
+    "vit": (_vit, frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout"})),
+    "clip": (_clip, frozenset({"layer_norm_mlp", "mlp"})),
+    "torch encoder": (
+        _torch_encoder,
+        frozenset({"layer_norm_mlp", "mlp", "dropout_residual_norm", "dropout_residual", "dropout"}),
+    ),
 }
 """Each family: its model, and the rules that `swap` finds in it at level "layers"."""
 

@@ -51,3 +51,12 @@ def test_generate_runs_the_blocks_own_forward() -> None:
     again = model.generate(batch["input_ids"], max_new_tokens=5, do_sample=False)  # type: ignore[operator]
     assert torch.equal(tokens, again)
     assert counters["stats"]["unique_graphs"] == 0
+
+
+@pytest.mark.slow
+def test_blocks_pass_the_verification_with_many_rows() -> None:
+    model = FAMILIES["gpt2"][0]()
+    ids = torch.randint(3, 99, (16, 128))
+    report = swap(model, level="blocks", batch={"input_ids": ids, "labels": ids})
+    assert report.skipped == ()
+    assert [site.rules for site in report.sites].count(("block",)) == 2

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fuselayers.components.swap.match import matches, replaced
-from fuselayers.components.swap.source import Run, Unreadable, parse_run, read
+from fuselayers.components.swap.source import parse_run, read
+from fuselayers.components.swap.steps import Run, Unreadable
 from fuselayers.components.swap.write import write
 
 SCALE = 3.0
@@ -107,7 +108,7 @@ def run_of(text: str) -> Run:
 )
 def test_matches(source: str, found: bool) -> None:
     pattern = run_of("y = down(F.relu(up(x)))")
-    slots = dict.fromkeys(("up", "down"), lambda path: True)
+    slots = dict.fromkeys(("up", "down"), lambda ref: True)
     run = run_of(source)
     # What is assigned and not the result is not read later.
     run = Run(run.steps, {"y": run.bound["y"]})
@@ -117,7 +118,7 @@ def test_matches(source: str, found: bool) -> None:
 def test_either_order_of_a_sum_and_a_product() -> None:
     pattern = run_of("y = a * scale + b")
     for source in ("y = p * self.s + q", "y = q + p * self.s", "y = q + self.s * p"):
-        (match,) = matches(pattern, run_of(source), results=("y",), slots={"scale": lambda path: path == "s"})
+        (match,) = matches(pattern, run_of(source), results=("y",), slots={"scale": lambda ref: ref.path == "s"})
         assert ast.unparse(ast.Constant(str(match.bound["a"]))) == repr("Local(name='p')")
 
 
@@ -125,7 +126,7 @@ def test_a_call_in_place_of_a_match() -> None:
     pattern = run_of("s = a + b\nn = norm(s)")
     run = run_of("s = p + q\nn = self.norm(s)\ny = n * s")
     (match,) = matches(
-        pattern, Run(run.steps, {"y": run.bound["y"]}), results=("n", "s"), slots={"norm": lambda path: True}
+        pattern, Run(run.steps, {"y": run.bound["y"]}), results=("n", "s"), slots={"norm": lambda ref: True}
     )
     new = replaced(Run(run.steps, {"y": run.bound["y"]}), match, "fused", ("a", "b"), ("norm",))
     assert [step.kind[0] for step in new.steps] == ["call", "result", "result", "binary"]

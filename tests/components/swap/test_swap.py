@@ -50,7 +50,11 @@ def test_copies_and_pickles_are_swapped_too(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("gpt2", 0.75), ("vit", 0.8), ("llama", 0.9), ("qwen3", 0.9), ("gemma", 0.9)]
+    ("name", "most"),
+    [
+        *(("gpt2", 0.45), ("bert", 0.62), ("vit", 0.72), ("t5", 0.43), ("phi3", 0.67)),
+        *(("llama", 0.65), ("qwen3", 0.65), ("gemma", 0.65), ("distilbert", 0.68), ("torch encoder", 0.76)),
+    ],
 )
 def test_fewer_bytes_are_saved(name: str, most: float) -> None:
     model, batch = FAMILIES[name][0]().train(), batch_for(name)
@@ -203,3 +207,36 @@ def test_a_weight_that_is_parametrized_later() -> None:
     swapped = model(x)
     unswap(model)
     assert torch.equal(model(x), swapped)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_sequence(drop: bool) -> None:
+    parts = [nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 8), nn.Dropout(0.1)]
+    model, x = nn.Sequential(*(part for part in parts if drop or not isinstance(part, nn.Dropout))), torch.randn(3, 8)
+    model.eval()
+    expected = model(x)
+    report = swap(model, level="layers", batch=x)
+    assert [site.rules for site in report.sites if site.name == ""] == [("mlp",)]
+    assert torch.equal(model(x), expected)
+    assert torch.equal(model[:2](x), nn.GELU()(model[0](x)))  # a part has the class, but other modules
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(other) is type(model)
+        assert torch.equal(other(x), expected)
+    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), expected)
+    model[1] = nn.Tanh()
+    model.append(nn.Tanh())
+    swapped = model(x)
+    unswap(model)
+    assert torch.equal(model(x), swapped)
+
+
+def test_t5_in_16_bits_with_its_last_layers_in_32() -> None:
+    model, batch = FAMILIES["t5"][0]().bfloat16().eval(), batch_for("t5")
+    for name, module in model.named_modules():
+        if name.endswith(".wo"):
+            module.float()
+    expected = loss_of(model, batch)
+    report = swap(model, level="layers", batch=batch)
+    assert report.skipped == ()
+    assert "wide_rms_norm_gated_mlp" in {rule for site in report.sites for rule in site.rules}
+    torch.testing.assert_close(loss_of(model, batch), expected, atol=2e-2, rtol=1e-2)

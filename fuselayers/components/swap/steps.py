@@ -1,0 +1,141 @@
+"""What a forward computes, as a list of steps.
+
+Each step has its own number: other names for the same value are gone, and so is the way in which the source nests its
+calls.
+
+    x = self.up(x)                         step 0   call  self.up, x
+    x = F.relu(x)                 ->       step 1   call  F.relu, step 0
+    return self.down(x)                    step 2   call  self.down, step 1;  return step 2
+"""
+
+import ast
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Unreadable(Exception):
+    """This source has a form that is not looked into."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A reference to the value of a step."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local variable as it was before the run."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class OfSelf:
+    """An attribute of self, or of an attribute of it: `weight.dtype`."""
+
+    path: str
+
+
+@dataclass(frozen=True, eq=False)
+class Global:
+    """What a global name stands for; the text says how the source spells it."""
+
+    value: Any
+    text: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Global) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A constant. 1, 1.0 and True are three of them."""
+
+    kind: type
+    value: Any
+
+
+Ref = Step | Local | OfSelf | Global | Literal
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step: `kind` says what is done with the operands, and holds all of it that is no value.
+
+    `origin` is the path of the child module whose forward it is part of, and "" for the module's own.
+    """
+
+    kind: tuple[Any, ...]
+    operands: tuple[Ref, ...]
+    origin: str = field(default="", compare=False)
+
+
+@dataclass
+class Run:
+    """Plain statements that follow each other.
+
+    Attributes:
+        steps: what they compute, in order.
+        bound: the local variables that they assign and that are read later, with their values.
+        returned: the value that the run returns; None where it does not end the function.
+    """
+
+    steps: list[Operation]
+    bound: dict[str, Ref]
+    returned: Ref | None = None
+
+    @functools.cached_property
+    def kinds(self) -> frozenset[tuple[Any, ...]]:
+        """The kinds of its steps, without calls of methods: those of an attribute may be read in two ways."""
+        return frozenset(step.kind for step in self.steps if step.kind[0] != "call" or step.kind[1] is None)
+
+
+@dataclass
+class Forward:
+    """A forward, read.
+
+    Attributes:
+        function: the function whose source it is.
+        outer: what the class has: the function, or what its decorators made of it.
+        arguments: its arguments, without annotations and defaults.
+        body: runs, and the statements that are kept as they are.
+        inlined: methods of the class whose steps stand in place of calls, by name.
+        zeros: the attributes that must be 0, else those steps are not what the calls compute.
+    """
+
+    function: types.FunctionType
+    outer: types.FunctionType
+    arguments: ast.arguments
+    body: "list[Run | ast.stmt | Branch]"
+    inlined: dict[str, types.FunctionType]
+    zeros: set[str]
+
+    def runs(self) -> Iterator[Run]:
+        """All runs, in order of the source."""
+        yield from _runs(self.body)
+
+
+@dataclass
+class Branch:
+    """An if statement; its test is kept as it is."""
+
+    test: ast.expr
+    body: "list[Run | ast.stmt | Branch]"
+    orelse: "list[Run | ast.stmt | Branch]"
+
+
+def _runs(body: list[Any]) -> Iterator[Run]:
+    for one in body:
+        if isinstance(one, Run):
+            yield one
+        elif isinstance(one, Branch):
+            yield from _runs(one.body)
+            yield from _runs(one.orelse)

@@ -1,0 +1,9 @@
+"""Models of Hugging Face: their weights' names and their config.json. One file is one family."""
+
+from .config import READERS as READERS
+from .config import config_of as config_of
+from .family import Family as Family
+from .family import Key as Key
+from .load import FAMILIES as FAMILIES
+from .load import load_hugging_face as load_hugging_face
+from .load import matched as matched

@@ -1,0 +1,64 @@
+"""A family: which weight of a `transformers` model is which of ours.
+
+A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
+ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
+
+The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer. Files
+hold older names, for some families also those that `transformers` writes today; `Family.older` translates them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Key:
+    """One of their tensors and where it goes.
+
+    Args:
+        theirs: its name there.
+        ours: the name here.
+        transposed: whether it is a matrix [in, out], as GPT-2's are.
+        by_head: whether its rows are queries, keys and values of the first head, then of the second, ..., as GPT-NeoX's
+            are, and not the queries of all heads first.
+        first_row: rows before this one have no place here, as the two that OPT's positions begin with.
+    """
+
+    theirs: str
+    ours: str
+    transposed: bool = False
+    by_head: bool = False
+    first_row: int = 0
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture: its keys, and what there is to skip.
+
+    Args:
+        keys: in the order in which tensors that are stacked follow each other.
+        repeated: theirs -> the one of theirs that it has to equal; only an untied head, which has a place of its own
+            here, may differ.
+        skipped: theirs that mean nothing here, as patterns.
+        experts: whether layers may hold experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
+        older: patterns of the names in files and what replaces them, each in turn.
+    """
+
+    keys: tuple[Key, ...]
+    repeated: Mapping[str, str] = field(default_factory=dict)
+    skipped: tuple[str, ...] = ()
+    experts: bool = False
+    older: tuple[tuple[str, str], ...] = ()
+
+
+def both(theirs: str, ours: str, *, transposed: bool = False, by_head: bool = False) -> tuple[Key, Key]:
+    """Return the keys of the weight and the bias of a linear layer or a norm."""
+    return (
+        Key(f"{theirs}.weight", f"{ours}.weight", transposed, by_head),
+        Key(f"{theirs}.bias", f"{ours}.bias", by_head=by_head),
+    )
+
+
+def qkv(attention: str, *names: str) -> tuple[Key, ...]:
+    """Weights and biases of queries, keys and values."""
+    return tuple(key for name in names for key in both(f"{attention}{name}", "blocks.{}.attention.qkv"))

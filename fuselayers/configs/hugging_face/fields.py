@@ -1,0 +1,84 @@
+"""The fields of a config.json, each read through a check.
+
+A field that may be missing has the default of `transformers`. A field that asks for what the library does not have is
+an error: a model that differs in one option would load, and compute something else.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ...names import no_such, shown
+
+_REQUIRED: Final = object()
+_ACTIVATIONS: Final = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "squared_relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Fields:
+    """The fields of a config.json, each read through a check."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+
+    def get(self, name: str, default: Any = _REQUIRED) -> Any:
+        """Return a field. One that may be missing has a default, which null stands for too."""
+        value = self._content.get(name)
+        if value is None and default is _REQUIRED:
+            raise ValueError(f"config.json has no {name}, which its model_type needs")
+        return default if value is None else value
+
+    def name_of(self, *names: str) -> str:
+        """Return the first of a field's names that is there, the last one if none is."""
+        return next((name for name in names if self._content.get(name) is not None), names[-1])
+
+    def size(self, name: str) -> int:
+        """Return a whole number, to compute with."""
+        value = self.get(name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} of config.json must be a whole number from 1 on, got {shown(value)}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number, to compute with."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not value >= 0:
+            raise ValueError(f"{name} of config.json must be a number from 0 on, got {shown(value)}")
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return true or false, to choose by."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} of config.json must be true or false, got {shown(value)}")
+        return value
+
+    def optional(self, name: str, default: Any = None) -> Any:
+        """Return a field for which null has a meaning of its own."""
+        return self._content.get(name, default)
+
+    def require(self, name: str, value: Any) -> None:
+        """Check a field of which only this value, the default, can be built here."""
+        found = self.get(name, value)
+        if found != value:
+            raise ValueError(f"config.json has {name} = {shown(found)}; this library has only {shown(value)}")
+
+    def activation(self, name: str, default: str) -> str:
+        """Return the activation under our name."""
+        theirs = self.get(name, default)
+        return str(translated(_ACTIVATIONS, theirs, called=f"activation ({name} of config.json)"))
+
+
+def translated(table: Mapping[str, Any], name: Any, *, called: str) -> Any:
+    """Return the entry of that name; an unknown one is an error."""
+    # Any value of JSON may stand there, also one that is no key.
+    if name not in list(table):
+        raise ValueError(no_such(called, name, table))
+    return table[name]

@@ -1,0 +1,159 @@
+"""load_hugging_face -- copies the weights of a `transformers` model into one of ours."""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ...names import no_such
+from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit
+from .family import Family, Key
+
+FAMILIES: Final[dict[str, Family]] = {
+    "gpt2": gpt2.FAMILY,
+    "bert": bert.FAMILY,
+    "llama": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "gemma2": gemma2.FAMILY,
+    "mixtral": mixtral.FAMILY,
+    "opt": opt.FAMILY,
+    "gpt_neox": gpt_neox.FAMILY,
+    "phi": phi.FAMILY,
+    "bloom": bloom.FAMILY,
+    "vit": vit.FAMILY,
+    "t5": t5.FAMILY,
+}
+
+
+def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:
+    """Copy the weights of a `transformers` model into a model of the same architecture that was built here.
+
+    `from_pretrained` builds the model too.
+
+    Args:
+        model: of `fuselayers.build`, with the sizes of theirs: "gpt2_small", "llama3_8b", ...
+        state_dict: of theirs, or of a file. It is not changed, and no second copy of it is made: only what is stacked
+            or reordered is copied first.
+        family: a name in `FAMILIES`; llama is mistral's too.
+
+    Raises:
+        ValueError: there is no such family; a weight of the model or of theirs is on the meta device; a weight of the
+            model is not there, or has another shape; or one of theirs has no place in the model, or should repeat
+            another one and does not. Nothing is copied then.
+
+    >>> from fuselayers.configs import build
+    >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
+    >>> load_hugging_face(model, {"transformer.wte.weight": torch.ones(256, 32)}, family="gpt2")
+    Traceback (most recent call last):
+    ValueError: the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.weight is not there; ...
+    """
+    if family not in FAMILIES:
+        raise ValueError(no_such("family", family, FAMILIES))
+    _check_have_values("model", model.state_dict(), "call its to_empty")
+    _check_have_values("state_dict", state_dict, "load its weights")
+    model.load_state_dict(matched(model, state_dict, family=family))
+
+
+def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> dict[str, Tensor]:
+    """Return their tensors under the names of a model of ours, as views of theirs where they are neither stacked nor
+    reordered. The model may be on the meta device.
+
+    Raises:
+        ValueError: as `load_hugging_face`, of what does not fit.
+    """
+    chosen, wanted = FAMILIES[family], model.state_dict()
+    state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
+    found, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
+    found = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in found.items()}
+    faults = [f"{name} is not there" for name in wanted if name not in found]
+    faults += [
+        f"{name} must be {list(wanted[name].shape)}, got {list(tensor.shape)}"
+        for name, tensor in found.items()
+        if name in wanted and tensor.shape != wanted[name].shape
+    ]
+    faults += misfits
+    faults += [f"{name} has no place in it" for name in found if name not in wanted]
+    if faults:
+        shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
+        raise ValueError(f"the state_dict is no {family} of this model's size: {shown}")
+    return found
+
+
+_SHOWN: Final = 5
+
+
+def _check_have_values(whose: str, tensors: Mapping[str, Tensor], advice: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ValueError(f"{name} of the {whose} is on the meta device, where there are no values; {advice} first")
+
+
+def _newer(family: Family, name: str) -> str:
+    for pattern, replacement in family.older:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _renamed(
+    family: Family, theirs: Mapping[str, Tensor], wanted: set[str], model: nn.Module
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return their tensors by our names, and what is wrong with those of theirs that have none."""
+    patterns = [(re.compile(re.escape(key.theirs).replace(r"\{\}", r"(\d+)")), key) for key in family.keys]
+    modules = dict(model.named_modules())
+    parts: dict[str, dict[int, Tensor]] = {}
+    misfits = []
+    for name, tensor in theirs.items():
+        if any(re.fullmatch(skipped, name) for skipped in family.skipped):
+            continue
+        matches = [
+            (order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))
+        ]
+        placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
+        repeated = family.repeated.get(name)
+        if repeated is not None and not any(ours in wanted for _, _, ours in placed):
+            # If the other one is missing, the error says that.
+            if not torch.equal(tensor, theirs.get(repeated, tensor)):
+                misfits.append(f"{name} has no place of its own in it, and does not equal {repeated}")
+            continue
+        if not placed:
+            misfits.append(f"{name} has no place in it")
+        for order, key, ours in placed:
+            attention = modules.get(ours.rpartition(".qkv.")[0])
+            parts.setdefault(ours, {})[order] = _arranged(tensor, key, getattr(attention, "num_heads", 1))
+    stacked = {ours: [tensors[order] for order in sorted(tensors)] for ours, tensors in parts.items()}
+    # `cat` copies a single tensor too, and most are single.
+    return {ours: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for ours, tensors in stacked.items()}, misfits
+
+
+def _arranged(tensor: Tensor, key: Key, num_heads: int) -> Tensor:
+    """Return one of theirs with its rows and columns in our order."""
+    tensor = (tensor.T if key.transposed else tensor)[key.first_row :]
+    # What does not divide has another shape than ours, which the error says.
+    if key.by_head and tensor.shape[0] % (3 * num_heads) == 0:
+        tensor = torch.unflatten(tensor, 0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return tensor
+
+
+def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
+    """Return theirs without the leading dimensions of one that ours does not have, as a class token [1, 1, D] has."""
+    extra = tensor.dim() - ours.dim()
+    return tensor.flatten(0, extra) if extra > 0 and set(tensor.shape[:extra]) == {1} else tensor
+
+
+def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with those of experts taken apart: one gate, up and down for each."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in theirs.items():
+        before, experts, last = name.rpartition(".experts.")
+        if last == "gate_up_proj":
+            for number, (gate, up) in enumerate(both.chunk(2) for both in tensor):
+                result[f"{before}{experts}{number}.gate_proj"] = gate
+                result[f"{before}{experts}{number}.up_proj"] = up
+        elif last == "down_proj":
+            result |= {f"{before}{experts}{number}.down_proj": down for number, down in enumerate(tensor)}
+        else:
+            result[name] = tensor
+    return result

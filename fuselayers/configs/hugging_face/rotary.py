@@ -1,0 +1,60 @@
+"""Rotary positions of a config.json, with their scaling."""
+
+from typing import Any, Final
+
+from ...names import shown
+from .fields import Fields, translated
+
+# Kind of rotary positions -> their options and ours.
+_SCALINGS: Final[dict[str, dict[str, str]]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_length",
+        "low_freq_factor": "low_frequency_factor",
+        "high_freq_factor": "high_frequency_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_length",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+    },
+}
+
+
+def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = None) -> dict[str, Any]:
+    """Return the options of rotary positions that rope_parameters, or the older rope_scaling, asks for.
+
+    Args:
+        fields: of the config.json.
+        base: rope_theta where they do not hold it: older files have a field of their own.
+        context_length: of the model, which yarn stretches if they do not hold another.
+        fraction: partial_rotary_factor where they do not hold it; None for a family that turns whole heads.
+    """
+    asked: dict[str, Any] = {"rope_theta": base}
+    for name in ("rope_scaling", "rope_parameters"):
+        part = fields.get(name, {})
+        if not isinstance(part, dict) or any(isinstance(value, dict) for value in part.values()):
+            raise ValueError(f"{name} of config.json must be one mapping for all layers, got {shown(part)}")
+        asked |= {key: value for key, value in part.items() if value is not None}
+    older_name = asked.pop("type", "default")
+    kind = asked.pop("rope_type", older_name)
+    names = translated(_SCALINGS, kind, called="kind of rotary positions (rope_type of config.json)")
+    options: dict[str, Any] = {"base": asked.pop("rope_theta"), "scaling": "none" if kind == "default" else kind}
+    if fraction is not None:
+        options["fraction"] = asked.pop("partial_rotary_factor", fraction)
+    if kind == "yarn":
+        asked.setdefault("original_max_position_embeddings", context_length)
+    for name, value in asked.items():
+        # These change nothing at these values.
+        if (name, value) in (("partial_rotary_factor", 1.0), ("truncate", True)):
+            continue
+        if name not in names:
+            raise ValueError(
+                f"config.json has {name} = {shown(value)} for rotary positions, which this library lacks for {kind!r}"
+            )
+        options[names[name]] = value
+    return options

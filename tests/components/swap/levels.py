@@ -1,0 +1,88 @@
+"""Both levels of `swap`, and what the tests of the world around a model compare."""
+
+import copy
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components.swap import SwapReport, swap
+from tests.components.swap.models import FAMILIES, batch_for, loss_of
+
+LEVELS: Final = {
+    "layers": {"level": "layers"},
+    # The graphs of "inductor" are the same; this backend needs no C++ compiler.
+    "blocks": {"level": "blocks", "backend": "eager"},
+}
+"""The arguments of `swap` for each level."""
+
+both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks", marks=pytest.mark.slow)])
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The model, with every dropout at 0: eager PyTorch and this library draw other masks."""
+    for module in model.modules():
+        for name in ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob"):
+            if isinstance(module.__dict__.get(name), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def pair(name: str, level: str, *, train: bool = True) -> tuple[nn.Module, nn.Module]:
+    """A model of FAMILIES without dropout, and a swapped copy of it."""
+    torch.manual_seed(0)
+    plain = without_dropout(FAMILIES[name][0]()).train(train)
+    swapped = copy.deepcopy(plain)
+    assert swap_at(level, swapped).sites
+    return plain, swapped
+
+
+def swap_at(level: str, model: nn.Module, **more: Any) -> SwapReport:
+    """Swap a model at a level, without verification."""
+    options: dict[str, Any] = {**LEVELS[level], "verify": False, **more}
+    return swap(model, **options)
+
+
+def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The loss, and the gradients by the parameters' names."""
+    model.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return {"loss": loss.detach(), **found}
+
+
+def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    """Equal to the rounding of float32."""
+    assert list(got) == list(wanted)
+    for name, value in wanted.items():
+        torch.testing.assert_close(
+            got[name], value, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def classes(model: nn.Module) -> list[type]:
+    """The class of each module."""
+    return [type(one) for one in model.modules()]
+
+
+def bytes_of(model: nn.Module) -> dict[str, bytes]:
+    """The bytes of the state_dict, by key."""
+    return {name: value.detach().numpy().tobytes() for name, value in model.state_dict().items()}
+
+
+__all__ = [
+    "FAMILIES",
+    "LEVELS",
+    "assert_same",
+    "batch_for",
+    "both_levels",
+    "bytes_of",
+    "classes",
+    "gradients",
+    "loss_of",
+    "pair",
+    "swap_at",
+    "without_dropout",
+]

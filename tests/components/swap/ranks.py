@@ -1,0 +1,122 @@
+"""What each process of a group of gloo does in test_distributed.py: train plain and swapped models in wrappers."""
+
+import copy
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+from torch.distributed.tensor import DTensor
+
+from fuselayers.components.swap import fallbacks, unswap
+from fuselayers.components.swap.blocks import repeated_blocks
+from tests.components.swap.levels import pair, swap_at
+
+__all__ = ["CASES", "run_case", "run_rank"]
+
+STEPS: Final = 4
+
+
+def sharded(model: nn.Module, _: str | None) -> nn.Module:
+    """FSDP2: each block, then the rest."""
+    for _, block in repeated_blocks(model):
+        fully_shard(block)
+    wrapped: nn.Module = fully_shard(model)
+    return wrapped
+
+
+def sharded_then_swapped(model: nn.Module, level: str | None) -> nn.Module:
+    unswap(model)
+    wrapped = sharded(model, level)
+    if level is not None:
+        assert swap_at(level, wrapped).sites
+    return wrapped
+
+
+def data_parallel(model: nn.Module, _: str | None) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def wrapped_by_class(model: nn.Module, _: str | None) -> nn.Module:
+    """FSDP of the first version, which wraps the modules of a class that the user names."""
+    kinds = {getattr(type(block), "swapped_from", type(block)) for _, block in repeated_blocks(model)}
+
+    def policy(**options: Any) -> bool:
+        return transformer_auto_wrap_policy(transformer_layer_cls=kinds, **options)
+
+    wrapped = FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
+    )
+    assert sum(isinstance(one, FullyShardedDataParallel) for one in wrapped.modules()) == 3
+    return wrapped
+
+
+def accelerated(model: nn.Module, _: str | None) -> nn.Module:
+    import accelerate
+
+    # Its device is the CPU although the group is here already.
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared: nn.Module = accelerator.prepare(model)
+    assert isinstance(prepared, nn.parallel.DistributedDataParallel) == (dist.get_world_size() > 1)
+    return prepared
+
+
+CASES: Final[dict[str, Callable[[nn.Module, str | None], nn.Module]]] = {
+    "FSDP2 after swap": sharded,
+    "FSDP2 before swap": sharded_then_swapped,
+    "DDP": data_parallel,
+    "FSDP by class": wrapped_by_class,
+    "Accelerate": accelerated,
+}
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    """The batches of this process; other ones have others."""
+    generator = torch.Generator().manual_seed(10 + dist.get_rank())
+    ids = torch.randint(3, 99, (STEPS + 1, 2, 12), generator=generator)
+    return [{"input_ids": one, "labels": one} for one in ids]
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
+
+
+def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
+    """Train for some steps, the last one unswapped; return losses, norms of gradients, and the last parameters."""
+    plain, swapped = pair(name, level or "layers")
+    model = CASES[case](plain if level is None else swapped, level)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, norms = [], []
+    for number, batch in enumerate(batches()):
+        if number == STEPS and level is not None:
+            assert fallbacks(model) == ()
+            assert unswap(model) > 0
+            assert not any(hasattr(type(one), "swapped_from") for one in model.modules())
+        loss = model(**batch).loss
+        loss.backward()
+        norm = torch.stack([whole(one.grad).norm() for one in model.parameters() if one.grad is not None]).norm()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        norms.append(norm)
+    kinds = sorted({type(one).__name__ for one in model.modules()})
+    parameters = [copy.deepcopy(whole(one)) for one in model.parameters()]
+    result = {"losses": torch.stack(losses), "norms": torch.stack(norms), "parameters": parameters, "classes": kinds}
+    del model, optimizer, plain, swapped
+    gc.collect()
+    return result
+
+
+def run_rank(rank: int, world: int, folder: Path, name: str, levels: list[str | None], cases: list[str]) -> None:
+    """Run cases as one process of a group, and write the results."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
+    results = {(case, level): run_case(name, case, level) for case in cases for level in levels}
+    torch.save(results, folder / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

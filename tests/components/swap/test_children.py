@@ -1,0 +1,286 @@
+"""Rules that stand in the steps of several modules."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fuselayers.components.swap import swap, unswap
+from fuselayers.partition import saved_bytes
+
+SCALE = [1.0]
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.p = 0.0
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class RmsNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.randn(8)), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self, mlp: nn.Module | None = None, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm, self.mlp, self.drop = norm or RmsNorm(), mlp or Gated(), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.mlp(self.norm(x)))
+
+
+class Summing(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.mlp(x)
+        x = x + h
+        return self.norm(x) + x
+
+
+class Number(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(1 + self.mlp(x))
+
+
+class NormReadTwice(Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = self.norm(x)
+        return n + self.mlp(n)
+
+
+class Returning(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Counting(Gated):
+    calls = 0
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        self.calls += 1
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class WithData(Gated):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x)) * SCALE[0]
+
+
+class WithDefault(Gated):
+    def forward(self, x: torch.Tensor, scale: float = 3.0) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x)) * scale
+
+
+class Called(Gated):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        result: torch.Tensor = super().__call__(x)
+        return 2 * result
+
+
+class Functional(Gated):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return F.dropout(self.down(F.dropout(F.gelu(self.up(x)), self.p, self.training)), p=0.0)
+
+
+def run(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    leaf = x.clone().requires_grad_()
+    y = module(leaf * 1)
+    wanted = [leaf, *module.parameters()]
+    grads = torch.autograd.grad(y.square().sum(), wanted, allow_unused=True, materialize_grads=True)
+    return [y.detach(), *grads]
+
+
+def assert_same(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "rms norm": (Block, ("rms_norm_gated_mlp", "dropout_residual")),
+    "layer norm": (lambda: Block(norm=nn.LayerNorm(8)), ("layer_norm_gated_mlp", "dropout_residual")),
+    "no bias": (lambda: Block(norm=nn.LayerNorm(8, bias=False)), ("layer_norm_gated_mlp", "dropout_residual")),
+    "no weight": (lambda: Block(norm=nn.LayerNorm(8, elementwise_affine=False)), ("dropout_residual",)),
+    "summing": (Summing, ("residual_rms_norm",)),
+    "number": (lambda: Number(norm=nn.LayerNorm(8)), ("residual_norm",)),
+    "norm read twice": (NormReadTwice, ()),
+    "returning": (lambda: Block(norm=Returning()), ("dropout_residual",)),
+    "counting": (lambda: Block(mlp=Counting()), ("dropout_residual",)),
+    "data": (lambda: Block(mlp=WithData()), ("dropout_residual",)),
+    "default": (lambda: Block(mlp=WithDefault()), ("rms_norm_gated_mlp", "dropout_residual")),
+    "called": (lambda: Block(mlp=Called()), ("dropout_residual",)),
+    "functional": (lambda: Block(mlp=Functional()), ("rms_norm_mlp", "dropout_residual")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_values_and_gradients(name: str) -> None:
+    make, rules = CASES[name]
+    module, x = make().eval(), torch.randn(2, 3, 8)
+    expected = run(copy.deepcopy(module), x)
+    report = swap(module, level="layers", batch=x)
+    assert report.skipped == ()
+    assert next((site.rules for site in report.sites if site.name == ""), ()) == rules
+    assert_same(run(module, x), expected)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert [type(one) for one in other.modules()] == [type(one) for one in module.modules()]
+        assert_same(run(other, x), expected)
+    assert unswap(module) == len(report.sites)
+
+
+def test_the_norm_is_not_saved() -> None:
+    module, x = Block(), torch.randn(2, 3, 8, requires_grad=True)
+    module.drop.p = 0.0
+    swap(module, level="layers", verify=False)
+    assert saved_bytes(module, x) == (2 * 3 * 8 + 2 * 2 * 3 * 16) * 4  # x, and gate and up
+
+
+class Doubled(Gated):
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def _hook(module: Block) -> None:
+    module.norm.register_forward_hook(lambda *args: args[-1] * 2)
+
+
+def _backward_hook(module: Block) -> None:
+    module.mlp.register_full_backward_hook(lambda module, grads, outs: tuple(3 * one for one in grads))
+
+
+def _forward_of_an_object(module: Block) -> None:
+    module.mlp.forward = lambda x: x * 5  # type: ignore[method-assign]
+
+
+def _other_class(module: Block) -> None:
+    module.mlp = Doubled()
+
+
+def _frozen(module: Block) -> None:
+    module.norm.requires_grad_(False)
+    module.mlp.gate.requires_grad_(False)  # type: ignore[union-attr, operator]
+
+
+def _parametrized(module: Block) -> None:
+    nn.utils.parametrizations.weight_norm(module.mlp.gate)  # type: ignore[arg-type]
+
+
+def _adapted(module: Block) -> None:
+    module.mlp.down = nn.Sequential(module.mlp.down, nn.Tanh())  # type: ignore[arg-type]
+
+
+def _other_eps(module: Block) -> None:
+    module.norm.eps = 0.5  # type: ignore[assignment]
+
+
+def _shared(module: Block) -> None:
+    module.mlp.gate = module.mlp.up
+
+
+CHANGES = (_hook, _backward_hook, _forward_of_an_object, _other_class, _frozen, _parametrized, _adapted)
+
+
+@pytest.mark.parametrize("change", [*CHANGES, _other_eps, _shared])
+def test_changed_after_the_swap(change: Callable[[Block], None]) -> None:
+    module, x = Block().eval(), torch.randn(2, 3, 8)
+    swap(module, level="layers", verify=False)
+    change(module)
+    if change is _frozen:
+        leaf = x.clone().requires_grad_()
+        swapped = torch.autograd.grad(module(leaf).sum(), [leaf, module.mlp.up.weight])  # type: ignore[union-attr, list-item]
+        unswap(module)
+        wanted = torch.autograd.grad(module(leaf).sum(), [leaf, module.mlp.up.weight])  # type: ignore[union-attr, list-item]
+        assert_same(list(swapped), list(wanted))
+        return
+    results = run(module, x)
+    unswap(module)
+    assert_same(results, run(module, x))
+
+
+def test_a_class_whose_forward_is_assigned_later() -> None:
+    class Changing(Gated):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    module, x = Block(mlp=Changing()).eval(), torch.randn(3, 8)
+    swap(module, "", level="layers", verify=False)
+    Changing.forward = lambda self, x: x * 7  # type: ignore[method-assign, assignment, misc]
+    assert torch.equal(module(x), x + module.norm(x) * 7)
+
+
+def test_dropout_in_training_follows_each_layer() -> None:
+    module, x = Block(mlp=Functional()), torch.randn(64, 8)
+    swap(module, level="layers", verify=False)
+    module.train()
+    module.drop.p = 0.0
+    assert torch.equal(module(x), module(x))
+    module.mlp.p = 0.5  # type: ignore[assignment]
+    assert not torch.equal(module(x), module(x))
+    module.mlp.eval()
+    assert torch.equal(module(x), module(x))
+    module.mlp.train()
+    for reentrant in (False, True):
+        torch.manual_seed(3)
+        wanted = run(module, x)
+        again = copy.deepcopy(module)
+        torch.manual_seed(1)
+        leaf = x.clone().requires_grad_()
+        y: Any = checkpoint(again, leaf * 1, use_reentrant=reentrant)
+        torch.testing.assert_close(y.detach(), wanted[0])
+        (dx,) = torch.autograd.grad(y.square().sum(), [leaf]) if not reentrant else (None,)
+        if dx is not None:
+            torch.testing.assert_close(dx, wanted[1])
+        else:
+            y.square().sum().backward()
+            torch.testing.assert_close(leaf.grad, wanted[1])
+
+
+@pytest.mark.parametrize("norm", [RmsNorm, lambda: nn.LayerNorm(8)])
+def test_under_autocast(norm: Callable[[], nn.Module]) -> None:
+    module, x = Block(norm=norm()).eval(), torch.randn(4, 8)
+    results = []
+    for swapped in (False, True):
+        if swapped:
+            swap(module, level="layers", verify=False)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = module(x)
+        module.zero_grad()
+        y.float().square().sum().backward()
+        results.append([y.detach(), *(one.grad for one in module.parameters())])
+    for got, wanted in zip(*results, strict=True):
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, atol=5e-2, rtol=5e-2)
+
+
+def test_a_norm_has_a_second_derivative() -> None:
+    norm, x = RmsNorm(), torch.randn(3, 8, requires_grad=True)
+    results = []
+    for swapped in (False, True):
+        if swapped:
+            swap(norm, level="layers", verify=False)
+        (dx,) = torch.autograd.grad(norm(x).square().sum(), [x], create_graph=True)
+        results.append(torch.autograd.grad(dx.square().sum(), [x, norm.weight]))
+    assert_same(list(results[1]), list(results[0]))
+
+
+def test_a_compiler_traces_it_in_one_graph() -> None:
+    module, x = Block().eval(), torch.randn(2, 8)
+    swap(module, level="layers", verify=False)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x))

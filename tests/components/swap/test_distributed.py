@@ -1,0 +1,72 @@
+"""Swapped models in DDP, FSDP of both versions and Accelerate, of one process and of two (gloo)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.components.swap.levels import LEVELS, both_levels
+from tests.components.swap.ranks import CASES, run_case
+from tests.processes import Program
+
+pytest.importorskip("accelerate")
+
+
+@pytest.fixture
+def _group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+def assert_alike(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert got["classes"] == wanted["classes"]
+    torch.testing.assert_close(got["losses"], wanted["losses"], atol=0.0, rtol=1e-5)
+    torch.testing.assert_close(got["norms"], wanted["norms"], atol=0.0, rtol=1e-4)
+    for one, other in zip(got["parameters"], wanted["parameters"], strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=0.0)
+
+
+@pytest.mark.timeout(900)  # on a busy machine
+@pytest.mark.usefixtures("_group_of_one")
+@both_levels
+@pytest.mark.parametrize("case", CASES)
+def test_one_process(case: str, level: str) -> None:
+    assert_alike(run_case("llama", case, level), run_case("llama", case, None))
+
+
+RANK = """
+import sys
+from pathlib import Path
+from tests.components.swap.ranks import CASES, run_rank
+rank, name = int(sys.argv[1]), sys.argv[2]
+run_rank(rank, 2, Path.cwd(), name, [None, *sys.argv[3:]], list(CASES))
+"""
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def two_processes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """The results of all cases in each of two processes."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    programs = [Program(RANK, str(rank), request.param, *LEVELS, folder=folder) for rank in range(2)]
+    ended = [one.wait() for one in programs]
+    # gloo may abort a process that has done its work; what counts is what it wrote.
+    assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(one.errors for one in ended)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes(case: str, level: str, two_processes: list[dict[Any, Any]]) -> None:
+    for results in two_processes:
+        assert_alike(results[case, level], results[case, None])
+    first, second = (results[case, level] for results in two_processes)
+    assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
+    for one, other in zip(first["parameters"], second["parameters"], strict=True):
+        # FSDP of the first version shows each process its own shard.
+        assert case == "FSDP by class" or torch.equal(one, other)

@@ -1,0 +1,119 @@
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components.swap import fallbacks, swap, unswap
+from fuselayers.partition import FallbackWarning
+
+
+class Adapter(nn.Linear):
+    """Another class than that of the layer in whose place it comes."""
+
+
+class Feedforward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+def replaced(module: Any) -> None:
+    module.up = Adapter(8, 16)
+
+
+def hooked(module: Any) -> None:
+    module.down.register_forward_hook(lambda *_: None)
+
+
+def patched(module: Any) -> None:
+    module.up.forward = lambda x: torch.zeros(*x.shape[:-1], 16)
+
+
+class Quantised(nn.Parameter):
+    """A parameter of another class."""
+
+
+def of_another_class(module: Any) -> None:
+    module.up.weight = torch.Tensor._make_subclass(Quantised, module.up.weight.detach())
+
+
+def parametrized(module: Any) -> None:
+    nn.utils.parametrizations.weight_norm(module.up)
+
+
+CHANGES = {
+    replaced: r"up is a \S+\.Adapter",
+    hooked: "down has a hook",
+    patched: "up has a forward of its own",
+    of_another_class: r"up\.weight is a \S+\.Quantised",
+    parametrized: r"up is a torch\.nn\.utils\.parametrize\.ParametrizedLinear",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_reason_is_given_once_and_kept(change: Any) -> None:
+    kind: type[nn.Module] = type("Of" + change.__name__.title(), (Feedforward,), {"__module__": __name__})
+    model = nn.ModuleList([kind(), kind()])
+    x = torch.randn(3, 8)
+    assert len(swap(model, level="layers", verify=False).sites) == 2
+    model[0](x)
+    assert fallbacks(model) == ()
+    for one in model:
+        change(one)
+    with pytest.warns(FallbackWarning, match=f"{kind.__name__} runs its original forward, .*: {CHANGES[change]}; see"):
+        swapped = model[0](x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model[1](x)
+    assert [(one.name, one.kind) for one in fallbacks(model)] == [("0", kind.__name__), ("1", kind.__name__)]
+    for one in fallbacks(model):
+        assert re.fullmatch(CHANGES[change], one.reason)
+    unswap(model)
+    assert fallbacks(model) == ()
+    assert torch.equal(model[0](x), swapped)
+
+
+class Helped(Feedforward):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+def test_a_method_of_the_instance() -> None:
+    model, x = Helped(), torch.randn(3, 8)
+    assert swap(model, level="layers", verify=False).sites
+    model.inner = lambda x: x  # type: ignore[method-assign]
+    with pytest.warns(FallbackWarning, match="Helped runs its original forward, .*: inner is a function; see"):
+        assert torch.equal(model(x), x)
+
+
+def test_a_hook_of_all_modules() -> None:
+    model, x = Feedforward(), torch.randn(3, 8)
+    swap(model, level="layers", verify=False)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(x)
+    finally:
+        handle.remove()
+    assert [one.reason for one in fallbacks(model)] == ["there is a hook of all modules"]
+
+
+def test_a_layer_that_is_gone_raises_as_before() -> None:
+    model, x = Feedforward(), torch.randn(3, 8)
+    swap(model, level="layers", verify=False)
+    del model.act
+    with (
+        pytest.warns(FallbackWarning, match="there is no act; see"),
+        pytest.raises(AttributeError, match="no attribute 'act'"),
+    ):
+        model(x)

@@ -1,0 +1,46 @@
+"""Whole steps: a swapped model's losses over 30 steps are those of the plain one, to the rounding of float32."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.components.swap.levels import FAMILIES, LEVELS, batch_for, loss_of, pair
+
+STEPS = 30
+LONG = ("gpt2", "bert", "llama", "qwen3", "gemma", "phi3", "vit", "t5")
+
+
+def losses(model: nn.Module, name: str) -> torch.Tensor:
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    batch, kept = batch_for(name), []
+    for step in range(STEPS):
+        if "input_ids" in batch:
+            # A batch of its own for each step, of a length of its own.
+            ids = torch.randint(3, 99, (2, 8 + step % 5), generator=torch.Generator().manual_seed(step))
+            batch = {"input_ids": ids, "labels": ids}
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(loss.detach())
+    return torch.stack(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        pytest.param(
+            *(name, level), marks=() if level == "layers" and name in ("gpt2", "bert", "phi3") else pytest.mark.slow
+        )
+        for name in FAMILIES
+        for level in LEVELS
+        if name in LONG or level == "layers"
+    ],
+)
+def test_thirty_steps(name: str, level: str) -> None:
+    plain, swapped = pair(name, level)
+    wanted, got = losses(plain, name), losses(swapped, name)
+    # Each step begins with the rounding of all steps before it.
+    torch.testing.assert_close(got, wanted, atol=1e-6, rtol=2e-5)
+    assert wanted[-1] < wanted[0]

@@ -1,0 +1,428 @@
+"""The config.json of checkpoints against the shipped models, and against the configs of `transformers`."""
+
+import dataclasses
+import importlib
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from fuselayers.configs import build
+from fuselayers.configs.hugging_face import READERS, config_of
+from tests.configs.hugging_face.published import PUBLISHED, what_it_is
+from tests.configs.hugging_face.twins import TWINS
+
+# As on the hub, in the words of the `transformers` of their time, without the fields about tokens and tasks.
+ROTARY = {"hidden_act": "silu", "tie_word_embeddings": False, "num_key_value_heads": 8, "num_attention_heads": 32}
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+BIG = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 32000}
+ON_THE_HUB: dict[str, dict[str, Any]] = {
+    "gpt2_small": {
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "n_ctx": 1024,
+        "n_positions": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "attn_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "resid_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-05,
+        "vocab_size": 50257,
+    },
+    "bert_base": {
+        **BASE,
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        "attention_probs_dropout_prob": 0.1,
+        "hidden_dropout_prob": 0.1,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512,
+        "position_embedding_type": "absolute",
+        "type_vocab_size": 2,
+        "vocab_size": 30522,
+    },
+    "llama3_8b": {
+        **ROTARY,
+        **BIG,
+        "model_type": "llama",
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "vocab_size": 128256,
+    },
+    "llama3_2_1b": {
+        **ROTARY,
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "head_dim": 64,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 131072,
+        "mlp_bias": False,
+        "num_hidden_layers": 16,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 32.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 128256,
+    },
+    "mistral_7b": {
+        **ROTARY,
+        **BIG,
+        "model_type": "mistral",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+    },
+    "mixtral_8x7b": {
+        **ROTARY,
+        **BIG,
+        "model_type": "mixtral",
+        "max_position_embeddings": 32768,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "router_aux_loss_coef": 0.02,
+        "sliding_window": None,
+    },
+    "gemma2_2b": {
+        "model_type": "gemma2",
+        "attention_bias": False,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "vocab_size": 256000,
+    },
+    "qwen2_5_0_5b": {
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 24,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "qwen3_0_6b": {
+        **ROTARY,
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 28,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "opt_125m": {
+        "model_type": "opt",
+        "_remove_final_layer_norm": False,
+        "activation_dropout": 0.0,
+        "activation_function": "relu",
+        "attention_dropout": 0.0,
+        "do_layer_norm_before": True,
+        "dropout": 0.1,
+        "ffn_dim": 3072,
+        "hidden_size": 768,
+        "init_std": 0.02,
+        "layerdrop": 0.0,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "vocab_size": 50272,
+        "word_embed_proj_dim": 768,
+    },
+    "pythia_160m": {
+        **BASE,
+        "model_type": "gpt_neox",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "use_parallel_residual": True,
+        "vocab_size": 50304,
+    },
+    "gpt_neox_20b": {
+        "model_type": "gpt_neox",
+        "attention_probs_dropout_prob": 0,
+        "hidden_act": "gelu_fast",
+        "hidden_dropout_prob": 0,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 44,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "vocab_size": 50432,
+    },
+    "phi_2": {
+        "model_type": "phi",
+        "attention_dropout": 0.0,
+        "embd_pdrop": 0.0,
+        "hidden_act": "gelu_new",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "partial_rotary_factor": 0.4,
+        "qk_layernorm": False,
+        "resid_pdrop": 0.1,
+        "rope_scaling": None,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 51200,
+    },
+    "bloom_560m": {
+        "model_type": "bloom",
+        "apply_residual_connection_post_layernorm": False,
+        "attention_dropout": 0.0,
+        "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True,
+        "hidden_dropout": 0.0,
+        "layer_norm_epsilon": 1e-05,
+        "n_embed": 1024,
+        "n_inner": None,
+        "n_layer": 24,
+        "num_attention_heads": 16,
+        "offset_alibi": 100,
+        "pretraining_tp": 1,
+        "seq_length": 2048,
+        "skip_bias_add": True,
+        "vocab_size": 250880,
+    },
+    "vit_b16": {
+        **BASE,
+        "model_type": "vit",
+        "attention_probs_dropout_prob": 0.0,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "id2label": {str(number): f"class {number}" for number in range(1000)},
+        "image_size": 224,
+        "layer_norm_eps": 1e-12,
+        "num_channels": 3,
+        "patch_size": 16,
+        "qkv_bias": True,
+    },
+    "t5_small": {
+        "model_type": "t5",
+        "d_ff": 2048,
+        "d_kv": 64,
+        "d_model": 512,
+        "decoder_start_token_id": 0,
+        "dropout_rate": 0.1,
+        "layer_norm_epsilon": 1e-06,
+        "n_positions": 512,
+        "num_heads": 8,
+        "num_layers": 6,
+        "relative_attention_num_buckets": 32,
+        "vocab_size": 32128,
+    },
+}
+# Where the shipped model deviates from the release, as its file says.
+DEVIATES: dict[str, dict[str, Any]] = {
+    "gpt2_small": {"attention_dropout": 0.1},
+    "t5_small": {"attention_dropout": 0.1},
+    "qwen3_0_6b": {"context_length": 40960},
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_a_released_config_gives_the_shipped_model(name: str) -> None:
+    _, config = config_of(ON_THE_HUB[name])
+    with torch.device("meta"):
+        model = build(config, ["fusion=off"])
+    published = PUBLISHED[name]
+    expected = dataclasses.replace(published, **DEVIATES.get(name, {}))
+    assert what_it_is(model, windows=len(published.windows)) == expected
+
+
+# What decides nothing that is loaded: tokens, initial values, the heads of other tasks, and how transformers runs.
+WITHOUT_EFFECT = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "initializer_factor", "init_std"),
+    *("use_cache",),
+    *("classifier_dropout", "pooler_act", "pooler_output_size", "encoder_stride", "output_router_logits"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
+    *("pretraining_tp", "reorder_and_upcast_attn", "is_encoder_decoder", "is_decoder"),
+    *("dense_act_fn", "is_gated_act"),  # of T5, made from feed_forward_proj
+    *("max_window_layers", "sliding_window"),  # of Qwen2 and Qwen3, where use_sliding_window is off
+}
+
+
+@pytest.mark.parametrize("model_type", READERS)
+def test_every_field_of_transformers_is_read_or_without_effect(model_type: str) -> None:
+    from transformers import PretrainedConfig
+
+    read: set[str] = set()
+
+    class Recorded(dict[str, Any]):
+        def get(self, name: str, default: Any = None) -> Any:
+            read.add(name)
+            return super().get(name, default)
+
+    twin = next(twin for twin in TWINS.values() if twin.module == model_type)
+    module = importlib.import_module(f"transformers.models.{model_type}")
+    kind = getattr(module, twin.model.split("For")[0].replace("LMHeadModel", "") + "Config")
+    content = kind(**twin.config).to_dict()
+    config_of(Recorded(content))
+    assert "model_type" in read
+    # The sizes of the tests give even images a vocabulary.
+    others = {*PretrainedConfig().to_dict(), *(("vocab_size",) if model_type == "vit" else ())}
+    assert content.keys() - others - read - WITHOUT_EFFECT == set()
+
+
+def no_number(value: Any) -> str:
+    return f"must be a number from 0 on, got {value!r}"
+
+
+LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"attention_bias": True}, "config.json has attention_bias = True; this library has only False"),
+        ({"mlp_bias": True}, "config.json has mlp_bias = True; this library has only False"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2}},
+            "no kind of rotary positions (rope_type of config.json) 'd",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 1}},
+            "has beta_fast = 1 for rotary positions, wh",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {}}},
+            "rope_parameters of config.json must be one mapping for all layer",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "truncate": False, "factor": 2}},
+            "config.json has truncate = False",
+        ),
+        (
+            {"model_type": "mistral", "layer_types": ["full_attention"]},
+            "layer_types = ['full_attention']; this library",
+        ),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise = 0.1; this library has only 0.0"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": "x"}, no_number("x")),
+        (
+            {"model_type": "gemma2", "layer_types": ["full_attention"]},
+            "layer_types of config.json must be full_attentio",
+        ),
+        (
+            {"model_type": "gemma2", "use_bidirectional_attention": True},
+            "use_bidirectional_attention = True; this libr",
+        ),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": True}, no_number(True)),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window = True; this library has only False"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "layer_types = ['sliding_attention']; this li"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True; this library has only False"),
+        (
+            {"model_type": "bert", "hidden_act": "relu"},
+            "config.json has hidden_act = 'relu'; this library has only 'gelu'",
+        ),
+        ({"model_type": "bert", "is_decoder": True}, "config.json has is_decoder = True; this library has only False"),
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "this library has only 'absolute'"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim = 512; this library has only 4096"),
+        ({"model_type": "opt", "_remove_final_layer_norm": True}, "_remove_final_layer_norm = True; this library has"),
+        (
+            {"model_type": "opt", "layer_norm_elementwise_affine": False},
+            "layer_norm_elementwise_affine = False; this l",
+        ),
+        ({"model_type": "opt", "layerdrop": 0.1}, "config.json has layerdrop = 0.1; this library has only 0.0"),
+        (
+            {"model_type": "opt", "ffn_dim": 8, "do_layer_norm_before": 1},
+            "do_layer_norm_before of config.json must be true or false, got 1",
+        ),
+        (
+            {"model_type": "gpt_neox", "use_parallel_residual": "yes"},
+            "use_parallel_residual of config.json must be true or false, got 'yes'",
+        ),
+        (
+            {"model_type": "gpt_neox", "rope_scaling": {"type": "dynamic", "factor": 2}},
+            "no kind of rotary positions (rope_type of config.json) 'd",
+        ),
+        ({"model_type": "phi", "qk_layernorm": "no"}, "qk_layernorm of config.json must be true or false, got 'no'"),
+        (
+            {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
+            "apply_residual_connection_post_layernorm = True; this library has only False",
+        ),
+        ({"model_type": "bloom", "slow_but_exact": True}, "slow_but_exact = True; this library has only False"),
+        ({"model_type": "bloom", "hidden_size": None}, "config.json has no hidden_size, which its model_type needs"),
+        ({"model_type": "vit", "image_size": [4, 8]}, "image_size of config.json must be square, got [4, 8]"),
+        ({"model_type": "vit", "id2label": 3}, "id2label of config.json must name the classes, got 3"),
+        ({"model_type": "t5", "d_model": 8, "feed_forward_proj": "a-relu"}, "must be relu or gated-gelu, got a-relu"),
+    ],
+)
+def test_a_field_that_asks_for_something_else(content: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        config_of({**LLAMA_JSON, **content})
+
+
+def test_sizes_of_bloom_have_two_names() -> None:
+    sizes = {"model_type": "bloom", "vocab_size": 8, "seq_length": 16}
+    _, newer = config_of({**sizes, "hidden_size": 32, "n_layer": 2, "n_head": 4})
+    _, older = config_of({**sizes, "n_embed": 32, "num_hidden_layers": 2, "num_attention_heads": 4})
+    assert newer == older
+    assert (newer["model"]["context_length"], newer["feedforward"]["width"]) == (16, 128)
+
+
+def test_yarn_without_an_original_length_takes_that_of_the_model() -> None:
+    _, config = config_of({**LLAMA_JSON, "rope_scaling": {"type": "yarn", "factor": 4.0}})
+    assert config["position"] == {"base": 10000.0, "scaling": "yarn", "factor": 4.0, "original_length": 64}
+
+
+def test_the_scale_of_the_scores_is_theirs() -> None:
+    _, config = config_of({**ON_THE_HUB["gemma2_2b"], "query_pre_attn_scalar": 144})
+    assert math.isclose(config["attention"]["scale"], 1 / 12)

@@ -1,0 +1,183 @@
+"""The shipped architectures against `transformers`: the same outputs for the same weights."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuselayers.configs import build, choices
+from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
+from tests.configs.hugging_face.published import OWN, PARAMETERS, PUBLISHED, of_full_size, what_it_is
+from tests.configs.hugging_face.twins import TWINS, inputs, small_state, theirs
+
+
+def test_every_shipped_model_is_compared_or_counted() -> None:
+    assert {name for name in choices("model") if name.endswith("_tiny")} <= TWINS.keys() | OWN
+    assert set(choices("model")) == TWINS.keys() | PARAMETERS.keys() | OWN
+    assert {twin.family for twin in TWINS.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_number_of_parameters(name: str) -> None:
+    assert of_full_size(name).num_parameters() == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_number_is_the_published_one(name: str) -> None:
+    published = PUBLISHED[name]
+    assert what_it_is(of_full_size(name), windows=len(published.windows)) == published
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_the_same_outputs_for_the_same_weights(name: str) -> None:
+    twin = TWINS[name]
+    other = theirs(twin)
+    model = build(name, ["fusion=off", *twin.overrides]).eval()
+    load_hugging_face(model, other.state_dict(), family=twin.family)
+    unused = 2 * 32 if twin.family == "opt" else 0  # rows of positions
+    assert model.num_parameters() == sum(parameter.numel() for parameter in other.parameters()) - unused
+    for_us, for_them = inputs(twin)
+    with torch.no_grad():
+        expected = other(**for_them).logits
+        got = model(for_us[0], inputs_BT=for_us[1]) if twin.family == "t5" else model(*for_us)
+    # Logits that all but vanish, or are all alike, would agree without proving anything.
+    assert expected.std() > 0.03
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mistral_tiny", "gemma2_tiny", "mixtral_tiny", "t5_tiny"])
+def test_fused_models_take_the_same_weights(name: str) -> None:
+    twin = TWINS[name]
+    state = theirs(twin).state_dict()
+    plain, fused = (build(name, [f"fusion={fusion}"]).eval() for fusion in ("off", "eager"))
+    for model in (plain, fused):
+        load_hugging_face(model, state, family=twin.family)
+    for key, tensor in plain.state_dict().items():
+        assert torch.equal(fused.state_dict()[key], tensor), key
+
+
+@pytest.fixture
+def gpt2() -> nn.Module:
+    return build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
+
+
+def test_the_callers_weights_stay_as_they_are(gpt2: nn.Module) -> None:
+    state = {name: tensor.clone() for name, tensor in small_state(gpt2).items()}
+    other = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
+    load_hugging_face(other, state, family="gpt2")
+    for name, tensor in gpt2.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert all(torch.equal(tensor, small_state(gpt2)[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("name", ["gpt2_tiny", "bert_tiny", "t5_tiny", "llama3_2_1b"])
+def test_what_they_repeat_has_to_be_equal(name: str) -> None:
+    family, overrides = TWINS[name].family, [*TWINS[name].overrides, "fusion=off"]
+    state = small_state(build(name, overrides), family)
+    model = build(name, overrides)
+    load_hugging_face(model, state, family=family)
+    for repeated, other in FAMILIES[family].repeated.items():
+        assert torch.equal(state[repeated], state[other])
+        before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        text = f"{repeated} has no place of its own in it, and does not equal {other}"
+        with pytest.raises(ValueError, match=f"^the state_dict is no {family} of .*: {re.escape(text)}$"):
+            load_hugging_face(model, {**state, repeated: state[other] + 1}, family=family)
+        assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+        # As a file that leaves out what it would repeat.
+        load_hugging_face(model, {key: tensor for key, tensor in state.items() if key != repeated}, family=family)
+
+
+def test_only_what_is_stacked_is_copied_on_the_way() -> None:
+    class Copied(TorchDispatchMode):
+        sizes: list[int]
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.cat.default:
+                self.sizes.append(result.numel())
+            return result
+
+    for name, stacked in (("gpt2_tiny", 0), ("bert_tiny", 2 * (3 * 32 * 32 + 3 * 32))):
+        model, state = build(name, ["fusion=off"]), small_state(build(name, ["fusion=off"]), TWINS[name].family)
+        mode = Copied()
+        mode.sizes = []
+        with mode:
+            load_hugging_face(model, state, family=TWINS[name].family)
+        assert sum(mode.sizes) == stacked
+
+
+@pytest.mark.parametrize(
+    ("empty", "name", "advice"),
+    [
+        ("model", "blocks.0.attention.qkv.weight", "call its to_empty first"),
+        ("state_dict", "transformer.h.0.attn.c_attn.weight", "load its weights first"),
+    ],
+)
+def test_nothing_is_loaded_where_there_are_no_values(gpt2: nn.Module, empty: str, name: str, advice: str) -> None:
+    state = small_state(gpt2)
+    if empty == "model":
+        gpt2.to("meta")
+    else:
+        state = {key: tensor.to("meta") for key, tensor in state.items()}
+    text = f"{name} of the {empty} is on the meta device, where there are no values; {advice}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        load_hugging_face(gpt2, state, family="gpt2")
+
+
+def without(state: dict[str, Tensor]) -> None:
+    del state["transformer.ln_f.bias"]
+
+
+def with_another_shape(state: dict[str, Tensor]) -> None:
+    state["transformer.wpe.weight"] = torch.zeros(8, 32)
+
+
+def with_a_stranger(state: dict[str, Tensor]) -> None:
+    state["transformer.h.0.attn.rotary"] = torch.zeros(3)
+
+
+def with_a_head_of_its_own(state: dict[str, Tensor]) -> None:
+    state["lm_head.weight"] = torch.ones(256, 32)
+
+
+def with_a_layer_too_many(state: dict[str, Tensor]) -> None:
+    state["transformer.h.7.ln_1.bias"] = torch.zeros(32)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without, "norm.bias is not there"),
+        (with_another_shape, "position.table.weight must be [64, 32], got [8, 32]"),
+        (with_a_stranger, "transformer.h.0.attn.rotary has no place in it"),
+        (
+            with_a_head_of_its_own,
+            "lm_head.weight has no place of its own in it, and does not equal transformer.wte.weight",
+        ),
+        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias has no place in it"),
+    ],
+)
+def test_nothing_is_copied_where_something_does_not_fit(
+    gpt2: nn.Module, change: Callable[[dict[str, Tensor]], None], said: str
+) -> None:
+    state = small_state(build("gpt2_tiny", ["fusion=off", "model.num_layers=1"]))
+    change(state)
+    before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
+    text = f"^the state_dict is no gpt2 of this model's size: {re.escape(said)}$"
+    with pytest.raises(ValueError, match=text):
+        load_hugging_face(gpt2, state, family="gpt2")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())
+
+
+def test_another_family() -> None:
+    with pytest.raises(
+        ValueError, match=r"^no family 'gpt3'; did you mean 'gpt2'\? there are: bert, bloom, gemma2, gpt2"
+    ):
+        load_hugging_face(nn.Linear(1, 1), {}, family="gpt3")
