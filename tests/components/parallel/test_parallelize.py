@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import fuselayers as fl
 from fuselayers.components import Model, parallelize
@@ -69,7 +70,7 @@ def test_wrong_arguments_are_refused() -> None:
     wrong = "mesh must have one dimension, got 2; take the tensor-parallel one, as in mesh['tp']"
     with pytest.raises(ValueError, match=re.escape(wrong)):
         parallelize(model, init_device_mesh("cpu", (1, 1)))
-    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     with pytest.raises(ValueError, match="is a DTensor already; parallelize a plain model once, and shard it"):
         parallelize(model, mesh)
 
