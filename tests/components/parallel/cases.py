@@ -82,6 +82,13 @@ COMPONENTS = {
         residual=Choice("sandwich", {"layer_scale": 0.3}), norm=Choice("rms_norm", {"unit_offset": True})
     ),
     "parallel": lambda: _decoder(residual=Choice("parallel", {"layer_scale": 0.3, "stochastic_depth": 0.5})),
+    "bloom": lambda: _decoder(
+        residual=Choice("parallel", {"separate_norms": True}),
+        position="alibi",
+        embedding_norm=True,
+        embedding_dropout=0.2,
+        head_bias=True,
+    ),
     "skip": lambda: _decoder(norm="skip", position="none", loss="fused"),
     "pair": lambda: EncoderDecoder(
         **{**_SIZES, "attention": Choice("multi_head", _HEADS), "feedforward": Choice("mlp", _MLP)},

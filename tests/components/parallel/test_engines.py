@@ -26,7 +26,7 @@ def test_checkpointing_and_graphs_keep_the_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["gpt_nano", "qwen3_tiny", "mixtral_tiny", "t5_tiny", "pair", "conv"])
+@pytest.mark.parametrize("name", ["gated", "mixture", "pair"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequence: bool, tmp_path: Path) -> None:
     engines = [*_COMPILED, "model eager", "fused before", "checkpoint compile"]
@@ -36,7 +36,7 @@ def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequ
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["gpt_nano", "gated", "t5_tiny"])
+@pytest.mark.parametrize("name", ["gpt_nano", "gated"])
 def test_fsdp_over_a_mesh_of_two_dimensions_keeps_the_numbers(name: str, tmp_path: Path) -> None:
     alone = _run(2, tmp_path / "two", data_parallel, name, False)
     for sequence in (False, True):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import fuselayers as fl
 from fuselayers.components import Model, parallelize
@@ -69,7 +70,7 @@ def test_wrong_arguments_are_refused() -> None:
     wrong = "mesh must have one dimension, got 2; take the tensor-parallel one, as in mesh['tp']"
     with pytest.raises(ValueError, match=re.escape(wrong)):
         parallelize(model, init_device_mesh("cpu", (1, 1)))
-    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     with pytest.raises(ValueError, match="is a DTensor already; parallelize a plain model once, and shard it"):
         parallelize(model, mesh)
 
@@ -169,8 +170,17 @@ def test_a_plan_that_cannot_be_right_is_refused(wrong: str) -> None:
 
 
 def test_a_fused_model_has_the_plan_of_the_model_inside() -> None:
-    names = [
-        {name for found in make_plan(unfused(model), 2).storages.values() for name in found}
-        for model in (fl.build("gpt_nano", ["fusion=off"]), fl.build("gpt_nano", ["fusion=eager"]))
-    ]
-    assert names[0] == names[1] == {"weight", "bias"}
+    plans = []
+    for fusion in ("fusion=off", "fusion=eager", "fusion.scope=block"):
+        model = unfused(fl.build("gpt_nano", [fusion]))
+        storages = make_plan(model, 2).storages
+        path_of = {id(parameter): path for path, parameter in model.named_parameters()}
+        plans.append(
+            {
+                path_of[id(module._parameters[name])]: storage
+                for module, found in storages.items()
+                for name, storage in found.items()
+            }
+        )
+        assert plans[-1].keys() == set(path_of.values())
+    assert plans[0] == plans[1] == plans[2]
