@@ -125,8 +125,11 @@ def _commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str | None:
     """None if the command exists with these arguments, else what is wrong with it."""
-    if words[:3] == ["python", "-m", "fuselayers"]:
-        words = ["fuselayers", *words[3:]]
+    for place in range(1, len(words) - 1):
+        if words[place : place + 2] == ["-m", "fuselayers"]:  # of python, or of a launcher such as torchrun
+            return _check_command(words[place + 1 :], monkeypatch, capsys)
+    if re.match(r"\w+=", words[0]):  # a variable of the shell
+        return None
     if words[0] == "make":
         clean = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
         arguments = ["make", "--dry-run", *words[1:]]
@@ -137,7 +140,7 @@ def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
         return done.stderr.strip() if done.returncode else None
     if words[0] == "fuselayers":
         _measure_nothing(monkeypatch)
-        code = main(words[1:])
+        code = main([word for word in words[1:] if word != "--"])
         return capsys.readouterr().err.strip() if code else None
     return None if words[0] in FOREIGN else f"no such command: {words[0]}"
 
@@ -176,6 +179,7 @@ def test_shell_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("fuselayers train feedforward=mpl", "no feedforward 'mpl'; did you mean 'mlp'?"),
         ("python -m fuselayers bench model gpt_nano feedforward=mpl", "no feedforward 'mpl'; did you mean 'mlp'?"),
         ("fuselayers bench op bias_relu", "no op 'bias_relu'"),
+        ("srun torchrun --nproc-per-node 8 -m fuselayers train paralel=fsdp", "no config group 'paralel'"),
         ("make train ARGS='feedforward=mpl'", "no feedforward 'mpl'; did you mean 'mlp'?"),
         ("fusemakers train", "no such command: fusemakers"),
     ],

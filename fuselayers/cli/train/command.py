@@ -203,6 +203,9 @@ def _train(
     )
     if lowered is not None:
         say(console, lowered)
+    if config.parallel.shard != "none" and not processes.launched:
+        launch = "torchrun --nproc-per-node 2 -m fuselayers train"
+        say(console, f"one process: parallel.shard={config.parallel.shard} splits nothing; for two, {launch}")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
     if checkpoint is not None and checkpoint.texts.text_fingerprint != text.fingerprint:
@@ -242,9 +245,7 @@ def _train(
             plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title, unit=unit)
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
-            command = "fuselayers train"
-            if processes.launched:
-                command = f"torchrun --nproc-per-node {processes.world_size} -m {command}"
+            command = f"{processes.launcher} -m fuselayers train" if processes.launched else "fuselayers train"
             stopped = f"stopped after step {outcome.step}; to continue: {command} {again}train.resume={folder}"
             say(console, stopped)
             if outcome.signal_number == signal.SIGPIPE and processes.is_main:

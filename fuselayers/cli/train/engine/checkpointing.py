@@ -25,9 +25,15 @@ def fusion_of(config: Config) -> FusionConfig:
     """The fusion of a run: `parallel.checkpointing=budget:...` sets its partition.
 
     Raises:
-        ValueError: a budget without a fusion core to keep to it.
+        ValueError: a budget without a fusion core to keep to it, or a checkpoint that torch cannot trace.
     """
-    budget = config.parallel.budget
+    budget, way = config.parallel.budget, config.parallel.checkpointing
+    if config.parallel.tp > 1 and way in ("block", "selective") and config.fusion.scope in ("block", "model"):
+        # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
+        raise ValueError(
+            f"parallel.checkpointing={way} is inside of the blocks that fusion.scope={config.fusion.scope} compiles, "
+            "which torch cannot trace with parallel.tp above 1; set parallel.checkpointing=budget:0.5 or fusion=off"
+        )
     if budget is None:
         return config.fusion
     if config.fusion.scope not in ("block", "model"):

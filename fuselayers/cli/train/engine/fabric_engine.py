@@ -1,6 +1,5 @@
 """Lightning Fabric as the engine: its strategies hold the mesh and the wrappers, its calls run forward and backward."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,12 +30,11 @@ class FabricEngine(TorchEngine):
         strategy: Strategy = DDPStrategy()
         if self.config.parallel.shard != "ddp":
             strategy = ModelParallelStrategy(self._split, data_parallel_size=layout.dp, tensor_parallel_size=layout.tp)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", self.processes.world_size))
         # The process group is there already: Fabric joins it.
         self.fabric = Fabric(
             accelerator=self.device.type,
-            devices=local,
-            num_nodes=self.processes.world_size // local,
+            devices=self.processes.local_size,
+            num_nodes=self.processes.world_size // self.processes.local_size,
             strategy=strategy,
             plugins=[TorchElasticEnvironment()],
             precision="32-true",

@@ -68,10 +68,10 @@ def layout_of(config: Config, processes: Processes) -> Layout:
             f"parallel.shard=none trains one copy of the model, and there are {world_size} processes, {dp} of them for "
             "data; set parallel.shard=ddp (each keeps all weights) or parallel.shard=fsdp (each keeps a part)"
         )
-    if dp > 1 and parallel.tp > 1 and parallel.shard == "ddp":
+    if parallel.tp > 1 and parallel.shard == "ddp":
         raise ValueError(
             "parallel.shard=ddp cannot hold weights that are split by tensor parallelism; with parallel.tp="
-            f"{parallel.tp} set parallel.shard=fsdp, or parallel.dp=1"
+            f"{parallel.tp} set parallel.shard={'fsdp' if dp > 1 else 'none'}"
         )
     if config.train.batch_size % dp:
         raise ValueError(

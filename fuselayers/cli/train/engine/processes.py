@@ -28,6 +28,7 @@ class Processes:
         rank: of this process among all, from 0.
         world_size: how many there are.
         local_rank: of this process among those on its machine.
+        local_size: how many are on its machine.
         backend: of the process group, as torch names it; "" without one.
 
     >>> alone = Processes()
@@ -38,6 +39,7 @@ class Processes:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_size: int = 1
     backend: str = ""
 
     @property
@@ -49,6 +51,14 @@ class Processes:
     def launched(self) -> bool:
         """Whether torchrun, or something like it, started this process."""
         return False
+
+    @property
+    def launcher(self) -> str:
+        """The command that starts as many processes, as far as this one knows: before `-m fuselayers`."""
+        if not self.launched:
+            return ""
+        nodes = self.world_size // self.local_size
+        return f"torchrun {f'--nnodes {nodes} ' if nodes > 1 else ''}--nproc-per-node {self.local_size}"
 
     def mean(self, value: float) -> float:
         """The mean of the processes' values, the same on each."""
@@ -79,6 +89,7 @@ class _Launched(Processes):
         self.rank, self.world_size, self.local_rank = (
             int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
         self.backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(self.backend)
         # A connection of its own: one that waits for a key would keep the watch from asking.

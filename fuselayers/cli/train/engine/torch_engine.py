@@ -42,14 +42,14 @@ class TorchEngine(Engine):
         super().__init__(module, processes=processes, layout=layout)
         self.config = config
         self.device = device
+        if config.parallel.shard != "fsdp" or layout.tp > 1:
+            # FSDP2 alone takes the weights to the device in parts.
+            module.to(device)
         self._set_up()
         verify(self.module, self.model, config.parallel, layout)
 
     def _set_up(self) -> None:
         mesh = self.layout.mesh(self.device)
-        if self.config.parallel.shard != "fsdp":
-            # FSDP2 takes the weights to the device in parts.
-            self.module.to(self.device)
         self.module = self.model = prepared(self.module, self.config, data=mesh["dp"], tensor=mesh["tp"])
         if self.config.parallel.shard == "ddp":
             device_ids = [self.device] if self.device.type == "cuda" else None

@@ -51,6 +51,17 @@ def test_a_reversible_block_is_refused() -> None:
         checkpoint_blocks(_model("model.block=reversible"), "block")
 
 
+@pytest.mark.parametrize("way", ["block", "selective"])
+def test_a_checkpoint_in_a_fused_block_of_a_divided_model_is_refused(way: str) -> None:
+    asked = [f"parallel.checkpointing={way}", "parallel.tp=2"]
+    text = (
+        f"^parallel.checkpointing={way} is inside of the blocks that fusion.scope=model compiles, which torch cannot tr"
+    )
+    with pytest.raises(ValueError, match=text):
+        fusion_of(compose("gpt_nano", asked))
+    assert fusion_of(compose("gpt_nano", [*asked, "fusion=off"])).scope == "none"
+
+
 def test_a_budget_is_the_partition_of_the_fusion_core() -> None:
     asked: dict[str, Any] = {"source": "gpt_nano", "overrides": ["parallel.checkpointing=budget:0.3"]}
     assert fusion_of(compose(**asked)).partition == "budget:0.3"

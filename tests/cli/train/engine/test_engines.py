@@ -193,19 +193,29 @@ def test_fsdp_fuses_blocks_and_says_so() -> None:
     assert fusion_for(_config("parallel=ddp", "fusion=auto")) == (_config("fusion=auto").fusion, None)
 
 
+class _SeedsOnly(Engine):
+    """Notes torch's seed where the gradients of a micro-batch would be computed."""
+
+    def __init__(self, module: nn.Module, *, processes: Processes, layout: Layout) -> None:
+        super().__init__(module, processes=processes, layout=layout)
+        self.seeds: list[int] = []
+
+    def backward(self, loss: Tensor) -> None:
+        self.seeds.append(torch.initial_seed())
+
+
 def test_masks_are_one_in_a_tensor_parallel_group_and_others_in_the_next(text_file: Path) -> None:
-    config = _config("train.batch_size=4")
+    config = _config("train.batch_size=4", "train.accumulate=2")
     model = build(config)
     text = read_text(str(text_file))
     processes = Launched()
     processes.world_size = 4
 
-    def seed(layout: Layout, step: int = 1, micro_batch: int = 0) -> int:
-        engine = Engine(model, processes=processes, layout=layout)
-        trainer = Trainer(model, text, config=config.train, sequence_length=16, device=_CPU, engine=engine)
-        trainer._seed_masks(step, micro_batch=micro_batch)
-        return torch.initial_seed()
+    def seeds(layout: Layout, step: int = 1) -> tuple[int, ...]:
+        engine = _SeedsOnly(model, processes=processes, layout=layout)
+        Trainer(model, text, config=config.train, sequence_length=16, device=_CPU, engine=engine).step(step)
+        return tuple(engine.seeds)
 
-    assert seed(Layout(2, 2, 0)) == seed(Layout(2, 2, 0)) == seed(Layout(4, 1, 0))
-    others = [Layout(2, 2, 0), Layout(2, 2, 1), Layout(4, 1, 3)]
-    assert len({seed(one) for one in others} | {seed(others[0], 2), seed(others[0], 1, 1)}) == 5
+    assert seeds(Layout(2, 2, 0)) == seeds(Layout(2, 2, 0)) == seeds(Layout(4, 1, 0))
+    drawn = [seeds(Layout(2, 2, 0)), seeds(Layout(2, 2, 1)), seeds(Layout(4, 1, 3)), seeds(Layout(2, 2, 0), 2)]
+    assert len({seed for of_a_step in drawn for seed in of_a_step}) == 8

@@ -47,6 +47,7 @@ def test_every_row_is_computed_by_one_data_parallel_group() -> None:
         ),
         (4, [], "there are 4 processes, 4 of them for data; set parallel.shard=ddp (each keeps all weights) or paral"),
         (4, ["parallel=ddp", "parallel.tp=2"], "parallel.shard=ddp cannot hold weights that are split by tensor para"),
+        (2, ["parallel=ddp", "parallel.tp=2"], "with parallel.tp=2 set parallel.shard=none"),
         (3, ["parallel=ddp", "train.batch_size=8"], "train.batch_size=8 is split over parallel.dp=3 groups and must"),
     ],
 )

@@ -19,6 +19,17 @@ def test_without_torchrun_this_process_is_alone(monkeypatch: pytest.MonkeyPatch)
         assert not torch.distributed.is_initialized()
 
 
+def test_the_command_of_several_machines() -> None:
+    class Launched(Processes):
+        launched = True  # type: ignore[assignment]
+
+    group = Launched()
+    group.world_size = group.local_size = 4
+    assert group.launcher == "torchrun --nproc-per-node 4"
+    group.local_size = 2
+    assert group.launcher == "torchrun --nnodes 2 --nproc-per-node 2"
+
+
 @pytest.mark.parametrize(
     ("error", "lost"),
     [

@@ -136,6 +136,13 @@ def test_a_world_that_does_not_fit_is_refused(
     assert not (root / name).exists()
 
 
+def test_one_process_splits_nothing_and_says_so(tmp_path: Path) -> None:
+    output = _alone(overrides(written_text(tmp_path), "parallel=fsdp", "train.steps=1"), tmp_path / "run")
+    assert (
+        "one process: parallel.shard=fsdp splits nothing; for two, torchrun --nproc-per-node 2 -m fuselayers" in output
+    )
+
+
 @pytest.mark.slow
 def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     text = written_text(tmp_path)
