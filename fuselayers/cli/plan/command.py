@@ -32,12 +32,12 @@ Without a layout it tries those that a user would, and prints the best.
 
   fuselayers plan model=llama3_8b gpus=8
   fuselayers plan model=llama3_8b gpus=512 gpu=h200 budget=0.3
-  fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.shard=fsdp train.batch_size=4
+  fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.shard=fsdp batch=4
   fuselayers plan model=gpt_nano gpu=cpu --check
 
 gpus= is their number, gpu= their kind (a100, h100, h200, b200, mi300x, or cpu: this machine, measured), budget= a share
-of what eager mode saves. train.batch_size= is of each data-parallel group. Products run in bfloat16 on a GPU unless
-train.precision=float32."""
+of what eager mode saves, batch= the examples of each data-parallel group in a step. Products run in bfloat16 on a GPU
+unless train.precision=float32."""
 
 _SHOWN: Final = 6
 
@@ -135,6 +135,8 @@ def read_arguments(words: Sequence[str]) -> Asked:
         key, _, value = word.partition("=")
         if key == "gpus":
             asked.gpus = _whole(key, value)
+        elif key == "batch":
+            asked.batch = _whole(key, value)
         elif key == "gpu":
             asked.gpu = value
         elif key == "budget":
@@ -144,7 +146,7 @@ def read_arguments(words: Sequence[str]) -> Asked:
         else:
             asked.has_layout |= key == "parallel" or key.startswith("parallel.")
             if key == "train.batch_size":
-                asked.batch = _whole(key, value)
+                raise ValueError("train.batch_size is of all data-parallel groups; a plan takes batch=, that of each")
             if key == "train.precision":
                 asked.precision = value
             asked.overrides.append(word)

@@ -61,7 +61,7 @@ def is_budget(text: str) -> bool:
     return match is not None and 0 < float(match[1]) <= 1
 
 
-def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None, tokens: int) -> Layout:
+def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None) -> Layout:
     """Return the layout with its data-parallel groups counted.
 
     Args:
@@ -69,12 +69,11 @@ def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None
         gpus: all of them.
         heads: of the model's attention; None without.
         kv_heads: its key-value heads.
-        tokens: of an example.
 
     Raises:
         ValueError: the model or the number of GPUs does not allow it; the text has the numbers.
 
-    >>> fitted(Layout(tp=2, shard="fsdp"), gpus=8, heads=4, kv_heads=2, tokens=128).dp
+    >>> fitted(Layout(tp=2, shard="fsdp"), gpus=8, heads=4, kv_heads=2).dp
     4
     """
     tp = layout.tp
@@ -87,11 +86,6 @@ def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None
                 f"parallel.tp={tp} must divide the {kind} of the attention, which has {found}"
                 + (f"; choose one of {_divisors(count)}" if count else "; leave parallel.tp out")
             )
-    if layout.sequence and tokens % tp:
-        raise ValueError(
-            f"parallel.sequence=true spreads the {tokens} tokens of an example over parallel.tp={tp} GPUs, which does "
-            "not divide them; change data.sequence_length"
-        )
     dp = layout.dp or gpus // tp
     if dp * tp != gpus:
         raise ValueError(
@@ -100,6 +94,10 @@ def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None
         )
     if layout.shard == "none" and dp > 1:
         raise ValueError(f"parallel.shard=none is for one data-parallel group, and there are {dp}; set ddp or fsdp")
+    if layout.shard == "ddp" and dp > 1 and tp > 1:
+        raise ValueError(
+            f"parallel.shard=ddp cannot hold weights that parallel.tp={tp} divides; set parallel.shard=fsdp"
+        )
     return Layout(dp, tp, layout.sequence, layout.shard, layout.checkpointing)
 
 

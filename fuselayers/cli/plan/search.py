@@ -60,7 +60,7 @@ def plan_of(
     Raises:
         ValueError: the model or the number of GPUs does not allow the layout.
     """
-    layout = fitted(layout, gpus=gpus, heads=model.heads, kv_heads=model.kv_heads, tokens=model.tokens)
+    layout = fitted(layout, gpus=gpus, heads=model.heads, kv_heads=model.kv_heads)
     counted, stream_only = model.counted[model.kind_of(layout)], layout.checkpointing == "block"
 
     def memory_for(examples: float) -> Memory:
@@ -102,13 +102,13 @@ def candidates(model: PlannedModel, hardware: Hardware, *, gpus: int) -> list[La
     for tp in (1, 2, 4, 8):
         if tp > min(gpus, hardware.gpus_per_node):
             continue
-        for shard in ("ddp", "fsdp") if gpus > tp else ("none",):
+        # DistributedDataParallel does not hold weights that tensor parallelism has divided.
+        shards = ("ddp", "fsdp") if tp == 1 else ("fsdp",)
+        for shard in shards if gpus > tp else ("none",):
             for checkpointing in ("none", "selective", "block"):
                 layout = Layout(tp=tp, sequence=tp > 1, shard=shard, checkpointing=checkpointing)
                 try:
-                    layouts.append(
-                        fitted(layout, gpus=gpus, heads=model.heads, kv_heads=model.kv_heads, tokens=model.tokens)
-                    )
+                    layouts.append(fitted(layout, gpus=gpus, heads=model.heads, kv_heads=model.kv_heads))
                 except ValueError:  # heads or GPUs that do not divide
                     continue
     return layouts
@@ -156,7 +156,7 @@ def too_large(model: PlannedModel, hardware: Hardware, plan: Plan) -> str:
 
 def _advice(plan: Plan, states: float, usable: float) -> Sequence[str]:
     layout = plan.layout
-    advice = [f"set train.batch_size={plan.largest_batch}"] if plan.largest_batch else []
+    advice = [f"set batch={plan.largest_batch}"] if plan.largest_batch else []
     if layout.checkpointing == "none" and states < usable:
         advice.append("set parallel.checkpointing=block")
     if layout.shard != "fsdp" and layout.dp > 1:

@@ -11,9 +11,11 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from ...configs import (
     COMPONENT_SECTIONS,
@@ -50,7 +52,7 @@ from .checkpoint import (
 )
 from .compare import EAGER, FUSED, compare, comparison_notes, comparison_rows, unfused_models
 from .data import check_length, read_text
-from .engine import Processes, device_of, fusion_for, joined_processes, layout_of, start_engine, whole
+from .engine import Processes, device_of, fusion_for, joined_processes, layout_of, start_engine
 from .interrupt import Interrupt, exit_code, stops_without_output
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
@@ -126,7 +128,7 @@ def train(
         processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
 
     Returns:
-        The exit code, the same in every process: 0, also after SIGTERM, or 128 + the number of another signal that
+        The exit code: 0, also after SIGTERM, or 128 + the number of another signal that
         stopped the run: SIGPIPE's where the console can no longer be written.
 
     Raises:
@@ -160,6 +162,11 @@ def _train(
     length, unit = sequence_length(config, text), text.vocabulary.unit
     if config.train.sample_bytes:
         text.vocabulary.decoder()  # else a missing package is only found when the run has ended
+    if processes.from_main(text.fingerprint) != text.fingerprint:
+        raise ValueError(
+            f"rank {processes.rank} reads another text than rank 0 in {text.source}; set data.path= to a file or a "
+            "folder that all machines see"
+        )
     check_length(text, sequence_length=length)
     check_training_memory(config, length=length, device=device, parts=layout.parts(config.parallel))
     check_sinks(config.train.log)
@@ -264,8 +271,11 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     """The validation loss, a sample, and the fused model beside unfused ones."""
     device, vocabulary, processes = trainer.device, trainer.text.vocabulary, trainer.engine.processes
     say(console, f"validation loss {trainer.validation_loss():.4f} nats per {vocabulary.unit}; files in {folder}")
-    # Every process sends its parts of the weights; rank 0 alone builds a whole model of them.
-    weights = whole(trainer.model.state_dict()) if config.train.sample_bytes or not processes.launched else {}
+    # Every process sends its parts of the weights, one after another; rank 0 alone keeps them, in the CPU's memory.
+    weights: dict[str, Any] = {}
+    if config.train.sample_bytes or not processes.launched:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=processes.launched)
+        weights = get_model_state_dict(trainer.model, options=options)
     if not processes.is_main:
         return
     unfused = unfused_models(config, trainer.model, weights=weights, device=device) if weights else {}

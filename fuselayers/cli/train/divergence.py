@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,19 @@ from torch import Tensor, nn
 from ...partition import disable_fusion
 
 
+class Finding(NamedTuple):
+    """What went wrong, and when: forward is pass 0 and backward 1, and layers and gradients are counted in each."""
+
+    backward: int
+    number: int
+    text: str
+
+
 def first_not_finite(
-    model: nn.Module, run: Callable[[], object], *, agreed: Callable[[str | None], str | None] = lambda found: found
+    model: nn.Module,
+    run: Callable[[], object],
+    *,
+    agreed: Callable[[Finding | None], Finding | None] | None = None,
 ) -> str:
     """Run a call of the model again and name the first layer, or the first gradient, that is not finite.
 
@@ -21,7 +32,8 @@ def first_not_finite(
     Args:
         model: its modules and parameters are watched.
         run: calls the model, and `backward` where gradients count, with the seeds of the call that went wrong.
-        agreed: takes what this process found and returns what the first of all found, see `Processes.first_of`.
+        agreed: takes what this process found and returns the earliest finding of all, see `Processes.first_of`; None
+            for one process.
 
     Returns:
         A clause for an error text.
@@ -48,41 +60,52 @@ def first_not_finite(
         with disable_fusion(), torch.compiler.set_stance("force_eager"):
             run()
     except (RuntimeError, MemoryError) as error:
+        if agreed is not None:  # the other processes wait for this one in the run
+            raise
         # Layers that are not fused may need more memory than there is.
-        return agreed(watch.found) or f"the layer is not known, since the step cannot run again without fusion: {error}"
+        return (
+            watch.found.text
+            if watch.found
+            else f"the layer is not known, since the step cannot run again without fusion: {error}"
+        )
     finally:
         for handle in handles:
             handle.remove()
         model.zero_grad(set_to_none=True)
-    return agreed(watch.found) or watch.largest_gradient()
+    found = watch.found if agreed is None else agreed(watch.found)
+    return found.text if found else watch.largest_gradient()
 
 
 class _Watch:
     def __init__(self, model: nn.Module) -> None:
-        self.found: str | None = None
-        self._kind = type(model).__name__
+        self.found: Finding | None = None
+        self._outputs = self._gradients = 0
         self._largest: tuple[float, str] | None = None
 
     def after_forward(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
     ) -> None:
+        self._outputs += 1
         # Inner layers end before outer ones: the first that is found is the innermost.
         if self.found is None and not _is_finite(output) and _is_finite((args, kwargs)):
             wrong = [own for own, parameter in module.named_parameters(recurse=False) if not _is_finite(parameter)]
-            self.found = (
+            text = (
                 "the first layer with an output that is not finite, from finite inputs, is "
                 f"{name or 'the model itself'} ({type(module).__name__})"
                 + (f", whose {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite" if wrong else "")
             )
+            self.found = Finding(0, self._outputs, text)
 
     def after_gradient(self, name: str, parameter: Tensor) -> None:
+        self._gradients += 1
         if self.found is not None or parameter.grad is None:
             return
         if not _is_finite(parameter.grad):
-            self.found = (
+            text = (
                 "every layer's output is finite; the first gradient that is not, in the order of backward, is that of "
                 f"{name}"
             )
+            self.found = Finding(1, self._gradients, text)
         elif parameter.grad.numel():
             self._largest = max(self._largest or (0.0, ""), (parameter.grad.abs().max().item(), name))
 

@@ -105,7 +105,7 @@ class Trainer:
         mean_loss = self._gradients(step)
         norm = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            where = first_not_finite(self.model, lambda: self._gradients(step), agreed=self.engine.processes.first_of)
+            where = self.where_it_diverged(lambda: self._gradients(step))
             raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
         self.engine.update()
         tokens = config.accumulate * config.batch_size * self.sequence_length
@@ -122,6 +122,11 @@ class Trainer:
                 engine.backward(loss / config.accumulate)
             losses.append(loss.detach())
         return engine.processes.mean(torch.stack(losses).mean().item())
+
+    def where_it_diverged(self, run: Callable[[], object]) -> str:
+        """The first layer or gradient of any process that is not finite in `run`, as a clause for an error text."""
+        processes = self.engine.processes
+        return first_not_finite(self.model, run, agreed=processes.first_of if processes.launched else None)
 
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
         """This process's rows of a step's tokens and targets, [B / dp, T] each, on the model's device."""
@@ -209,7 +214,7 @@ def train_steps(
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
                 if not math.isfinite(validation_loss):
-                    where = first_not_finite(trainer.model, trainer.validation_loss)
+                    where = trainer.where_it_diverged(trainer.validation_loss)
                     raise _diverged(step, f"the validation loss is {validation_loss}; {where}")
             row = Metrics(
                 step=step,

@@ -25,9 +25,9 @@ def counted(model: PlannedModel, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
 
 
 def test_words_of_the_plan_are_no_overrides() -> None:
-    words = ["model=gpt2_small", "gpus=16", "gpu=h200", "budget=0.25", "parallel.tp=2", "train.batch_size=4"]
+    words = ["model=gpt2_small", "gpus=16", "gpu=h200", "budget=0.25", "parallel.tp=2", "batch=4"]
     asked = read_arguments(words)
-    assert asked.overrides == ["model=gpt2_small", "parallel.tp=2", "train.batch_size=4"]
+    assert asked.overrides == ["model=gpt2_small", "parallel.tp=2"]
     assert (asked.gpus, asked.gpu, asked.budget, asked.batch) == (16, "h200", "budget:0.25", 4)
     assert asked.has_layout
 
@@ -65,7 +65,8 @@ def test_one_layout_as_json(counted: dict[str, Any], capsys: pytest.CaptureFixtu
         (["gpu=cpu", "gpus=2"], "gpu=cpu is this machine, one device; leave gpus=2 out, or name a GPU"),
         (["parallel.shard=zero"], "parallel.shard"),
         (["--check"], "--check measures this machine's CPU; add gpu=cpu"),
-        (["parallel.shard=fsdp", "train.batch_size=100000000"], "toy does not fit with dp 1 fsdp and a batch of"),
+        (["train.batch_size=8"], "train.batch_size is of all data-parallel groups; a plan takes batch=, that of each"),
+        (["parallel.shard=fsdp", "batch=100000000"], "toy does not fit with dp 1 fsdp and a batch of"),
     ],
 )
 def test_errors_say_what_to_change(

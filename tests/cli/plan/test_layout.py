@@ -6,7 +6,7 @@ import pytest
 from fuselayers.cli.plan.layout import Layout, fitted, layout_of
 from fuselayers.configs import compose
 
-MODEL: dict[str, Any] = {"heads": 12, "kv_heads": 4, "tokens": 10}
+MODEL: dict[str, Any] = {"heads": 12, "kv_heads": 4}
 
 
 def test_data_parallel_groups_are_what_tensor_parallelism_leaves() -> None:
@@ -22,9 +22,9 @@ def test_data_parallel_groups_are_what_tensor_parallelism_leaves() -> None:
         (Layout(tp=3), 8, "parallel.tp=3 does not divide gpus=8; choose one of 1, 2, 4, 8"),
         (Layout(tp=8), 8, "parallel.tp=8 must divide the heads of the attention, which has 12; choose one of 1, 2, 3"),
         (Layout(tp=6), 6, "must divide the key-value heads of the attention, which has 4; choose one of 1, 2, 4"),
-        (Layout(dp=3, tp=2, shard="ddp"), 8, "parallel.dp=3 x parallel.tp=2 is 6 GPUs, and gpus=8; leave parallel.dp"),
+        (Layout(dp=3, tp=2, shard="fsdp"), 8, "parallel.dp=3 x parallel.tp=2 is 6 GPUs, and gpus=8; leave parallel.dp"),
         (Layout(), 2, "parallel.shard=none is for one data-parallel group, and there are 2; set ddp or fsdp"),
-        (Layout(tp=4, sequence=True), 4, "spreads the 10 tokens of an example over parallel.tp=4 GPUs, which does not"),
+        (Layout(tp=2, shard="ddp"), 8, "parallel.shard=ddp cannot hold weights that parallel.tp=2 divides; set"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused_with_numbers(layout: Layout, gpus: int, error: str) -> None:
@@ -34,7 +34,7 @@ def test_a_layout_that_cannot_be_is_refused_with_numbers(layout: Layout, gpus: i
 
 def test_a_model_without_heads_has_no_tensor_parallelism() -> None:
     with pytest.raises(ValueError, match=r"the heads of the attention, which has none; leave parallel\.tp out"):
-        fitted(Layout(tp=2), gpus=2, heads=None, kv_heads=None, tokens=10)
+        fitted(Layout(tp=2), gpus=2, heads=None, kv_heads=None)
 
 
 def test_a_budget_of_bytes_is_refused() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fuselayers import build
 from fuselayers.cli.train.data import read_text
-from fuselayers.cli.train.divergence import first_not_finite
+from fuselayers.cli.train.divergence import Finding, first_not_finite
 from fuselayers.cli.train.loop import Trainer
 from fuselayers.configs import compose
 
@@ -162,3 +162,27 @@ def test_the_step_runs_again_with_its_own_batches_and_masks(tiny: list[str], acc
         torch.testing.assert_close(again, first)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+def test_the_earliest_finding_of_all_processes_is_named() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    nn.init.constant_(model[0].weight, float("nan"))
+    own: list[Finding | None] = []
+
+    def agreed(found: Finding | None) -> Finding | None:
+        own.append(found)
+        others = [Finding(1, 1, "a gradient"), Finding(0, 1, "an earlier layer"), None]
+        return min(one for one in (found, *others) if one is not None)
+
+    model = nn.Sequential(nn.Identity(), *model)
+    assert first_not_finite(model, lambda: model(torch.ones(1, 1)), agreed=agreed) == "an earlier layer"
+    assert own[0] is not None
+    assert own[0][:2] == (0, 2)
+
+
+def test_a_process_that_fails_in_the_second_run_ends_the_others() -> None:
+    def run() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first_not_finite(nn.Linear(1, 1), run, agreed=lambda found: found)

@@ -7,7 +7,7 @@ its index as a pickle, which can. Its storage of safetensors files has no checks
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -192,8 +192,8 @@ def _record(name: str, content: Any, *, path: Path) -> Record:
     whole = [one for one in chunks if one is not None]
     if shape is None or len(whole) < len(chunks) or not all(_fits(one, shape, dtype) for one in whole):
         raise _damaged(path, f"the shape or a chunk of {shown(name)} is wrong")
-    # torch has checked on writing that no two of them overlap.
-    if sum(math.prod(one.shape) for one in whole) != math.prod(shape):
+    covered = sum(math.prod(one.shape) for one in whole) == math.prod(shape)
+    if not covered or (len(whole) > 1 and _overlap(whole)):
         raise _damaged(path, f"the chunks of {shown(name)} do not make up the tensor")
     return Record(dtype, shape, tuple(whole))
 
@@ -220,6 +220,14 @@ def _fits(chunk: Chunk, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
         # Read in place, as numbers of this dtype.
         and chunk.offset % dtype.itemsize == 0
     )
+
+
+def _overlap(chunks: Sequence[Chunk]) -> bool:
+    """Whether two of the chunks have an element in common: then another element is in none."""
+    starts = torch.tensor([one.starts for one in chunks])
+    ends = starts + torch.tensor([one.shape for one in chunks])
+    common = torch.maximum(starts[:, None], starts) < torch.minimum(ends[:, None], ends)
+    return bool(common.all(-1).fill_diagonal_(False).any())
 
 
 def _sizes(content: Any) -> tuple[int, ...] | None:

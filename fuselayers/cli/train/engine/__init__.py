@@ -8,4 +8,3 @@ from .processes import joined_processes as joined_processes
 from .sharding import fusion_for as fusion_for
 from .start import device_of as device_of
 from .start import start_engine as start_engine
-from .whole import whole as whole

@@ -73,7 +73,7 @@ class Processes:
         return value
 
     def first_of(self, value: Value | None) -> Value | None:
-        """The value of the lowest rank that has one, on every process."""
+        """The smallest value of the processes that have one, on every process."""
         return value
 
     def barrier(self) -> None:
@@ -93,6 +93,8 @@ class _Launched(Processes):
         self.backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(self.backend)
         # A connection of its own: one that waits for a key would keep the watch from asking.
+        # Of this start: the store outlives a start that failed, where torchrun has `--max-restarts`.
+        self._failed = f"{_FAILED}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -116,7 +118,7 @@ class _Launched(Processes):
     def first_of(self, value: Value | None) -> Value | None:
         values: list[Value | None] = [None] * self.world_size
         torch.distributed.all_gather_object(values, value)
-        return next((one for one in values if one is not None), None)
+        return min((one for one in values if one is not None), default=None)  # type: ignore[type-var]
 
     def barrier(self) -> None:
         # Not `dist.barrier`, which for nccl waits on a GPU.
@@ -144,7 +146,7 @@ class _Launched(Processes):
         """
         self._stop_watching()
         try:
-            first = self._store.add(_FAILED, 1) == 1
+            first = self._store.add(self._failed, 1) == 1
         except RuntimeError:  # the process that had the store is gone, and may have been killed without a word
             first = True
         if not first:
@@ -165,7 +167,7 @@ class _Launched(Processes):
         # A collective of a healthy process may wait for the failed one for half an hour.
         while not self._ended.wait(_ASKED_EVERY):
             try:
-                failed = self._store.check([_FAILED])
+                failed = self._store.check([self._failed])
             except RuntimeError:
                 return
             if failed:

@@ -110,6 +110,14 @@ def _of_weight(**changes: object) -> Callable[[dict[str, Any]], object]:
     return lambda content: content["tensors"]["model.weight"].update(changes)
 
 
+def _half_twice(content: dict[str, Any]) -> None:
+    """The sizes add up, and half of the numbers are in no chunk."""
+    weight = content["tensors"]["model.weight"]
+    (chunk,) = weight["chunks"]
+    half = [chunk["shape"][0] // 2, *chunk["shape"][1:]]
+    weight["chunks"] = 2 * [{**chunk, "shape": half, "length": chunk["length"] // 2}]
+
+
 def _of_chunk(**changes: object) -> Callable[[dict[str, Any]], object]:
     return lambda content: content["tensors"]["model.weight"]["chunks"][0].update(changes)
 
@@ -133,6 +141,7 @@ def _of_chunk(**changes: object) -> Callable[[dict[str, Any]], object]:
         (_of_weight(shape=[4, -3]), "or a damaged one: the shape or a chunk of 'model.weight' is wrong"),
         (_of_weight(shape=[4, 2]), "or a damaged one: the shape or a chunk of 'model.weight' is wrong"),
         (_of_weight(shape=[4, 4]), "or a damaged one: the chunks of 'model.weight' do not make up the tensor"),
+        (_half_twice, "or a damaged one: the chunks of 'model.weight' do not make up the tensor"),
         (_of_weight(chunks=[]), "or a damaged one: the chunks of 'model.weight' do not make up the tensor"),
         (_of_weight(chunks=3), "or a damaged one: the shape or a chunk of 'model.weight' is wrong"),
         (_of_weight(chunks=[{}]), "or a damaged one: the shape or a chunk of 'model.weight' is wrong"),
