@@ -55,12 +55,20 @@ setup(
     extras_require={
         # For from_pretrained.
         "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
+        # For parallel.engine=fabric.
+        "fabric": ["lightning-fabric>=2.6"],
+        # For `train.log=[tensorboard,wandb]`.
+        "tensorboard": ["tensorboard>=2.14"],
+        "wandb": ["wandb>=0.17"],
+        # For `data prepare --tokenizer`.
+        "tokenizers": ["tokenizers>=0.15"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
-        # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of ops and modules
-        # import it. accelerate, peft: what swapped models are used with.
+        # compared with; it brings what the extras "hub" and "tokenizers" ask for. expecttest: PyTorch's databases of
+        # ops and modules import it. accelerate, peft: what swapped models are used with.
         "test": [
             "accelerate>=1.10",
             "expecttest",
+            "lightning-fabric>=2.6",
             "peft>=0.18",
             "pytest>=8",
             "pytest-timeout",
@@ -68,6 +76,7 @@ setup(
             "ruff",
             "mypy",
             "setuptools>=77.0.3",
+            "tensorboard>=2.14",
             "transformers>=5.20",
             "types-networkx",
             "types-PyYAML",

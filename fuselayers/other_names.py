@@ -54,6 +54,8 @@ _THEIRS: Final = {
     "resume": "resumefrom resumefromcheckpoint ckpt checkpoint",
     "evaluate_every": "evalinterval evalevery evalsteps",
     "checkpoint_every": "saveinterval saveevery savesteps",
+    "keep_checkpoints": "savetotallimit keeplast keeplatestk",
+    "async_checkpoint": "asyncsave asyncmode",
     # components
     "gated_mlp": "swiglu glu gatedffn llamamlp",
     "gated_mlp with activation=gelu": "geglu",

@@ -21,6 +21,7 @@ import pytest
 
 from fuselayers import ops
 from fuselayers.cli.main import main
+from fuselayers.cli.plan.command import read_arguments
 from fuselayers.components import KINDS, get, names
 from fuselayers.configs import compose
 from fuselayers.configs.sources import split_source
@@ -124,8 +125,11 @@ def _commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str | None:
     """None if the command exists with these arguments, else what is wrong with it."""
-    if words[:3] == ["python", "-m", "fuselayers"]:
-        words = ["fuselayers", *words[3:]]
+    for place in range(1, len(words) - 1):
+        if words[place : place + 2] == ["-m", "fuselayers"]:  # of python, or of a launcher such as torchrun
+            return _check_command(words[place + 1 :], monkeypatch, capsys)
+    if re.match(r"\w+=", words[0]):  # a variable of the shell
+        return None
     if words[0] == "make":
         clean = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
         arguments = ["make", "--dry-run", *words[1:]]
@@ -136,7 +140,7 @@ def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: py
         return done.stderr.strip() if done.returncode else None
     if words[0] == "fuselayers":
         _measure_nothing(monkeypatch)
-        code = main(words[1:])
+        code = main([word for word in words[1:] if word != "--"])
         return capsys.readouterr().err.strip() if code else None
     return None if words[0] in FOREIGN else f"no such command: {words[0]}"
 
@@ -152,7 +156,12 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         compose(arguments.name if subject == "model" else file or "gpt_nano", overrides)
         return 0
 
-    for command in ("train", "bench", "explain", "tune", "lint_kernels"):
+    def only_compose_plan(arguments: argparse.Namespace, console: object) -> int:
+        asked = read_arguments(arguments.overrides)
+        return only_compose(argparse.Namespace(overrides=asked.overrides), console)
+
+    monkeypatch.setattr(importlib.import_module("fuselayers.cli.plan"), "run", only_compose_plan)
+    for command in ("train", "data", "bench", "explain", "tune", "lint_kernels", "export"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 
 
@@ -170,6 +179,7 @@ def test_shell_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ("fuselayers train feedforward=mpl", "no feedforward 'mpl'; did you mean 'mlp'?"),
         ("python -m fuselayers bench model gpt_nano feedforward=mpl", "no feedforward 'mpl'; did you mean 'mlp'?"),
         ("fuselayers bench op bias_relu", "no op 'bias_relu'"),
+        ("srun torchrun --nproc-per-node 8 -m fuselayers train paralel=fsdp", "no config group 'paralel'"),
         ("make train ARGS='feedforward=mpl'", "no feedforward 'mpl'; did you mean 'mlp'?"),
         ("fusemakers train", "no such command: fusemakers"),
     ],

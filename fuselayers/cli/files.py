@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,14 @@ from typing import BinaryIO, Final
 _LEFT_OVER: Final = re.compile(r".+\.[0-9a-f]{32}\.part")
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object], *, keep: Path | None = None) -> None:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a second file, then rename it to `path`.
 
-    A kill, a full disk or an exception leaves the old file unchanged, at `path` or at `keep`.
+    A kill, a full disk or an exception leaves the old file unchanged.
 
     Args:
         path: the file to replace or create; its folder must exist.
         write: takes the open binary file.
-        keep: the old file's new name in the same folder; a file of that name is replaced.
 
     Raises:
         OSError: the file could not be written; the text names it and the reason.
@@ -29,23 +29,19 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], *, keep: Path |
     >>> (folder / "a.txt").read_bytes()
     b'whole'
     """
-    # A name of its own: two processes that write one file do not mix their bytes.
-    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+    beside = temporary_name(path)
     try:
         with open(beside, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        if keep is not None and path.exists():
-            _keep_as(path, keep)
         os.replace(beside, path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except BaseException as error:
         _remove(beside)
-        cause = _disk_error(error)
-        if cause is None:
+        if not isinstance(error, OSError):
             raise
-        raise OSError(f"cannot write {path}: {cause.strerror or cause}") from error
+        raise OSError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -53,30 +49,32 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
+def temporary_name(path: Path) -> Path:
+    """A name beside a file or folder to write it under first; two processes that write it do not mix their bytes."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+
+
 def clear_left_overs(folder: Path) -> None:
-    """Remove the second files of killed writers; call it only where no other process writes into the folder."""
+    """Remove what killed writers left: second files, and folders that were written in this way.
+
+    Call it only where no other process writes into the folder.
+    """
     for path in folder.glob("*.part"):
-        if _LEFT_OVER.fullmatch(path.name):
+        if not _LEFT_OVER.fullmatch(path.name):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             _remove(path)
 
 
-def _keep_as(path: Path, keep: Path) -> None:
-    """Give the file the second name `keep`, by a link, so that `path` is there at every moment for other processes."""
-    link = keep.with_name(f"{keep.name}.{uuid.uuid4().hex}.part")
+def flush_folder(folder: Path) -> None:
+    """Make the renames in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.link(path, link)
-    except OSError:  # a file system without links
-        os.replace(path, keep)
-    else:
-        os.replace(link, keep)
-
-
-def _disk_error(error: BaseException) -> OSError | None:
-    """torch.save turns an OSError of the file under it into a RuntimeError; the OSError stays in its context."""
-    cause: BaseException | None = error
-    while isinstance(cause, RuntimeError):
-        cause = cause.__context__
-    return cause if isinstance(cause, OSError) else None
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
@@ -85,12 +83,3 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError:
         return
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,7 @@ Shows every registered component in a line, the options of one or of a kind, or 
   fuselayers list                          every component, and the groups' choices
   fuselayers list attention                the options of a kind's components
   fuselayers list feedforward.gated_mlp    those of one component
-  fuselayers list train                    a section: train, data or fusion
+  fuselayers list train                    a section: train, data, parallel or fusion
   fuselayers list model=gpt2_small         a config, and what its model costs
 
 Add `hydra.searchpath=[/my/configs]` to any of them to include your own config files."""
@@ -88,7 +88,7 @@ def _print_names(taken: Mapping[str, Sequence[str]], console: Console) -> None:
             say(console, (f"  {name}".ljust(size) + summary).rstrip())
     say(console, "in a config", bold=True)
     for group in (group for group in taken if group not in COMPONENT_GROUPS):
-        say(console, *folded(f"  {group}=".ljust(10) + ", ".join(taken[group]), width, hanging=10))
+        say(console, *folded(f"  {group}=".ljust(12) + ", ".join(taken[group]), width, hanging=12))
     say(console, "for options: fuselayers list feedforward.gated_mlp, or a kind: list feedforward")
 
 

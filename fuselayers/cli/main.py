@@ -21,9 +21,12 @@ from .text import complain
 # Only the command that is called is imported: see Note: [imported when used].
 _COMMANDS: Final = {
     "train": "train a language model on text, or continue a run",
+    "data": "prepare text for training: one file of tokens, mapped into memory",
+    "export": "write a run's model as a folder with a safetensors file",
     "list": "show components with their options, or a composed config",
     "bench": "time an op, a model, or the fusion core, against eager PyTorch",
     "explain": "show what a model saves for backward, and why",
+    "plan": "say what training on so many GPUs costs: memory, communication, time",
     "tune": "measure this machine, or which backend serves a model best",
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
@@ -40,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process when None.
 
     Returns:
-        The exit code: 0 when all is well, 1 when a bench refused to time wrong numbers or a kernel has a fault, 2 for
-        bad input (with one line on stderr that says what to change), 128 + the number of a signal that stopped a
-        training, SIGPIPE's (141) where stdout could no longer be written.
+        The exit code: 0 when all is well, and when SIGTERM stopped a training; 1 when a bench refused to time wrong
+        numbers or a kernel has a fault; 2 for bad input (with one line on stderr that says what to change); 128 + the
+        number of another signal that stopped a training, SIGPIPE's (141) where stdout could no longer be written.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...

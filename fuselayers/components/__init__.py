@@ -52,6 +52,7 @@ from .norm import LayerNorm as LayerNorm
 from .norm import Norm as Norm
 from .norm import RMSNorm as RMSNorm
 from .norm import SkipNorm as SkipNorm
+from .parallel import parallelize as parallelize
 from .position import ALiBiPosition as ALiBiPosition
 from .position import LearnedPosition as LearnedPosition
 from .position import NoPosition as NoPosition

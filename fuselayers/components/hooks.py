@@ -35,4 +35,6 @@ def is_plain_linear(layer: nn.Module) -> bool:
     """
     # Note: [guards of a split linear] Using the weight and bias of a layer bypasses its forward. That is right only for
     # an unmodified nn.Linear: an adapter, a parametrisation (a subclass), a patched forward or a hook must be called.
-    return type(layer) is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)
+    # `parallelize` changes only how the weights are read.
+    kind = getattr(type(layer), "reads_parts_of", type(layer))
+    return kind is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..ops import (
     NormStyle,
+    Shard,
     bias_dropout_residual,
     bias_dropout_residual_layer_norm,
     bias_dropout_residual_rms_norm,
@@ -54,14 +55,35 @@ class Norm(nn.Module):
 
     @overload
     def add(
-        self, x: Tensor, residual: Tensor, *, bias: Tensor | None = ..., p: float = ..., style: Literal["prenorm"] = ...
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bias: Tensor | None = ...,
+        p: float = ...,
+        style: Literal["prenorm"] = ...,
+        shard: Shard | None = ...,
     ) -> tuple[Tensor, Tensor]: ...
     @overload
     def add(
-        self, x: Tensor, residual: Tensor, *, bias: Tensor | None = ..., p: float = ..., style: Literal["post", "pre"]
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bias: Tensor | None = ...,
+        p: float = ...,
+        style: Literal["post", "pre"],
+        shard: Shard | None = ...,
     ) -> Tensor: ...
     def add(
-        self, x: Tensor, residual: Tensor, *, bias: Tensor | None = None, p: float = 0.0, style: NormStyle = "prenorm"
+        self,
+        x: Tensor,
+        residual: Tensor,
+        *,
+        bias: Tensor | None = None,
+        p: float = 0.0,
+        style: NormStyle = "prenorm",
+        shard: Shard | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return dropout(x + bias, p), joined to `residual` and normalised as `style` says.
 
@@ -71,6 +93,7 @@ class Norm(nn.Module):
             bias: [N], added to x, or None for none.
             p: dropout probability, 0 <= p <= 1; nothing is dropped in eval mode.
             style: "prenorm" returns (norm(s), s), "post" and "pre" one tensor.
+            shard: the position of x in a larger tensor, whose dropout mask it uses; None if x is the whole tensor.
 
         Raises:
             ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1].
@@ -82,13 +105,21 @@ class Norm(nn.Module):
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)
         if has_hooks(self):  # a fused op would use the weights of the norm without calling it
-            return Norm._join(self, x, residual, bias, p, style)
-        return self._join(x, residual, bias, p, style)
+            return Norm._join(self, x, residual, bias, p, style, shard)
+        # A `_join` of the user's need not know shards; `parallelize` refuses such a norm.
+        given = () if shard is None else (shard,)
+        return self._join(x, residual, bias, p, style, *given)
 
     def _join(
-        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+        self,
+        x: Tensor,
+        residual: Tensor,
+        bias: Tensor | None,
+        p: float,
+        style: NormStyle,
+        shard: Shard | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        return join(self, x, residual, bias, p=p, style=style, training=self.training)
+        return join(self, x, residual, bias, p=p, style=style, training=self.training, shard=shard)
 
 
 def join(
@@ -100,6 +131,7 @@ def join(
     p: float,
     style: NormStyle,
     training: bool,
+    shard: Shard | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute `Norm.add` with a norm that is called. Used by `Norm`, and by a fused layer whose norm has hooks.
 
@@ -107,8 +139,8 @@ def join(
     tensor([0., 0.])
     """
     if style == "pre":
-        return norm(dropout(x if bias is None else x + bias, p, training=training)) + residual
-    total = bias_dropout_residual(x, residual, bias=bias, p=p, training=training)
+        return norm(dropout(x if bias is None else x + bias, p, training=training, shard=shard)) + residual
+    total = bias_dropout_residual(x, residual, bias=bias, p=p, training=training, shard=shard)
     normed = norm(total)
     return (normed, total) if style == "prenorm" else normed
 
@@ -146,7 +178,13 @@ class LayerNorm(Norm):
         return layer_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
 
     def _join(
-        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+        self,
+        x: Tensor,
+        residual: Tensor,
+        bias: Tensor | None,
+        p: float,
+        style: NormStyle,
+        shard: Shard | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         return bias_dropout_residual_layer_norm(
             x,
@@ -158,6 +196,7 @@ class LayerNorm(Norm):
             eps=self.eps,
             style=style,
             training=self.training,
+            shard=shard,
         )
 
     def extra_repr(self) -> str:
@@ -206,10 +245,24 @@ class RMSNorm(Norm):
         return rms_norm(x, weight=self._scale(), eps=self.eps)
 
     def _join(
-        self, x: Tensor, residual: Tensor, bias: Tensor | None, p: float, style: NormStyle
+        self,
+        x: Tensor,
+        residual: Tensor,
+        bias: Tensor | None,
+        p: float,
+        style: NormStyle,
+        shard: Shard | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         return bias_dropout_residual_rms_norm(
-            x, residual, weight=self._scale(), bias=bias, p=p, eps=self.eps, style=style, training=self.training
+            x,
+            residual,
+            weight=self._scale(),
+            bias=bias,
+            p=p,
+            eps=self.eps,
+            style=style,
+            training=self.training,
+            shard=shard,
         )
 
     def _scale(self) -> Tensor:

@@ -28,7 +28,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..ops import bias_dropout_residual, dropout
+from ..ops import Shard, bias_dropout_residual, dropout
 from .norm import Norm
 from .ranges import Count, Positive, Probability, Size, in_range
 from .registry import Choice, as_choice, create, register
@@ -93,8 +93,14 @@ class Residual(nn.Module):
         for scale in self.scales:
             scale.fill_(self.layer_scale)
 
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        """Return the stream with every sublayer joined, in their order: [B, T, D] -> [B, T, D]."""
+    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
+        """Return the stream with every sublayer joined, in their order: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: the stream.
+            sublayers: functions of the stream.
+            shard: the position of x in the whole stream, for dropout's masks; None if x is all of it.
+        """
         raise NotImplementedError
 
     def branch(self, number: int, sublayer: Sublayer, x_BTD: Tensor) -> Tensor:
@@ -141,15 +147,15 @@ class PreResidual(Residual):
 
     final_norm: ClassVar[bool] = True
 
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         normed_BTD: Tensor = self.norm(0)(x_BTD)
         # A branch joins the stream in one op with the norm that follows.
         for number, sublayer in enumerate(sublayers[:-1]):
             y_BTD = self.branch(number, sublayer, normed_BTD)
-            normed_BTD, x_BTD = self.norm(number + 1).add(y_BTD, x_BTD, p=self.dropout, style="prenorm")
+            normed_BTD, x_BTD = self.norm(number + 1).add(y_BTD, x_BTD, p=self.dropout, shard=shard, style="prenorm")
         y_BTD = self.branch(len(sublayers) - 1, sublayers[-1], normed_BTD)
-        return bias_dropout_residual(y_BTD, x_BTD, p=self.dropout, training=self.training)
+        return bias_dropout_residual(y_BTD, x_BTD, p=self.dropout, training=self.training, shard=shard)
 
 
 @register("residual", "post")
@@ -163,11 +169,11 @@ class PostResidual(Residual):
 
     final_norm: ClassVar[bool] = False
 
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         for number, sublayer in enumerate(sublayers):
             y_BTD = self.branch(number, sublayer, x_BTD)
-            x_BTD = self.norm(number).add(y_BTD, x_BTD, p=self.dropout, style="post")
+            x_BTD = self.norm(number).add(y_BTD, x_BTD, p=self.dropout, shard=shard, style="post")
         return x_BTD
 
 
@@ -210,11 +216,11 @@ class DeepNormResidual(Residual):
         )
         self.alpha = (2 * num_layers) ** 0.25 if alpha is None else alpha
 
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         for number, sublayer in enumerate(sublayers):
             y_BTD = self.branch(number, sublayer, x_BTD)
-            x_BTD = self.norm(number).add(y_BTD, self.alpha * x_BTD, p=self.dropout, style="post")
+            x_BTD = self.norm(number).add(y_BTD, self.alpha * x_BTD, p=self.dropout, shard=shard, style="post")
         return x_BTD
 
     def extra_repr(self) -> str:
@@ -236,15 +242,15 @@ class SandwichResidual(Residual):
         """Return two for each sublayer."""
         return 2 * num_sublayers
 
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         for number, sublayer in enumerate(sublayers):
             y_BTD, behind = sublayer(self.norm(2 * number)(x_BTD)), self.norm(2 * number + 1)
             if len(self.scales) or (self.training and self.skipped > 0):
-                normed_BTD = behind(dropout(y_BTD, self.dropout, training=self.training))
+                normed_BTD = behind(dropout(y_BTD, self.dropout, training=self.training, shard=shard))
                 x_BTD = x_BTD + self.scaled(number, normed_BTD)
             else:
-                x_BTD = behind.add(y_BTD, x_BTD, p=self.dropout, style="pre")
+                x_BTD = behind.add(y_BTD, x_BTD, p=self.dropout, shard=shard, style="pre")
         return x_BTD
 
 
@@ -293,12 +299,12 @@ class ParallelResidual(Residual):
         """Return one, which all sublayers share."""
         return 1
 
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         given_BTD = normed_BTD = x_BTD
         for number, sublayer in enumerate(sublayers):
             if number < len(self.norms):
                 normed_BTD = self.norm(number)(given_BTD)
             y_BTD = self.branch(number, sublayer, normed_BTD)
-            x_BTD = bias_dropout_residual(y_BTD, x_BTD, p=self.dropout, training=self.training)
+            x_BTD = bias_dropout_residual(y_BTD, x_BTD, p=self.dropout, training=self.training, shard=shard)
         return x_BTD

@@ -16,5 +16,6 @@ from .rebuild import rebuild as rebuild
 from .schemas import Config as Config
 from .schemas import DataConfig as DataConfig
 from .schemas import FusionConfig as FusionConfig
+from .schemas import ParallelConfig as ParallelConfig
 from .schemas import TrainConfig as TrainConfig
 from .sources import to_yaml as to_yaml

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..components import get, names
 from ..names import no_such
-from ..partition import fuse
+from ..partition import FusedModule, fuse
 from .create import create_model
 from .group_files import (
     COMPONENT_GROUPS,
@@ -54,22 +54,30 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     """
     config = source if isinstance(source, Config) and not overrides else compose(source, overrides)
     check_memory(config)
-    model, fusion = create_model(config), config.fusion
+    model = create_model(config)
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config
+    return fuse_as(model, config.fusion)
+
+
+def fuse_as(model: nn.Module, fusion: FusionConfig) -> nn.Module:
+    """Return a model with its blocks fused in place, or a fused view of it, as a scope of "block" or "model" says."""
     if fusion.scope == "block":
-        _fuse_blocks(model, fusion)
+        blocks = {id(block) for block in blocks_of(model)}
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if id(child) in blocks:
+                    parent.add_module(name, fuse(child, backend=fusion.backend, partition=fusion.partition))
     if fusion.scope == "model":
         return fuse(model, backend=fusion.backend, partition=fusion.partition)
     return model
 
 
-def _fuse_blocks(model: nn.Module, fusion: FusionConfig) -> None:
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model, fused or not: those that the registry knows."""
     blocks = tuple(get("block", name) for name in names("block"))
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, blocks):
-                parent.add_module(name, fuse(child, backend=fusion.backend, partition=fusion.partition))
+    inner = ((part, part.module if isinstance(part, FusedModule) else part) for part in model.modules())
+    return [part for part, one in inner if isinstance(one, blocks)]
 
 
 def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Config:

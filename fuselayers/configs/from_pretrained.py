@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..names import shown
 from .build import build
+from .exported import exported_model, is_exported
 from .group_files import choices
 from .hugging_face import config_of, matched
 from .memory import check_bytes
@@ -30,20 +31,22 @@ def from_pretrained(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Return the model of a Hugging Face checkpoint with its weights, in eval mode.
+    """Return the model of a Hugging Face checkpoint, or of `fuselayers export`, with its weights, in eval mode.
 
     GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen2, Qwen3, OPT, GPT-NeoX, Phi, BLOOM, ViT and T5, with the head of
     their pretraining (ViT: with its classifier). `transformers` is not needed. The model is as `build` makes it, so
     `rebuild` and `fuse` work.
 
     Args:
-        name_or_path: a folder with config.json and model.safetensors (or its shards and their index), or the name of a
-            repository of the hub, such as "openai-community/gpt2", which is downloaded into the cache of
-            `huggingface_hub`.
-        overrides: of the config that config.json gives, as for `build`: ["fusion=off", "attention.dropout=0"].
+        name_or_path: a folder with config.json, or config.yaml as `fuselayers export` writes it, and
+            model.safetensors (or its shards and their index), or the name of a repository of the hub, such as
+            "openai-community/gpt2", which is downloaded into the cache of `huggingface_hub`.
+        overrides: of the config that config.json or config.yaml gives, as for `build`: ["fusion=off",
+            "attention.dropout=0"].
         revision: a branch, tag or commit of the repository; None for the newest.
         device: where the model will be; None for torch's default device.
-        dtype: of all weights; None for the dtype that config.json names, or float32 if it names none.
+        dtype: of all weights; None for the dtype that config.json names, or float32 if it names none. An exported
+            folder has the dtypes of its file.
 
     Raises:
         ImportError: `safetensors`, or for the hub `huggingface_hub`, is not installed.
@@ -60,6 +63,8 @@ def from_pretrained(
     'openai-community/gpt2'
     """
     folder = _folder(name_or_path, revision)
+    if is_exported(folder):
+        return exported_model(folder, _read_weights(folder), overrides, device=device, dtype=dtype)
     content = _read_json(folder / _CONFIG)
     family, config = config_of(content)
     dtype = _dtype_of(content) if dtype is None else dtype

@@ -28,7 +28,7 @@ _EXPERTS: Final = 64
 
 
 def check_memory(
-    config: Config, *, device: torch.device | None = None, copies: int = 1, what: str = "the model"
+    config: Config, *, device: torch.device | None = None, copies: float = 1, what: str = "the model"
 ) -> None:
     """Raise ValueError if a model needs more memory than the machine has, swap left out, before it is built.
 

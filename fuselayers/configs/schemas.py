@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from ..components import REQUIRED, Choice, Option
 from ..components.ranges import Count, Decay, NotNegative, Positive, Range, Size, range_of
-from ..names import shown
+from ..names import no_such, shown
 from ..partition import partitioner
 from ..partition.backends import check_backends
 from .values import checked_option
@@ -93,14 +93,33 @@ class TrainConfig:
     evaluate_every: Size = setting("how often the validation loss is measured (steps)")
     evaluate_batches: Size = setting("batches that a validation loss averages (batches)")
     checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
+    keep_checkpoints: Size = setting("how many checkpoints stay, the newest ones (checkpoints)")
+    async_checkpoint: bool = setting("whether a thread writes a copy of the state while the next steps run")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
-    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes)")
+    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes, or a tokenizer's tokens)")
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
+    log: tuple[Literal["tensorboard", "wandb"], ...] = setting(
+        "where the numbers go besides metrics.csv: [], [tensorboard], [wandb] or both"
+    )
+    profile: str = setting('steps that torch.profiler watches in this session, as 10..12; "" for none (steps)')
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps of `profile`, empty for none."""
+        if not self.profile:
+            return range(0)
+        first, last = map(int, self.profile.split(".."))
+        return range(first, last + 1)
 
     def __post_init__(self) -> None:
         _check("train", self)
+        if self.profile and (not re.fullmatch(r"[0-9]{1,18}\.\.[0-9]{1,18}", self.profile) or not self.profiled_steps):
+            raise ValueError(
+                f"train.profile must be the first and the last step, as 10..12 (one step: 10..10), got "
+                f"{shown(self.profile)}"
+            )
         if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
             raise ValueError(
                 "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, "
@@ -121,8 +140,12 @@ class DataConfig:
         ValueError: a value of another type or out of its range.
     """
 
-    path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
-    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length (bytes)")
+    path: str = setting(
+        'a text file or a folder, also one of `fuselayers data prepare`; "" is the source of Python\'s standard library'
+    )
+    sequence_length: Count = setting(
+        "length of a sequence; 0 for the model's context_length (bytes, or tokens of a tokenizer)"
+    )
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
         "the text held out for validation (share of the files, or of one file's bytes)"
     )
@@ -132,6 +155,51 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _check("data", self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a training is spread over the processes that torchrun starts.
+
+    Raises:
+        ValueError: a value of another type or out of its range, an unknown checkpointing, or `sequence` without `tp`.
+
+    >>> ParallelConfig(
+    ...     dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5", engine="torch"
+    ... ).budget
+    'budget:0.5'
+    """
+
+    dp: Count = setting("data parallel: parts of each batch; 0 for as many as the processes allow (groups)")
+    tp: Size = setting("tensor parallel: parts of each layer (processes of a group)")
+    sequence: bool = setting("sequence parallel: a tensor-parallel group splits the tokens of the stream too")
+    shard: Literal["none", "ddp", "fsdp"] = setting(
+        "with dp above 1: ddp keeps the weights in every process, fsdp (FSDP2) a part of each"
+    )
+    reshard: bool = setting("whether fsdp frees a block's gathered weights after forward: less memory, more sending")
+    checkpointing: str = setting(
+        "what backward recomputes: none, block (each block), selective (all but the matrix products), or budget:0.5, a "
+        "share of the bytes to keep, chosen by the fusion core"
+    )
+    engine: Literal["torch", "fabric"] = setting("torch alone, or Lightning Fabric (the extra fuselayers[fabric])")
+
+    def __post_init__(self) -> None:
+        _check("parallel", self)
+        ways = ("none", "block", "selective")
+        if self.checkpointing not in ways and not self.checkpointing.startswith("budget"):
+            raise ValueError(no_such("parallel.checkpointing", self.checkpointing, (*ways, "budget:0.5")))
+        if self.budget is not None:
+            partitioner(self.budget)
+        if self.sequence and self.tp == 1:
+            raise ValueError(
+                "parallel.sequence splits the tokens over a tensor-parallel group, and parallel.tp is 1; set "
+                "parallel.tp=2 or more, or leave parallel.sequence out"
+            )
+
+    @property
+    def budget(self) -> str | None:
+        """The partition of the fusion core that `checkpointing` asks for, or None."""
+        return self.checkpointing if self.checkpointing.startswith("budget") else None
 
 
 @dataclass(frozen=True)
@@ -148,6 +216,7 @@ class Config:
         fusion: how much of it goes through the fusion core.
         train: the training run.
         data: the text to train on.
+        parallel: how a training is spread over processes.
         left_at_default: the paths of the components' options that nobody wrote, such as "feedforward.expansion". A swap
             gives them the new component's default, and keeps the others.
     """
@@ -161,9 +230,10 @@ class Config:
     fusion: FusionConfig
     train: TrainConfig
     data: DataConfig
+    parallel: ParallelConfig
     # Two configs with the same values build the same model, whoever wrote the values.
     left_at_default: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 # The sections that are dataclasses of their own; the others name a component.
-SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig}
+SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig, "parallel": ParallelConfig}

@@ -180,8 +180,8 @@ def read_source(source: Source) -> Request:
     `{"defaults": [{"model": "llama_tiny"}], "model": {"hidden_dim": 64}}`.
 
     A `DictConfig` that holds every component section was composed by the caller's own Hydra application. Its component
-    sections and `fusion` are taken as they are. `train` and `data` are taken if all their keys are options of ours; if
-    not, a line in the log says so. The other entries are the application's.
+    sections and `fusion` are taken as they are. `train`, `data` and `parallel` are taken if all their keys are options
+    of ours; if not, a line in the log says so. The other entries are the application's.
 
     Raises:
         TypeError: it is none of the four.
@@ -217,8 +217,10 @@ def _from_application(config: DictConfig) -> Request | None:
                 f"needs every section of a model: write defaults: [fuselayers] in it"
             )
         return None
-    # train and data are names that many applications use themselves.
-    foreign = {group: reason for group in ("train", "data") if (reason := _foreign(group, content.get(group, {})))}
+    # These are names that many applications use themselves.
+    foreign = {
+        group: reason for group in ("train", "data", "parallel") if (reason := _foreign(group, content.get(group, {})))
+    }
     notes = []
     if foreign:
         are = "are" if len(foreign) > 1 else "is"

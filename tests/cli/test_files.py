@@ -3,9 +3,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-import torch
 
-from fuselayers.cli.files import write_whole
+from fuselayers.cli.files import clear_left_overs, write_whole
 
 _NO_SPACE = OSError(28, "No space left on device")
 
@@ -31,17 +30,6 @@ def test_a_full_disk_leaves_the_file_before_it(tmp_path: Path, monkeypatch: pyte
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-def test_an_error_of_the_disk_inside_torch_save_is_named(tmp_path: Path) -> None:
-    """torch.save reports a failed write as a RuntimeError about positions in a zip file."""
-
-    class FullDisk:
-        def write(self, content: bytes) -> int:
-            raise _NO_SPACE
-
-    with pytest.raises(OSError, match="No space left on device"):
-        write_whole(tmp_path / "a", lambda file: torch.save({"x": torch.zeros(9)}, FullDisk()))  # type: ignore[arg-type]
-
-
 def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "a"
 
@@ -55,19 +43,14 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-def test_the_newest_file_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process that looks for it between two renames must find it, or it takes the folder for an empty one."""
-    path, keep = tmp_path / "newest", tmp_path / "previous"
-    path.write_text("first")
-    keep.write_text("older")
-    replace, seen = os.replace, []
-
-    def watched(source: Path, target: Path) -> None:
-        replace(source, target)
-        seen.append(path.read_text())
-
-    monkeypatch.setattr(os, "replace", watched)
-    write_whole(path, lambda file: file.write(b"second"), keep=keep)
-    assert seen == ["first", "second"]
-    assert keep.read_text() == "first"
-    assert sorted(tmp_path.iterdir()) == [path, keep]
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    left = "0123456789abcdef" * 2
+    for name in (f"a.txt.{left}.part", "a.txt", "mine.part", f"a.{left}.parts"):
+        (tmp_path / name).touch()
+    (tmp_path / f"step-000006.{left}.part").mkdir()
+    (tmp_path / f"step-000006.{left}.part" / "rank-00000.bin").touch()
+    (tmp_path / "step-000005").mkdir()
+    clear_left_overs(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["a.txt", "mine.part", f"a.{left}.parts", "step-000005"]
+    )

@@ -113,7 +113,7 @@ def test_list_shows_it_and_train_trains_and_continues(
     capsys.readouterr()
     assert main(["train", "train.resume=run", "train.steps=12"]) == 2
     assert (
-        "the config in the checkpoint run/checkpoint.pt does not compose: no feedforward 'tripled'"
+        "the config in the checkpoint run/checkpoints/step-000010 does not compose: no feedforward 'tripled'"
         in capsys.readouterr().err
     )
     fresh()

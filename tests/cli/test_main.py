@@ -22,14 +22,16 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"]):
         assert main(arguments) == 0
         out = capsys.readouterr().out
-        assert all(f"\n    {name} " in out for name in ("train", "list", "bench", "backends"))
+        assert all(f"\n    {name} " in out for name in ("train", "data", "list", "bench", "backends"))
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         [],
-        *([command] for command in ("train", "list", "bench", "explain", "tune", "backends", "lint-kernels")),
+        *([command] for command in ("train", "data", "list", "bench", "explain", "plan", "tune", "backends")),
+        *([command] for command in ("export", "swap", "lint-kernels")),
+        ["data", "prepare"],
         *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
     ],
     ids=" ".join,
@@ -66,7 +68,7 @@ assert not heavy, heavy
         ("fuselayers backends --de", ["--device "]),
         ("fuselayers train feedf", ["feedforward="]),
         ("fuselayers explain norm=r", ["rms_norm "]),
-        ("fuselayers explain gpt_", ["gpt_nano "]),
+        ("fuselayers explain gpt_na", ["gpt_nano "]),
         ("fuselayers bench model gpt_nano fusion.sc", ["fusion.scope="]),
         ("fuselayers list norm.r", ["norm.rms_norm "]),
     ],
@@ -106,7 +108,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
     [
         (
             ["trian"],
-            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, lint-kernels, list, ",
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, data, explain, export, lint",
         ),
         (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
         (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),
@@ -209,7 +211,7 @@ runpy.run_module("fuselayers", run_name="__main__", alter_sys=True)
 """
     process = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
     deadline = time.monotonic() + 120
-    while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+    while not (folder / "checkpoints").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.interrupt()
     done = process.wait()

@@ -285,7 +285,7 @@ class TestSources:
         (
             ["feedforwrd=mlp"],
             "no config group 'feedforwrd'; did you mean 'feedforward'? there are: "
-            "attention, data, feedforward, fusion, model, norm, position, residual, train",
+            "attention, data, feedforward, fusion, model, norm, parallel, position, residual, train",
         ),
         (["feedforwrd.expansion=2"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
         (

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fuselayers.configs import DataConfig, FusionConfig, TrainConfig, compose
+from fuselayers.configs import DataConfig, FusionConfig, ParallelConfig, TrainConfig, compose
 from fuselayers.configs.schemas import section_options
 from fuselayers.configs.values import alternatives
 
 
-@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
+@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig, ParallelConfig])
 def test_every_field_says_what_it_means(section: type) -> None:
     assert all(len(option.doc.split()) >= 2 for option in section_options(section))
 
@@ -19,7 +19,7 @@ def test_every_field_says_what_it_means(section: type) -> None:
 PURE = {"clip_norm": "a norm of gradients has the loss's unit over the weight's", "seed": "it only names a sequence"}
 
 
-@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig])
+@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig, ParallelConfig])
 def test_every_number_has_a_range_and_a_unit(section: type) -> None:
     for option in section_options(section):
         if {int, float}.intersection(alternatives(option.annotation)):
@@ -27,7 +27,7 @@ def test_every_number_has_a_range_and_a_unit(section: type) -> None:
             assert option.doc.endswith(")") != (option.name in PURE), option.name
 
 
-@pytest.mark.parametrize("section", [TrainConfig, DataConfig])
+@pytest.mark.parametrize("section", [TrainConfig, DataConfig, ParallelConfig])
 def test_no_field_has_a_value_but_the_files(section: type) -> None:
     for field in fields(section):
         with pytest.raises(TypeError, match="missing"):
@@ -53,6 +53,19 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
             "train",
             {"seed": 2**63},
             "train.seed must be below 2**63, got 9223372036854775808",
+        ),
+        ("parallel", {"dp": -1}, "parallel.dp must be at least 0, got -1"),
+        ("parallel", {"tp": 0}, "parallel.tp must be at least 1, got 0"),
+        (
+            "parallel",
+            {"checkpointing": "blok"},
+            "no parallel.checkpointing 'blok'; did you mean 'block'? there are: block, budget:0.5, none, selective",
+        ),
+        ("parallel", {"checkpointing": "budget:2x"}, "budget"),
+        (
+            "parallel",
+            {"sequence": True},
+            "parallel.sequence splits the tokens over a tensor-parallel group, and parallel.tp is 1; set parallel.tp=2",
         ),
         ("train", {"min_learning_rate": 1.0}, "got 1.0; lower it too"),
         (

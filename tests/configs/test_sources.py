@@ -46,8 +46,8 @@ def test_a_text_comes_back_as_the_same_text(tmp_path: Path) -> None:
 
 def test_every_option_is_written_out_and_those_that_nobody_wrote_are_marked() -> None:
     written = yaml.safe_load(to_yaml(compose("bert_base", ["feedforward=mlp", "feedforward.bias=true"])))
-    sections = ["model", "feedforward", "attention", "norm", "residual", "position", "fusion", "train", "data"]
-    assert list(written) == [*sections, "left_at_default"]
+    sections = ["model", "feedforward", "attention", "norm", "residual", "position"]
+    assert list(written) == [*sections, "fusion", "train", "data", "parallel", "left_at_default"]
     assert written["feedforward"] == {
         "name": "mlp",
         "expansion": 4.0,

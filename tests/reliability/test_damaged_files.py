@@ -16,7 +16,7 @@ import torch
 from fuselayers.cli.main import main
 from fuselayers.configs import compose
 from fuselayers.partition import auto_file, fuse, warm_up
-from tests.reliability.runs import assert_same_run
+from tests.reliability.runs import STEPS, assert_same_run
 from tests.reliability.tally import Tally
 
 
@@ -53,10 +53,16 @@ def _damage(path: Path, random: random.Random) -> str:
 
 def _contents(run: Path) -> dict[str, bytes]:
     """The files of a run, but for the lock, which names its last holder."""
-    return {path.name: path.read_bytes() for path in run.iterdir() if path.suffix != ".lock"}
+    files = [path for path in run.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("name", ["checkpoint.pt", "metrics.csv", "config.yaml"])
+_CHECKPOINT = f"checkpoints/step-{STEPS:06}"
+
+
+@pytest.mark.parametrize(
+    "name", [f"{_CHECKPOINT}/rank-00000.bin", f"{_CHECKPOINT}/index.json", "metrics.csv", "config.yaml"]
+)
 def test_a_run_with_a_damaged_file(
     name: str, tally: Tally, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +81,8 @@ def test_a_run_with_a_damaged_file(
         else:
             assert code == 2, how
             assert errors.count("\n") == 1, errors
-            assert f"{run / name}" in errors, errors
+            damaged = run / name
+            assert str(damaged.parent if _CHECKPOINT in name else damaged) in errors, errors
             assert _contents(run) == before
 
     tally.seeds(check, few=8, all=200)

@@ -15,7 +15,19 @@ from fuselayers.cli.main import main
 from fuselayers.configs import compose
 from tests.reliability.tally import Tally
 
-_SECTIONS = ("model", "attention", "feedforward", "norm", "residual", "position", "block", "fusion", "train", "data")
+_SECTIONS = (
+    "model",
+    "attention",
+    "feedforward",
+    "norm",
+    "residual",
+    "position",
+    "block",
+    "fusion",
+    "train",
+    "data",
+    "parallel",
+)
 _KEYS = (
     "name",
     "_target_",

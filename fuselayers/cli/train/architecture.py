@@ -8,27 +8,32 @@ from ...components import Choice, LayerChange
 from ...configs import COMPONENT_SECTIONS, Config
 from ...configs.sections import with_layer_changes
 from ..plain import same_layer
+from .data import Text
 
-_BYTES = 256
 # Dropout may change between two sessions of one run.
 _FREE_OPTIONS = frozenset({"dropout", "stochastic_depth"})
 
 
-def sequence_length(config: Config) -> int:
-    """The number of bytes of a training sequence.
+def sequence_length(config: Config, text: Text) -> int:
+    """The number of tokens of a training sequence.
 
     Raises:
-        ValueError: the model cannot predict the next byte, or its context is shorter than `data.sequence_length`.
+        ValueError: the model cannot predict the next token of the text, or its context is shorter than
+            `data.sequence_length`.
     """
     model = config.model
     if model.name != "decoder":
         raise ValueError(
-            f"train needs a model that predicts the next byte, a decoder; model.name is {model.name!r}; "
+            f"train needs a model that predicts the next token, a decoder; model.name is {model.name!r}; "
             "take model=gpt_nano, gpt2_small or llama_tiny"
         )
     vocab_size, context_length = int(model.options["vocab_size"]), int(model.options["context_length"])
-    if vocab_size < _BYTES:
-        raise ValueError(f"model.vocab_size must be at least {_BYTES} to hold every byte, got {vocab_size}")
+    wanted, unit = text.vocabulary.size, text.vocabulary.unit
+    if vocab_size < wanted:
+        raise ValueError(
+            f"model.vocab_size must be at least {wanted} to hold every {unit} of {text.source}, got {vocab_size}; "
+            f"add model.vocab_size={wanted}"
+        )
     length = config.data.sequence_length or context_length
     if length > context_length:
         raise ValueError(

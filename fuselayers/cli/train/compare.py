@@ -22,7 +22,6 @@ from ...partition.timer import Step, time_in_turns
 from ..machine import describe_machine
 from ..plain import plain_config
 from ..plain_torch import plain_twin
-from .checkpoint import random_state, restore_random_state
 from .loop import autocast
 
 PLAIN: Final = "plain PyTorch"
@@ -62,14 +61,20 @@ class Comparison:
     conditions: str
 
 
-def unfused_models(config: Config, trained: nn.Module, *, device: torch.device) -> dict[str, nn.Module]:
-    """EAGER, and PLAIN before it if there is a twin, with the trained weights; torch's generators do not change."""
-    states = random_state()
-    try:
+def unfused_models(
+    config: Config, trained: nn.Module, *, weights: Mapping[str, Tensor] | None = None, device: torch.device
+) -> dict[str, nn.Module]:
+    """EAGER, and PLAIN before it if there is a twin, with the trained weights; torch's generators do not change.
+
+    Args:
+        config: of the run.
+        trained: the model, in the mode that these get.
+        weights: its state_dict with whole tensors, where the model is split; None to read them from it.
+        device: for the models.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         eager = build(plain_config(config))
-    finally:
-        restore_random_state(states)
-    eager.load_state_dict(trained.state_dict())
+    eager.load_state_dict(trained.state_dict() if weights is None else weights)
     eager.to(device).train(trained.training)
     try:
         return {PLAIN: plain_twin(eager), EAGER: eager}
@@ -94,34 +99,34 @@ def compare(
         precision: of the training: "float32" or "bfloat16".
         device: where the models are.
     """
-    states, modes = random_state(), {name: model.training for name, model in models.items()}
+    modes = {name: model.training for name, model in models.items()}
     run = partial(_step, precision=precision, device=device)
-    try:
-        plain_differences = []
-        if PLAIN in models:
-            for name in (PLAIN, EAGER):
-                models[name].eval()
-            plain_differences = [abs(run(models[PLAIN], batch) - run(models[EAGER], batch)) for batch in batches]
-        for model in models.values():
-            model.train()
-        # The first calls, which compile and warm up, compare the losses.
-        differences = []
-        for seed, batch in enumerate(batches):
-            losses = []
-            for name in (EAGER, FUSED):
-                torch.manual_seed(seed)
-                losses.append(run(models[name], batch))
-            differences.append(abs(losses[0] - losses[1]))
-        saved = {}
-        for name, model in models.items():
-            with autocast(device, precision=precision):
-                saved[name] = saved_bytes(model, *batches[0], parameters=list(model.parameters()))
-        steps = {name: Step(partial(run, model), cycle(batches).__next__) for name, model in models.items()}
-        times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
-    finally:
-        for name, model in models.items():
-            model.train(modes[name])
-        restore_random_state(states)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        try:
+            plain_differences = []
+            if PLAIN in models:
+                for name in (PLAIN, EAGER):
+                    models[name].eval()
+                plain_differences = [abs(run(models[PLAIN], batch) - run(models[EAGER], batch)) for batch in batches]
+            for model in models.values():
+                model.train()
+            # The first calls, which compile and warm up, compare the losses.
+            differences = []
+            for seed, batch in enumerate(batches):
+                losses = []
+                for name in (EAGER, FUSED):
+                    torch.manual_seed(seed)
+                    losses.append(run(models[name], batch))
+                differences.append(abs(losses[0] - losses[1]))
+            saved = {}
+            for name, model in models.items():
+                with autocast(device, precision=precision):
+                    saved[name] = saved_bytes(model, *batches[0], parameters=list(model.parameters()))
+            steps = {name: Step(partial(run, model), cycle(batches).__next__) for name, model in models.items()}
+            times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
+        finally:
+            for name, model in models.items():
+                model.train(modes[name])
     return Comparison(
         sides={name: Side(tuple(times[name]), saved[name]) for name in models},
         tokens=batches[0][0].numel(),

@@ -18,13 +18,18 @@ class Interrupt:
     terminal sends twice. Where SIGHUP was ignored, as under nohup, it still is. Python allows handlers only in the main
     thread; in other threads nothing changes.
 
+    Args:
+        once: False where every signal comes twice, as to the processes of torchrun: from the terminal, and from
+            torchrun, which kills those that do not end in time. Then a second one changes nothing.
+
     >>> with Interrupt() as interrupt:
     ...     signal.raise_signal(signal.SIGINT)
     >>> interrupt.signal_number == signal.SIGINT
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, once: bool = True) -> None:
+        self._once = once
         self.signal_number: int | None = None
         self._asked = False
         self._handlers: dict[int, signal._HANDLER] = {}
@@ -47,11 +52,23 @@ class Interrupt:
         self.signal_number = self.signal_number or number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
+        if number != signal.SIGHUP and self._once:
             if self._asked:
                 raise KeyboardInterrupt
             self._asked = True
         self.note(number)
+
+
+def exit_code(number: int) -> int:
+    """The exit code of a run that a signal stopped, after its checkpoint.
+
+    SIGTERM is how a scheduler takes a machine back: the run did what it was asked to, and a supervisor need not restart
+    it as failed. Ctrl-C, a lost terminal and a closed pipe end it as they end any program, with 128 + the signal.
+
+    >>> exit_code(signal.SIGTERM), exit_code(signal.SIGINT)
+    (0, 130)
+    """
+    return 0 if number == signal.SIGTERM else 128 + number
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""The training loop, a function of (weights, optimizer, torch's generators, step).
+"""The training loop, a function of (weights, optimizer, step).
 
-A checkpoint holds these four, so a resumed run repeats an uninterrupted one.
+A checkpoint holds these three, so a resumed run repeats an uninterrupted one: the batches and the random numbers of a
+step follow from the seed and the step.
 
 Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
@@ -16,19 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import TrainConfig
-from .checkpoint import (
-    Checkpoint,
-    load_optimizer,
-    load_weights,
-    not_finite,
-    random_state,
-    restore_random_state,
-)
-from .data import Text, evaluation_batches, training_batch
+from .checkpoint import Checkpoint, load_state, not_finite, state_of
+from .data import Text, evaluation_batches, read_ahead, training_batch
+from .divergence import first_not_finite
+from .engine import Engine
 from .interrupt import Interrupt, stops_without_output
+from .memory import peak_memory
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
+from .profiling import StepProfiler
 from .progress import TrainingProgress
+from .randomness import seed_generators
+from .utilisation import Utilisation
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,26 @@ class Trainer:
     """A model with its optimizer and its text.
 
     Args:
-        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not.
+        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
         text: to learn from.
         config: the section `train` of the config.
         sequence_length: T.
         device: where the model is.
+        engine: that made the model what it is; None for one process.
     """
 
     def __init__(
-        self, model: nn.Module, text: Text, *, config: TrainConfig, sequence_length: int, device: torch.device
+        self,
+        model: nn.Module,
+        text: Text,
+        *,
+        config: TrainConfig,
+        sequence_length: int,
+        device: torch.device,
+        engine: Engine | None = None,
     ) -> None:
         self.model = model
+        self.engine = engine or Engine(model)
         self.text = text
         self.config = config
         self.sequence_length = sequence_length
@@ -74,9 +83,10 @@ class Trainer:
             weight_decay=config.weight_decay,
             betas=(config.beta1, config.beta2),
         )
+        self.engine.attach(self.optimizer)
 
     def step(self, step: int) -> Update:
-        """One update of the weights; `step` is 1 for the first.
+        """One update of the weights; `step` is 1 for the first. Each process computes its rows of every batch.
 
         Raises:
             ValueError: the loss or the gradient is not finite; the weights do not change.
@@ -92,37 +102,49 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        losses = []
-        for micro_batch in range(config.accumulate):
-            loss = self.loss(*self.batch(step, micro_batch=micro_batch))
-            (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        mean_loss = torch.stack(losses).mean().item()
-        limit = config.clip_norm if config.clip_norm > 0 else math.inf
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        mean_loss = self._gradients(step)
+        norm = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            where = self.where_it_diverged(lambda: self._gradients(step))
+            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
+        self.engine.update()
         tokens = config.accumulate * config.batch_size * self.sequence_length
         return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
 
+    def _gradients(self, step: int) -> float:
+        """Forward and backward of a step's micro-batches; the mean loss of all processes."""
+        config, engine = self.config, self.engine
+        losses = []
+        for micro_batch in range(config.accumulate):
+            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.layout.data_rank)
+            with engine.micro_batch(last=micro_batch == config.accumulate - 1):
+                loss = self.loss(*self.batch(step, micro_batch=micro_batch))
+                engine.backward(loss / config.accumulate)
+            losses.append(loss.detach())
+        return engine.processes.mean(torch.stack(losses).mean().item())
+
+    def where_it_diverged(self, run: Callable[[], object]) -> str:
+        """The first layer or gradient of any process that is not finite in `run`, as a clause for an error text."""
+        processes = self.engine.processes
+        return first_not_finite(self.model, run, agreed=processes.first_of if processes.launched else None)
+
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
-        """The tokens and targets of a step, [B, T] each, on the model's device."""
+        """This process's rows of a step's tokens and targets, [B / dp, T] each, on the model's device."""
+        config = self.config
+        size = {"batch_size": config.batch_size, "sequence_length": self.sequence_length}
+        read_ahead(self.text, seed=config.seed, step=step + 1, micro_batch=micro_batch, **size)
         tokens_BT, targets_BT = training_batch(
-            self.text.train_N,
-            seed=self.config.seed,
-            step=step,
-            micro_batch=micro_batch,
-            batch_size=self.config.batch_size,
-            sequence_length=self.sequence_length,
+            self.text.train_N, seed=config.seed, step=step, micro_batch=micro_batch, **size
         )
-        return tokens_BT.to(self.device), targets_BT.to(self.device)
+        return self._own_rows(tokens_BT), self._own_rows(targets_BT)
+
+    def _own_rows(self, batch_BT: Tensor) -> Tensor:
+        return batch_BT[self.engine.layout.rows(len(batch_BT))].to(self.device)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss in the run's precision, a float32 scalar."""
         with autocast(self.device, precision=self.config.precision):
-            loss: Tensor = self.model(tokens_BT, targets_BT)
+            loss: Tensor = self.engine.model(tokens_BT, targets_BT)
         return loss
 
     @torch.no_grad()
@@ -135,20 +157,12 @@ class Trainer:
             batch_size=self.config.batch_size,
             sequence_length=self.sequence_length,
         )
-        losses = [self.loss(tokens_BT.to(self.device), targets_BT.to(self.device)) for tokens_BT, targets_BT in batches]
-        return torch.stack(losses).float().mean().item()
+        losses = [self.loss(self._own_rows(tokens_BT), self._own_rows(targets_BT)) for tokens_BT, targets_BT in batches]
+        return self.engine.processes.mean(torch.stack(losses).float().mean().item())
 
-    def checkpoint(self, step: int, *, config_yaml: str, curve: str) -> Checkpoint:
-        """The state after `step`."""
-        return Checkpoint(
-            step=step,
-            config_yaml=config_yaml,
-            text_fingerprint=self.text.fingerprint,
-            curve=curve,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            random_state=random_state(),
-        )
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of a checkpoint, without copies: of split ones this process's parts."""
+        return state_of(self.model, self.optimizer)
 
     def restore(self, checkpoint: Checkpoint, *, path: Path) -> None:
         """Continue from a checkpoint.
@@ -156,50 +170,52 @@ class Trainer:
         Raises:
             ValueError: it is of another architecture, or holds what cannot be continued.
         """
-        load_weights(self.model, checkpoint, path=path)
-        load_optimizer(self.optimizer, checkpoint, path=path)
-        try:
-            restore_random_state(checkpoint.random_state)
-        except (KeyError, RuntimeError, TypeError) as error:
-            raise ValueError(
-                f"the checkpoint {path} cannot be continued: its random_state is not one of this torch's generators"
-            ) from error
+        load_state(self.model, self.optimizer, checkpoint, path=path)
 
 
 def train_steps(
     trainer: Trainer,
     *,
     done: int,
-    metrics: MetricsFile,
+    metrics: MetricsFile | None,
     progress: TrainingProgress,
     save: Callable[[int], None],
+    log: Callable[[Metrics], None],
+    utilisation: Utilisation,
+    profiler: StepProfiler,
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
     Args:
         trainer: of the model.
         done: the step of the checkpoint; 0 for a new run.
-        metrics: of the run.
+        metrics: of the run; None in the processes that write no files.
         progress: of the run.
-        save: writes the checkpoint of a step.
+        save: writes the checkpoint of a step; every process calls it.
+        log: takes every row, see `open_sinks`.
+        utilisation: of the model.
+        profiler: of some steps.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
         ValueError: the run diverged; the checkpoints are from before.
     """
-    config = trainer.config
-    before = metrics.rows[-1].seconds if metrics.rows else 0.0
+    config, processes = trainer.config, trainer.engine.processes
+    before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     started = time.perf_counter()
-    with Interrupt() as interrupt, stops_without_output(progress.console, interrupt), progress:
+    signals = Interrupt(once=not processes.launched)
+    with signals as interrupt, stops_without_output(progress.console, interrupt), progress, profiler:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
-            update = trainer.step(step)
-            speed = update.tokens / (time.perf_counter() - step_started)
+            with profiler.step(step):
+                update = trainer.step(step)
+                speed = update.tokens / (time.perf_counter() - step_started)
             validation_loss = None
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
                 if not math.isfinite(validation_loss):
-                    raise _diverged(step, f"the validation loss is {validation_loss}")
+                    where = trainer.where_it_diverged(trainer.validation_loss)
+                    raise _diverged(step, f"the validation loss is {validation_loss}; {where}")
             row = Metrics(
                 step=step,
                 loss=update.loss,
@@ -208,19 +224,26 @@ def train_steps(
                 gradient_norm=update.gradient_norm,
                 tokens_per_second=speed,
                 seconds=before + time.perf_counter() - started,
+                model_flops_utilisation=utilisation.of(speed),
+                peak_memory_bytes=peak_memory(trainer.device),
             )
-            metrics.append(row)
+            if metrics is not None:
+                metrics.append(row)
+            log(row)
             progress.step(row)
-            last = step == config.steps or interrupt.signal_number is not None
+            # A signal reaches one process only, or each at another time; all stop after the same step.
+            signal_number = processes.largest(interrupt.signal_number or 0) or None
+            last = step == config.steps or signal_number is not None
             if last or step % config.checkpoint_every == 0:
                 # A loss is of the weights before its update: the next step would tell too late.
-                name = not_finite(trainer.model)
+                name = processes.first_of(not_finite(trainer.model))
                 if name is not None:
                     raise _diverged(step, f"{name} holds a NaN or an infinity")
-                metrics.sync()
+                if metrics is not None:
+                    metrics.sync()
                 save(step)
             if last:
-                return Outcome(step, interrupt.signal_number)
+                return Outcome(step, signal_number)
     return Outcome(done, None)
 
 

@@ -19,12 +19,15 @@ class Metrics:
 
     Args:
         step: 1 for the first.
-        loss: nats per byte, the mean over the step's batch.
-        validation_loss: nats per byte on the held-out text after the step; None when it was not measured.
+        loss: nats per token (a byte, without a tokenizer), the mean over the step's batch.
+        validation_loss: nats per token on the held-out text after the step; None when it was not measured.
         learning_rate: of the step.
         gradient_norm: before clipping.
         tokens_per_second: of this step.
         seconds: of training up to the end of this step, all sessions, with evaluation and checkpoints.
+        model_flops_utilisation: the share of the machine's peak FLOP/s that the model's own arithmetic took; None where
+            it is not known.
+        peak_memory_bytes: the most memory so far in this session; None in a curve of an older fuselayers.
     """
 
     step: int
@@ -34,9 +37,13 @@ class Metrics:
     gradient_norm: float
     tokens_per_second: float
     seconds: float
+    model_flops_utilisation: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 _HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
+# Curves of fuselayers 0.1 before it measured utilisation and memory: read, and continued with the new columns.
+_OLD_HEADER = ",".join(field.name for field in fields(Metrics)[:7]) + "\n"
 
 
 class MetricsFile:
@@ -104,33 +111,45 @@ def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
     Raises:
         ValueError: the first line is not a curve's, or a row cannot be read.
 
-    >>> parse_metrics(_HEADER + "1,5.5,,0.001,1.0,1000.0,0.5\\n", source="a test")[0].loss
+    >>> parse_metrics(_HEADER + "1,5.5,,0.001,1.0,1000.0,0.5,0.41,9000\\n", source="a test")[0].loss
     5.5
     """
     lines = curve.splitlines(keepends=True)
-    if not lines or lines[0] != _HEADER:
+    if not lines or lines[0] not in (_HEADER, _OLD_HEADER):
         raise ValueError(f"{source} is not the curve of a run: its first line must be {_HEADER.strip()}")
-    return [_parse(line, source=source) for line in lines[1:] if line.endswith("\n")]
+    columns = lines[0].count(",") + 1
+    return [_parse(line, columns=columns, source=source) for line in lines[1:] if line.endswith("\n")]
 
 
 def _check_first_line(path: Path) -> None:
     """Refuse to replace a table of the user's."""
-    wanted = _HEADER.encode()
     with open_regular(path) as file:
-        first = file.read(len(wanted))
-    if first and first != wanted:
+        first = file.readline(len(_HEADER))
+    if first and first not in (_HEADER.encode(), _OLD_HEADER.encode()):
         raise ValueError(
             f"{path} is not the curve of a run: its first line must be {_HEADER.strip()}; move the file away, the "
             "checkpoint holds the curve too"
         )
 
 
-def _parse(line: str, *, source: str) -> Metrics:
+def _parse(line: str, *, columns: int, source: str) -> Metrics:
     try:
-        step, loss, validation_loss, *others = line.strip().split(",")
-        rate, norm, speed, seconds = map(float, others)
-        measured = float(validation_loss) if validation_loss else None
-        return Metrics(int(step), float(loss), measured, rate, norm, speed, seconds)
+        cells = line.strip().split(",")
+        if len(cells) != columns:
+            raise ValueError
+        step, loss, validation_loss, rate, norm, speed, seconds, *new = cells
+        utilisation, memory = new or ("", "")
+        return Metrics(
+            step=int(step),
+            loss=float(loss),
+            validation_loss=float(validation_loss) if validation_loss else None,
+            learning_rate=float(rate),
+            gradient_norm=float(norm),
+            tokens_per_second=float(speed),
+            seconds=float(seconds),
+            model_flops_utilisation=float(utilisation) if utilisation else None,
+            peak_memory_bytes=int(memory) if memory else None,
+        )
     except ValueError as error:
         raise ValueError(f"{source} is not the curve of a run: cannot read the row {line.strip():.80}") from error
 

@@ -97,7 +97,8 @@ class FavorAttention(CrossHeads):
         mixed_BHTC = kernel_attention(
             q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask
         )
-        return dropout_op(mixed_BHTC, self.dropout, training=self.training)
+        shard = self.layout.shard(mixed_BHTC, 1)
+        return dropout_op(mixed_BHTC, self.dropout, training=self.training, shard=shard)
 
 
 def _features(

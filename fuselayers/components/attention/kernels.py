@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..._torch.dispatch import is_compiling
 from ...ops import dropout
+from ..layout import WHOLE, Layout
 from .flex import flex, is_grouped
 from .masks import Rules, allowed_keys
 
@@ -30,7 +31,14 @@ _SINK_CHANNELS: Final = 8
 
 
 def attend(
-    q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, kernel: Kernel = "auto", p: float
+    q_BHTC: Tensor,
+    k_BGSC: Tensor,
+    v_BGSC: Tensor,
+    rules: Rules,
+    *,
+    kernel: Kernel = "auto",
+    p: float,
+    layout: Layout = WHOLE,
 ) -> Tensor:
     """Return the result of every query: [B, H, T, C].
 
@@ -44,6 +52,7 @@ def attend(
         kernel: how it is computed; "auto" chooses.
         p: probability of dropping an attention probability; above 0 the formula is written out, since the mask must be
             the library's own, the same on every backend.
+        layout: which heads these are.
 
     >>> q, k, v = torch.ones(1, 1, 1, 2), torch.ones(1, 1, 3, 2), torch.arange(6.0).view(1, 1, 3, 2)
     >>> attend(q, k, v, Rules(scale=1.0, window=2), p=0.0)
@@ -56,7 +65,7 @@ def attend(
         # takes a BlockMask.
         kernel, rules = "plain", rules._replace(mask=None)
     if p > 0 or kernel == "plain":
-        return _plain(q_BHTC, k_BGSC, v_BGSC, rules, p=p)
+        return _plain(q_BHTC, k_BGSC, v_BGSC, rules, p=p, layout=layout)
     if kernel == "flex":
         return flex(q_BHTC, k_BGSC, v_BGSC, rules)
     return _sdpa(q_BHTC, k_BGSC, v_BGSC, rules)
@@ -121,7 +130,7 @@ def _with_sink(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, unscaled_H: Tenso
     return q_BHTC, k_BGSC, F.pad(v_BGSC, (0, _SINK_CHANNELS, 0, 1))
 
 
-def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: float) -> Tensor:
+def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: float, layout: Layout) -> Tensor:
     """Attention in plain torch, which saves B x H x T x S probabilities for backward."""
     batch, heads, tokens, _ = q_BHTC.shape
     groups, keys = k_BGSC.shape[1:3]
@@ -146,6 +155,6 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
         weights_BHTS = weights_BHTS[..., :-1]
     if hidden is not None:
         weights_BHTS = weights_BHTS.masked_fill(hidden, 0.0)
-    weights_BHTS = dropout(weights_BHTS, p) if p > 0 else weights_BHTS
+    weights_BHTS = dropout(weights_BHTS, p, shard=layout.shard(weights_BHTS, 1)) if p > 0 else weights_BHTS
     weights_BGXS = torch.unflatten(weights_BHTS, 1, (groups, heads // groups)).flatten(2, 3)
     return (weights_BGXS @ v_BGSC).reshape(batch, heads, tokens, v_BGSC.shape[-1])

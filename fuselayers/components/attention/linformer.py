@@ -80,7 +80,7 @@ class LinformerAttention(PackedHeads):
         k_BGPC = self._mixtures(self.key_projection, zero_padding(k_BGTC, key_padding_mask))
         v_BGPC = self._mixtures(of_values, zero_padding(v_BGTC, key_padding_mask))
         rules = Rules(scale=1 / math.sqrt(self.head_dim))
-        return attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0)
+        return attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0, layout=self.layout)
 
     def _mixtures(self, projection: nn.Linear, x_BGTC: Tensor) -> Tensor:
         """Project along the tokens: [B, G, T, C] -> [B, G, P, C]."""

@@ -83,7 +83,7 @@ class LocalAttention(PackedHeads):
             real_BNS = F.pad(key_padding_mask, around).unfold(1, span, size)
             mask_BNWS = mask_BNWS & real_BNS[:, :, None]
         rules = Rules(scale=1 / math.sqrt(self.head_dim), mask=mask_BNWS.flatten(0, 1)[:, None])
-        mixed_XHWC = attend(q_XHWC, k_XGSC, v_XGSC, rules, p=self.dropout if self.training else 0.0)
+        mixed_XHWC = attend(q_XHWC, k_XGSC, v_XGSC, rules, p=self.dropout if self.training else 0.0, layout=self.layout)
         mixed_BHNWC = torch.unflatten(mixed_XHWC, 0, (batch, blocks)).movedim(1, 2)
         return mixed_BHNWC.flatten(2, 3)[:, :, :tokens]
 

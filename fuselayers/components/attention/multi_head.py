@@ -166,6 +166,8 @@ class MultiHeadAttention(PackedHeads):
                 check_padding(key_padding_mask, x_BTD, before=first)
             else:
                 check_padding(key_padding_mask, memory, called="the memory")
+        if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1:
+            mask = self.layout.own(mask, 1)
         if mask is not None:
             check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
         if bias is not None:
@@ -189,7 +191,7 @@ class MultiHeadAttention(PackedHeads):
             mask=mask,
         )
         p = self.dropout if self.training else 0.0
-        return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p))
+        return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p, layout=self.layout))
 
     def check_memory(self) -> None:
         """Raise ValueError if its options exclude a memory."""

@@ -129,7 +129,8 @@ class NystromAttention(CrossHeads):
             mixed_BHTC = mixed_BHTC + self.value_conv(
                 zero_padding(v_BGSC, key_padding_mask).repeat_interleave(group, dim=1)
             )
-        return dropout_op(mixed_BHTC, self.dropout, training=self.training)
+        shard = self.layout.shard(mixed_BHTC, 1)
+        return dropout_op(mixed_BHTC, self.dropout, training=self.training, shard=shard)
 
 
 def _segments(q_BHTC: Tensor, key_padding_mask: Tensor | None, most: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..checks import check_input, check_padding, check_sequence
 from ..hooks import is_plain_linear
+from ..layout import WHOLE, Layout
 from .inputs import Rotate
 
 
@@ -33,6 +34,7 @@ class PackedHeads(nn.Module):
 
     # What extra_repr shows beside the heads.
     shown: ClassVar[tuple[str, ...]] = ()
+    layout: Layout = WHOLE
 
     def __init__(
         self,

@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ...ops import Shard
 from ..attention.inputs import check_able, takes
+from ..layout import WHOLE, Layout
 from ..ranges import Count, Probability, Size, in_range
 from ..registry import Choice, accepted, as_choice, check_base, create, register, title
 from ..residual import Residual, Sublayer
@@ -49,6 +51,7 @@ class TransformerBlock(nn.Module):
     torch.Size([1, 3, 8])
     """
 
+    layout: Layout = WHOLE
     built_in: ClassVar[frozenset[str]] = frozenset(
         {
             "attention",
@@ -142,6 +145,7 @@ class TransformerBlock(nn.Module):
         *,
         memory: Tensor | None = None,
         memory_padding_mask: Tensor | None = None,
+        shard: Shard | None = None,
         **inputs: Any,
     ) -> Tensor:
         """Return the stream after this block: [B, T, D] -> [B, T, D].
@@ -150,15 +154,18 @@ class TransformerBlock(nn.Module):
             x_BTD: the stream.
             memory: [B, S, D], the input of the cross-attention; required by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
+            shard: the position of x in the whole stream, where its tokens are divided by `parallelize`.
             inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; None is left out. A feedforward with
                 `takes_padding` gets the key_padding_mask too, with a cache that of the new tokens.
 
         Raises:
             ValueError: an attention cannot use an input, or there is a memory and no cross-attention, or none and one.
         """
-        y_BTD: Tensor = self.residual(
-            x_BTD, self.sublayers(memory=memory, memory_padding_mask=memory_padding_mask, **inputs)
-        )
+        sublayers = self.sublayers(memory=memory, memory_padding_mask=memory_padding_mask, **inputs)
+        sublayers = [self.layout.around(sublayer, shard) for sublayer in sublayers]
+        # A residual style of the user's need not know shards; `parallelize` refuses it.
+        given = {} if shard is None else {"shard": shard}
+        y_BTD: Tensor = self.residual(x_BTD, sublayers, **given)
         return y_BTD
 
     def sublayers(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...ops import dropout
 from ..checks import check_input, check_odd, zero_padding
+from ..layout import WHOLE, Layout
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
@@ -52,6 +53,7 @@ class ConvMLP(nn.Module):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     mixes_tokens: ClassVar[bool] = True
     takes_padding: ClassVar[bool] = True
+    layout: Layout = WHOLE
 
     @in_range
     def __init__(
@@ -97,7 +99,8 @@ class ConvMLP(nn.Module):
         up_BTF = zero_padding(self.up(x_BTD), key_padding_mask)
         hidden_BFT = F.pad(up_BTF.transpose(1, 2), (before, kernel_size - 1 - before))
         hidden_BTF = activated(self.conv(hidden_BFT).transpose(1, 2), self.activation, self.custom_activation)
-        y_BTD: Tensor = self.down(dropout(hidden_BTF, self.dropout, training=self.training))
+        shard = self.layout.shard(hidden_BTF, -1)
+        y_BTD: Tensor = self.down(dropout(hidden_BTF, self.dropout, training=self.training, shard=shard))
         return y_BTD
 
     def extra_repr(self) -> str:

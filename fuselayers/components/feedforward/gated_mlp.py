@@ -12,9 +12,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from ...ops import dropout, gated_activation
+from ...ops import Shard, dropout, gated_activation
 from ..checks import check_last_dim
 from ..fused_op import op_for
+from ..layout import WHOLE, Layout
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import custom_activation, hidden_width
@@ -49,6 +50,7 @@ class GatedMLP(nn.Module):
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
+    layout: Layout = WHOLE
 
     @in_range
     def __init__(
@@ -89,7 +91,8 @@ class GatedMLP(nn.Module):
         gate, up = (self.gate_up(x), None) if self.packed else (self.gate(x), self.up(x))
         if self.custom_activation is None:
             op = op_for(_gated_activation_dropout, gate, up, backend=self.backend, partition=self.partition)
-            hidden = op(gate, up, activation=self.activation, p=self.dropout, training=self.training)
+            shard = self.layout.shard(gate.chunk(2, dim=-1)[0] if up is None else up, -1)
+            hidden = op(gate, up, activation=self.activation, p=self.dropout, training=self.training, shard=shard)
         else:
             if up is None:
                 gate, up = gate.chunk(2, dim=-1)
@@ -102,6 +105,6 @@ class GatedMLP(nn.Module):
 
 
 def _gated_activation_dropout(
-    gate: Tensor, up: Tensor | None, *, activation: str | None, p: float, training: bool
+    gate: Tensor, up: Tensor | None, *, activation: str | None, p: float, training: bool, shard: Shard | None
 ) -> Tensor:
-    return dropout(gated_activation(gate, up, activation=activation), p, training=training)
+    return dropout(gated_activation(gate, up, activation=activation), p, training=training, shard=shard)

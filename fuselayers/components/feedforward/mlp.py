@@ -16,6 +16,7 @@ from ...ops import bias_activation_dropout, dropout
 from ..checks import check_last_dim
 from ..fused_op import op_for
 from ..hooks import is_plain_linear
+from ..layout import WHOLE, Layout
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
@@ -44,6 +45,8 @@ class MLP(nn.Module):
     )
     """
 
+    layout: Layout = WHOLE
+
     @in_range
     def __init__(
         self,
@@ -68,7 +71,8 @@ class MLP(nn.Module):
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
         hidden = activated(self.up(x), self.activation, self.custom_activation)
-        y: Tensor = self.down(dropout(hidden, self.dropout, training=self.training))
+        shard = self.layout.shard(hidden, -1)
+        y: Tensor = self.down(dropout(hidden, self.dropout, training=self.training, shard=shard))
         return y
 
     def extra_repr(self) -> str:
@@ -126,6 +130,7 @@ class FusedMLP(MLP):
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
         bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
         op = op_for(bias_activation_dropout, hidden, bias, backend=self.backend, partition=self.partition)
-        hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training)
+        shard = self.layout.shard(hidden, -1)
+        hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training, shard=shard)
         y: Tensor = self.down(hidden)
         return y

@@ -161,6 +161,7 @@ class Decoder(Stack):
             bias_V=self.bias,
             scale=self.logit_scale,
             soft_cap=self.logit_soft_cap,
+            layout=self.layout,
         )
         return self.with_auxiliary_loss(loss)
 
@@ -269,7 +270,13 @@ class Decoder(Stack):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return to_logits(x, self._head, bias_V=self.bias, scale=self.logit_scale, soft_cap=self.logit_soft_cap)
+        return to_logits(
+            *(x, self._head),
+            bias_V=self.bias,
+            scale=self.logit_scale,
+            soft_cap=self.logit_soft_cap,
+            layout=self.layout,
+        )
 
     def extra_repr(self) -> str:
         return (

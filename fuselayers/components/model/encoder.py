@@ -145,8 +145,10 @@ class Encoder(Stack):
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         head = self.token.weight if self.head is None else self.head
         if targets_BT is None:
-            return to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale)
-        loss = token_loss(x_BTD, targets_BT, head, self.loss, bias_V=self.bias, scale=self.logit_scale)
+            return to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale, layout=self.layout)
+        loss = token_loss(
+            x_BTD, targets_BT, head, self.loss, bias_V=self.bias, scale=self.logit_scale, layout=self.layout
+        )
         return self.with_auxiliary_loss(loss)
 
     def features(

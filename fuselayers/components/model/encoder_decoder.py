@@ -199,7 +199,9 @@ class EncoderDecoder(Model):
         x_BTD = self.decode(inputs_BT, memory, memory_padding_mask=key_padding_mask)
         if targets_BT is None:
             return self._logits(x_BTD)
-        return self.with_auxiliary_loss(token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale))
+        return self.with_auxiliary_loss(
+            token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale, layout=self.layout)
+        )
 
     def encode(self, source_BS: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memory of a source: [B, S] -> [B, S, D]."""
@@ -308,7 +310,7 @@ class EncoderDecoder(Model):
 
     def _logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]."""
-        return to_logits(x, self._head, scale=self.logit_scale)
+        return to_logits(x, self._head, scale=self.logit_scale, layout=self.layout)
 
     def extra_repr(self) -> str:
         return (

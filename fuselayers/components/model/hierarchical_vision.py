@@ -145,11 +145,13 @@ class HierarchicalVision(Model):
         """
         x_BD = self.features(images)
         if targets_B is None:
-            return to_logits(x_BD, self.head)
+            return to_logits(x_BD, self.head, layout=self.layout)
         if not torch.compiler.is_compiling():
             check_classes(targets_B, images)
         # For the loss an image is a sequence of one token.
-        return self.with_auxiliary_loss(token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain"))
+        return self.with_auxiliary_loss(
+            token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", layout=self.layout)
+        )
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""

@@ -5,6 +5,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..layout import WHOLE, Layout
+
 
 class Model(nn.Module):
     """The base of the models. Each model takes those of these arguments that its signature lists.
@@ -52,6 +54,8 @@ class Model(nn.Module):
         {"attention", "feedforward", "norm", "residual", "position", "backend", "partition"}
     )
 
+    layout: Layout = WHOLE
+
     def num_parameters(self) -> int:
         """Return the number of parameters, also of frozen ones; a tied parameter counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
@@ -76,7 +80,7 @@ class Model(nn.Module):
             return loss
         if loss.requires_grad and not torch.compiler.is_compiling():
             self._check_gradients()
-        return loss + auxiliary
+        return loss + self.layout.once(auxiliary)
 
     def _check_gradients(self) -> None:
         for name, module in self.named_modules():

@@ -112,6 +112,9 @@ class Stack(Model):
             inputs["rotate"] = functools.partial(rotate, first=first) if first else rotate
         if "bias" in self.position.needs:
             inputs["bias"] = self.position.bias(x_BTD, first=first)
+        x_BTD, shard = self.layout.split_tokens(x_BTD)
+        if shard is not None:
+            inputs["shard"] = shard
         run: list[tuple[nn.Module, dict[str, Any]]] = []
         for number, block in enumerate(self.blocks):
             of_block = inputs | {"cache": caches[number]} if caches else inputs
@@ -121,7 +124,7 @@ class Stack(Model):
             x_BTD, run = run_reversible(run, x_BTD), []
             x_BTD = block(x_BTD, **of_block)
         x_BTD = run_reversible(run, x_BTD)
-        return x_BTD if self.norm is None else self.norm(x_BTD)
+        return self.layout.join_tokens(x_BTD if self.norm is None else self.norm(x_BTD), shard)
 
     def within_documents(
         self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None

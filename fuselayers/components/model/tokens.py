@@ -15,6 +15,7 @@ from ..._torch.dispatch import FakeTensor
 from ...names import no_such
 from ...ops import linear_cross_entropy
 from ..hooks import is_plain_linear
+from ..layout import WHOLE, Layout
 from ..registry import Choice, as_choice, create
 
 # The target of a position that does not count in the loss, as in torch.
@@ -96,6 +97,7 @@ def to_logits(
     bias_V: Tensor | None = None,
     scale: float = 1.0,
     soft_cap: float | None = None,
+    layout: Layout = WHOLE,
 ) -> Tensor:
     """Return head(scale * x) + bias, bounded if there is a cap: [..., D] -> [..., V].
 
@@ -105,6 +107,7 @@ def to_logits(
         bias_V: added to the logits; None adds nothing.
         scale: factor of x.
         soft_cap: the bound of the logits, which become cap * tanh(logits / cap); None for no bound.
+        layout: of the model; each process computes all logits.
 
     >>> to_logits(torch.ones(2), torch.eye(2), scale=0.5)
     tensor([0.5000, 0.5000])
@@ -119,7 +122,7 @@ def to_logits(
         if bias_V is not None:
             # Autocast rounds the result of a layer, but not that of a sum.
             logits = logits + bias_V.to(logits.dtype)
-    return logits if soft_cap is None else (logits / soft_cap).tanh() * soft_cap
+    return layout.once(logits if soft_cap is None else (logits / soft_cap).tanh() * soft_cap)
 
 
 def check_loss(loss: str, *, soft_cap: float | None = None) -> None:
@@ -139,6 +142,7 @@ def token_loss(
     bias_V: Tensor | None = None,
     scale: float = 1.0,
     soft_cap: float | None = None,
+    layout: Layout = WHOLE,
 ) -> Tensor:
     """Return the mean cross entropy of the logits of x in nats, a float32 scalar; it is nan if none counts.
 
@@ -150,6 +154,7 @@ def token_loss(
         bias_V: as for `to_logits`.
         scale: as for `to_logits`.
         soft_cap: as for `to_logits`.
+        layout: of the model; each process computes the losses of its own tokens.
 
     Raises:
         ValueError: a target is outside of the vocabulary, or the loss is "fused" and the head cannot be.
@@ -161,18 +166,27 @@ def token_loss(
             "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
             f"{found}; take loss='auto'"
         )
+    counted = (targets_BT != IGNORED).sum() if layout.divided else None
+    if layout.divided:  # its own tokens, as one row
+        x_BTD, targets_BT = (layout.own(of_all.flatten(0, 1), 0)[None] for of_all in (x_BTD, targets_BT))
     if weight_VD is not None:
         vocab_size = weight_VD.shape[0]
         inputs = x_BTD if scale == 1 else x_BTD * scale, weight_VD, targets_BT
-        mean = functools.partial(linear_cross_entropy, *inputs, bias=bias_V, dtype=torch.float32)
+        loss_of = functools.partial(linear_cross_entropy, *inputs, bias=bias_V, dtype=torch.float32)
     else:
         logits_BTV = to_logits(x_BTD, head, bias_V=bias_V, scale=scale, soft_cap=soft_cap)
         vocab_size = logits_BTV.shape[-1]
-        mean = functools.partial(F.cross_entropy, logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+        loss_of = functools.partial(F.cross_entropy, logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+
+    def mean() -> Tensor:
+        if counted is None:
+            return loss_of(ignore_index=IGNORED)
+        return layout.total(loss_of(ignore_index=IGNORED, reduction="sum") / counted)
+
     if torch.compiler.is_compiling():
-        return mean(ignore_index=IGNORED)
+        return mean()
     try:
-        return mean(ignore_index=IGNORED)
+        return mean()
     except IndexError as error:
         raise ValueError(
             f"targets must be in 0..{vocab_size - 1} or {IGNORED}, got {int(targets_BT.min())}..{int(targets_BT.max())}"

@@ -127,9 +127,11 @@ class VisionTransformer(Stack):
         if targets_B is not None and not torch.compiler.is_compiling():
             check_classes(targets_B, images)
         if targets_B is None:
-            return to_logits(x_BD, self.head, scale=self.logit_scale)
+            return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
         # For the loss an image is a sequence of one token.
-        loss = token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale)
+        loss = token_loss(
+            x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale, layout=self.layout
+        )
         return self.with_auxiliary_loss(loss)
 
     def features(self, images: Tensor) -> Tensor:

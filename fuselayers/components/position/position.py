@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_length
+from ..layout import WHOLE, Layout
 from ..ranges import Positive, Size, in_range
 from ..registry import register
 
@@ -158,6 +159,7 @@ class ALiBiPosition(Position):
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"num_heads"})
+    layout: Layout = WHOLE
 
     @in_range
     def __init__(self, *, num_heads: Size | None) -> None:
@@ -176,7 +178,7 @@ class ALiBiPosition(Position):
         place = torch.arange(1, self.num_heads + 1, device=device, dtype=torch.float32)
         # The further slopes of 2 P heads are half a step before those of P heads.
         place = torch.where(place <= power, place, place - power - 0.5)
-        return torch.exp2(place * (-8 / power))
+        return self.layout.own(torch.exp2(place * (-8 / power)), 0)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}"

@@ -1,4 +1,4 @@
-"""Attention with dropout on a CPU, of whose weights nothing is saved.
+"""CPU attention with dropout that saves a seed instead of the weights.
 
     q      [..., T, D]
     k, v   [..., S, D]
@@ -28,7 +28,8 @@ def attention_function(functions: Any, name: Any, default: Any) -> Any:
     chosen = functions.get_interface(name, default)
     place = getattr(chosen, "__module__", None), getattr(chosen, "__name__", None)
     known = place == ("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
-    return _in_mode(chosen) if known and torch.is_grad_enabled() else chosen
+    # Without gradients too: reentrant checkpointing runs forward so, and backward must drop the same weights.
+    return _in_mode(chosen) if known else chosen
 
 
 def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +66,12 @@ def _takes(
 ) -> bool:
     plain = all(one.is_cpu and one.dtype == torch.float32 for one in (q, k, v))
     alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not enable_gqa
-    clear = attn_mask is None or (not is_causal and attn_mask.dtype in (torch.bool, torch.float32))
+    scores = (*q.shape[:-1], k.shape[-2])
+    clear = attn_mask is None or (
+        not is_causal
+        and attn_mask.dtype in (torch.bool, torch.float32)
+        and torch.broadcast_shapes(attn_mask.shape, scores) == scores  # type: ignore[no-untyped-call]
+    )
     return plain and alike and clear and 0.0 < dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
 
 

@@ -37,18 +37,19 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 @functools.cache
 def block_class(cls: Any, backend: str) -> type:
-    """Return a subclass whose forward is `cls.forward`, fused, wherever a gradient can be asked for.
+    """Return a subclass whose forward is `cls.forward`, fused, in training and wherever a gradient can be asked for.
 
     One fused function serves all blocks of a class: their parameters are inputs of its graphs. Sizes are dynamic from
-    the start. Without gradients there is nothing to save, and a cache of keys and values may be filled: then the
-    block's own forward runs.
+    the start. In evaluation without gradients there is nothing to save, and a cache of keys and values may be filled:
+    then the block's own forward runs. In training the fused one runs without gradients too, as reentrant checkpointing
+    calls it: backward must drop the same elements.
     """
     forward = cls.forward
     fused = fuse(forward, backend=backend, dynamic=True)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (fused if torch.is_grad_enabled() else forward)(self, *args, **kwargs)
+        return (fused if torch.is_grad_enabled() or self.training else forward)(self, *args, **kwargs)
 
     members = {"forward": fused_forward, "found": (), "block_backend": backend, "__reduce_ex__": _reduce}
     return subclass(cls, members)

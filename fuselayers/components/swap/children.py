@@ -42,10 +42,14 @@ class Child:
     globals: Mapping[str, types.ModuleType]
 
 
+_CALLS: Final = ("__call__", "__getattr__", "_call_impl", "_wrapped_call_impl")
+"""What stands between a call of a module and its forward, or its attributes."""
+
+
 @functools.cache
 def plain_child(cls: Any) -> Child | None:
     """Return what stands in place of calls of modules of this class; None where nothing can."""
-    if cls.__call__ is not nn.Module.__call__ or cls.__getattr__ is not nn.Module.__getattr__:
+    if any(getattr(cls, name) is not getattr(nn.Module, name) for name in _CALLS):
         return None
     try:
         forward = read(cls)

@@ -59,6 +59,8 @@ def forget(module: nn.Module) -> None:
 
 
 def _reason(module: nn.Module, path: str) -> str:
+    if not path:  # of a sequence
+        return "its modules have changed"
     try:
         value: Any = functools.reduce(getattr, path.split("."), module)
     except AttributeError:

@@ -1,5 +1,6 @@
 """The functions that `swap` puts in place of what a forward computes."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -55,13 +56,19 @@ def _gate(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], 
     if not is_compiling() and (
         activation is F.silu or type(activation) is nn.SiLU or calls_only(original_type(activation), F.silu)
     ):
-        return lambda gate, up: ops.gated_activation(gate, up, activation="silu")
+        return lambda gate, up: (
+            ops.gated_activation(gate, up, activation="silu")
+            if gate.shape == up.shape and gate.dtype == up.dtype
+            else activation(gate) * up
+        )
     return lambda gate, up: activation(gate) * up
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU with a tangent, as one op."""
-    return F.gelu(x, approximate="tanh")
+    if x.is_floating_point():
+        return F.gelu(x, approximate="tanh")
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
 def mlp(

@@ -228,7 +228,8 @@ class _Rewriting:
 
     def _replaced(self, rule: Rule, match: Match, run: Run) -> Run:
         slots = [name for name in rule.slots if name in match.bound]
-        bound = {"training": OfSelf("training"), **match.bound}
+        origin, *_ = sorted({run.steps[number].origin for number in match.steps})
+        bound = {"training": OfSelf(f"{origin}.training" if origin else "training"), **match.bound}
         named = [*slots, *({"training"} - set(slots)) & inspect.signature(rule.replacement).parameters.keys()]
         function = f"{_PREFIX}rule_{len(self.functions)}"
         self.functions[function] = rule.replacement
@@ -237,6 +238,7 @@ class _Rewriting:
     def _first(self, rule: Rule, run: Run, *, across: bool) -> Match | None:
         tests = {slot: functools.partial(self._fits, rule, slot) for slot in rule.slots}
         found = (one for each in rule.runs for one in matches(each, run, results=rule.results, slots=tests))
+        found = (one for one in found if not (_is_across(one, run) and _takes_training(rule)))
         return next((one for one in found if not across or _is_across(one, run)), None)
 
     def _fits(self, rule: Rule, slot: str, ref: OfSelf | Global) -> bool:
@@ -251,6 +253,11 @@ class _Rewriting:
     def note(self, name: str, slots: Mapping[str, Callable[[Any], bool]], paths: Mapping[str, str]) -> None:
         self.found.append((name, tuple(paths.items())))
         self.tests += [(path, slots[slot]) for slot, path in paths.items()]
+
+
+def _takes_training(rule: Rule) -> bool:
+    """Whether the replacement asks for the mode of the module, which modules that a match goes across may not share."""
+    return "training" in inspect.signature(rule.replacement).parameters and "training" not in rule.slots
 
 
 def _is_across(match: Match, run: Run) -> bool:

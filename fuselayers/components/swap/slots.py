@@ -38,7 +38,9 @@ def original_type(value: Any) -> type:
 
 def is_plain(module: Any) -> bool:
     """Return whether calling a module does no more than its class says."""
-    if not isinstance(module, nn.Module) or "forward" in module.__dict__ or has_hooks(module):
+    if not isinstance(module, nn.Module) or has_hooks(module):
+        return False
+    if any(name in module.__dict__ for name in ("forward", "_call_impl", "_wrapped_call_impl")):
         return False
     return module.__dict__.get("_compiled_call_impl") is None and not hooks_of_all_modules()
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import linecache
+import math
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -168,6 +169,9 @@ def _value(ref: Ref) -> ast.expr:
             return _of_self(path)
         case Global(text=text):
             return ast.parse(text, mode="eval").body
+        case Literal(value=int() | float() as value) if math.copysign(1, value) < 0:
+            # As Python writes it: a constant of -2 would become -2 ** x, which is -(2 ** x).
+            return ast.UnaryOp(ast.USub(), ast.Constant(-value))
         case Literal(value=value):
             return ast.Constant(value)
 

@@ -2,11 +2,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fuselayers.cli.train.architecture import check_same_architecture, sequence_length
+from fuselayers.cli.train.data import Text
+from fuselayers.cli.vocabulary import BYTES, Vocabulary
 from fuselayers.configs import Config, compose
 
-PATH = Path("run/checkpoint.pt")
+PATH = Path("run/checkpoints/step-000002")
+
+
+def _text(vocabulary: Vocabulary = BYTES) -> Text:
+    return Text(torch.empty(0), torch.empty(0), source="here", num_files=1, vocabulary=vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -14,9 +21,12 @@ PATH = Path("run/checkpoint.pt")
     [
         (
             ["model=bert_base"],
-            r"^train needs a model that predicts the next byte, a decoder; model.name is 'encoder'; ta",
+            r"^train needs a model that predicts the next token, a decoder; model.name is 'encoder'; ta",
         ),
-        (["model.vocab_size=255"], r"^model.vocab_size must be at least 256 to hold every byte, got 255$"),
+        (
+            ["model.vocab_size=255"],
+            r"^model.vocab_size must be at least 256 to hold every byte of here, got 255; add model.vocab_size=256$",
+        ),
         (
             ["model.context_length=16", "data.sequence_length=17"],
             r"^data.sequence_length must be at most model.context_length, 16, got 17; make one smaller",
@@ -25,7 +35,16 @@ PATH = Path("run/checkpoint.pt")
 )
 def test_what_cannot_be_trained(overrides: list[str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        sequence_length(compose(overrides=overrides))
+        sequence_length(compose(overrides=overrides), _text())
+
+
+def test_a_models_vocabulary_must_hold_the_tokenizers() -> None:
+    text = _text(Vocabulary(4000, (0,), Path("tokenizer.json")))
+    with pytest.raises(
+        ValueError, match=r"^model.vocab_size must be at least 4000 to hold every token of here, got 256"
+    ):
+        sequence_length(compose("gpt_nano"), text)
+    assert sequence_length(compose("gpt_nano", ["model.vocab_size=4000"]), text) == 128
 
 
 @pytest.mark.parametrize(
@@ -49,7 +68,9 @@ def test_what_may_change_between_two_sessions(change: list[str]) -> None:
     ],
 )
 def test_what_may_not(change: str, difference: str) -> None:
-    with pytest.raises(ValueError, match=r"^the checkpoint run/checkpoint.pt is of another architecture: ") as error:
+    with pytest.raises(
+        ValueError, match=r"^the checkpoint run/checkpoints/step-000002 is of another architecture: "
+    ) as error:
         check_same_architecture(compose("gpt_nano"), compose("gpt_nano", [change]), path=PATH)
     assert "leave these overrides out" in str(error.value)
     assert difference in str(error.value)

@@ -5,22 +5,28 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import matplotlib.image
 import pytest
 import torch
 from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from fuselayers.cli.data.prepare import prepare
 from fuselayers.cli.train import train
-from fuselayers.cli.train.checkpoint import find_checkpoint, read_checkpoint, write_checkpoint
+from fuselayers.cli.train.checkpoint import find_checkpoint, newest, read_checkpoint, save, whole_tensors
+from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.metrics import read_metrics
+from fuselayers.cli.train.utilisation import measured_matmul
 from fuselayers.configs import build, compose, to_yaml
+from fuselayers.configs.costs import model_costs
 from fuselayers.ops.implementations.compiled import can_compile
 from tests.processes import Program
 
@@ -41,18 +47,26 @@ def _curve(folder: Path) -> list[tuple[object, ...]]:
 
 def _files(folder: Path) -> dict[str, bytes]:
     """All but the line that says who is there."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.lock"}
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def _newest(folder: Path) -> Path:
+    path = newest(folder / "checkpoints")
+    assert path is not None
+    return path
+
+
+def _step_of(folder: Path) -> int:
+    return read_checkpoint(_newest(folder)).step
 
 
 def _assert_same_state(first: Path, second: Path) -> None:
-    left, right = (read_checkpoint(folder / "checkpoint.pt") for folder in (first, second))
-    assert left.step == right.step
-    for name, tensor in left.model.items():
-        assert torch.equal(tensor, right.model[name]), name
-    for index, state in left.optimizer["state"].items():
-        for name, tensor in state.items():
-            assert torch.equal(tensor, right.optimizer["state"][index][name]), (index, name)
-    assert torch.equal(left.random_state["cpu"], right.random_state["cpu"])
+    assert _step_of(first) == _step_of(second)
+    left, right = (whole_tensors(path, read_checkpoint(path)) for path in (_newest(first), _newest(second)))
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
 
 
 def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> None:
@@ -75,8 +89,7 @@ def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> N
     assert [row.step for row in rows if row.validation_loss is not None] == [40, 80, 120]
     assert f"validation loss {rows[-1].validation_loss:.4f} nats per byte" in output
     assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoint.previous.pt",
-        "checkpoint.pt",
+        "checkpoints",
         "config.yaml",
         "loss.png",
         "metrics.csv",
@@ -96,7 +109,7 @@ def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> N
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
 ) -> None:
-    # With dropout, so that the state of torch's generator counts.
+    # With dropout, so that the random numbers count.
     overrides = [*tiny, f"train.accumulate={accumulate}", "model.dropout=0.1"]
     _train([*overrides, f"train.output={tmp_path / 'whole'}"])
 
@@ -112,7 +125,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         with pytest.raises(RuntimeError, match="killed"):
             _train([*overrides, f"train.output={tmp_path / 'parts'}"])
     assert len(_curve(tmp_path / "parts")) == 9
-    assert read_checkpoint(tmp_path / "parts" / "checkpoint.pt").step == 8
+    assert _step_of(tmp_path / "parts") == 8
     torch.manual_seed(999)
     output = _train([f"train.resume={tmp_path / 'parts'}"])
 
@@ -124,13 +137,44 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
 
 def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(tiny: list[str], tmp_path: Path) -> None:
     _train([*tiny, f"train.output={tmp_path / 'first'}"])
-    before = {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()}
-    _train(
-        [f"train.resume={tmp_path / 'first' / 'checkpoint.pt'}", "train.steps=16", f"train.output={tmp_path / 'on'}"]
-    )
-    assert {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()} == before
+    before = _files(tmp_path / "first")
+    _train([f"train.resume={_newest(tmp_path / 'first')}", "train.steps=16", f"train.output={tmp_path / 'on'}"])
+    assert _files(tmp_path / "first") == before
     assert _curve(tmp_path / "on")[:12] == _curve(tmp_path / "first")
     assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
+
+
+def test_an_asynchronous_run_keeps_as_many_as_asked_and_is_the_other_one(tiny: list[str], tmp_path: Path) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'whole'}"])
+    folder = tmp_path / "run"
+    _train(
+        [*tiny, f"train.output={folder}", "train.steps=10", "train.async_checkpoint=true", "train.keep_checkpoints=3"]
+    )
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "step-000004",
+        "step-000008",
+        "step-000010",
+    ]
+    # Its learning rates are those of ten steps; the first eight steps are continued with those of twelve.
+    output = _train([f"train.resume={folder / 'checkpoints' / 'step-000004'}", "train.steps=12"])
+    assert f"writing {folder}, continuing after step 4" in output
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "step-000004",
+        "step-000008",
+        "step-000012",
+    ]
+    assert [row[0] for row in _curve(folder)] == list(range(1, 13))
+
+
+def test_a_checkpoint_that_was_copied_elsewhere_begins_a_run_of_its_own(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'first'}"])
+    copy = shutil.copytree(_newest(tmp_path / "first"), tmp_path / "copy")
+    monkeypatch.chdir(tmp_path)
+    assert "writing runs/" in _train([f"train.resume={copy}", "train.steps=14"])
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [row[0] for row in _curve(folder)] == list(range(1, 15))
 
 
 @pytest.mark.parametrize("way", ["option", "mapping", "quoted", "file", "reference"])
@@ -177,7 +221,7 @@ def test_a_run_is_not_overwritten(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _train([*tiny, f"train.output={folder}"])
     with pytest.raises(
-        FileExistsError, match=rf"already holds a run \(checkpoint\.pt\); .* train\.resume={folder}, or"
+        FileExistsError, match=rf"already holds a run \(checkpoints/step-000012\); .* train\.resume={folder}, or"
     ):
         _train([*tiny, f"train.output={folder}"])
 
@@ -205,8 +249,11 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
-    assert code == 128 + number
+        # A save of a thread is waited for.
+        asynchronous = f"train.async_checkpoint={str(number == signal.SIGTERM).lower()}"
+        code = train([*tiny, f"train.output={folder}", asynchronous], console=Console(file=output, width=200))
+    assert code == (0 if number == signal.SIGTERM else 128 + number)
+    assert _step_of(folder) == 6
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
     assert (folder / "loss.png").exists()
     _train([f"train.resume={folder}"])
@@ -219,22 +266,20 @@ def test_a_full_disk_in_training_keeps_the_last_checkpoint(
 ) -> None:
     _train([*tiny, f"train.output={tmp_path / 'whole'}"])
     folder = tmp_path / "run"
-    replace = os.replace
-    written = []
+    rename = os.rename
 
     def fills_up(source: Path, target: Path) -> None:
-        if Path(target).name == "checkpoint.pt":
-            written.append(target)
-            if len(written) == 2:
-                raise OSError(errno.ENOSPC, "No space left on device")
-        replace(source, target)
+        if Path(target).name == "step-000008":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", fills_up)
-        text = r"cannot write .*checkpoint\.pt: No space left on device \(checkpoint of step 8\); .*\(step 4\) is whole"
+        patch.setattr(os, "rename", fills_up)
+        text = r"cannot write the checkpoint .*/step-000008: No space left on device; .*train\.resume=.*/step-000004$"
         with pytest.raises(OSError, match=text):
             _train([*tiny, f"train.output={folder}"])
-    assert read_checkpoint(find_checkpoint(str(folder))).step == 4
+    assert _step_of(folder) == 4
+    assert find_checkpoint(str(folder)) == folder / "checkpoints" / "step-000004"
     _train([f"train.resume={folder}"])
     assert _curve(folder) == _curve(tmp_path / "whole")
     _assert_same_state(folder, tmp_path / "whole")
@@ -268,7 +313,7 @@ def test_a_run_that_loses_its_output_saves_and_ends(
     done = Program(_LOSES_ITS_OUTPUT, kind, *tiny, f"train.output={folder}", "train.evaluate_every=1").wait()
     stopped = f"stopped after step 6; to continue: fuselayers train train.resume={folder}\n"
     assert (done.code, done.errors) == (141, f"fuselayers: the output cannot be written any more; {stopped}")
-    assert read_checkpoint(folder / "checkpoint.pt").step == 6
+    assert _step_of(folder) == 6
     assert (folder / "loss.png").exists()
 
 
@@ -330,7 +375,7 @@ sys.exit(main(sys.argv[1:]))
     overrides = [text for text in tiny if not text.startswith("train.steps")]
     first = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
     deadline = time.monotonic() + 120
-    while not (folder / "checkpoint.pt").exists() and time.monotonic() < deadline:
+    while newest(folder / "checkpoints") is None and time.monotonic() < deadline:
         time.sleep(0.1)
     second = Program(program, "train", f"train.resume={folder}").wait()
     for refused in ([*tiny, f"train.output={folder}"], [f"train.resume={folder}", f"train.output={folder}"]):
@@ -340,7 +385,7 @@ sys.exit(main(sys.argv[1:]))
     assert first.wait().code == 130
     assert (second.code, second.errors.count("\n")) == (2, 1)
     assert second.errors.startswith(f"fuselayers: {folder} is in use by process ")
-    step = read_checkpoint(folder / "checkpoint.pt").step
+    step = _step_of(folder)
     assert [row[0] for row in _curve(folder)] == list(range(1, step + 1))
 
 
@@ -376,8 +421,7 @@ def test_a_table_of_the_users_is_not_replaced(tiny: list[str], tmp_path: Path) -
 def test_a_finished_run_without_its_checkpoints_is_not_replaced(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _train([*tiny, f"train.output={folder}"])
-    for path in folder.glob("checkpoint*"):
-        path.unlink()
+    shutil.rmtree(folder / "checkpoints")
     with pytest.raises(FileExistsError, match=r"already holds a run \(loss\.png\)"):
         _train([*tiny, f"train.output={folder}"])
 
@@ -386,10 +430,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tiny: list[str],
     whole, folder = tmp_path / "whole", tmp_path / "run"
     for output in (whole, folder):
         _train([*tiny, f"train.output={output}"])
-    newest, previous = folder / "checkpoint.pt", folder / "checkpoint.previous.pt"
-    content = newest.read_bytes()
-    damaged = content[:5000] + bytes([content[5000] ^ 4]) + content[5001:]
-    newest.write_bytes(damaged)
+    last, previous = folder / "checkpoints" / "step-000012", folder / "checkpoints" / "step-000008"
+    content = (last / "rank-00000.bin").read_bytes()
+    (last / "rank-00000.bin").write_bytes(content[:5000] + bytes([content[5000] ^ 4]) + content[5001:])
     (folder / "metrics.csv").write_bytes(b"")
     before = _files(folder)
     with pytest.raises(ValueError, match=rf"or a damaged one.* \(step 8\): train\.resume={previous}$"):
@@ -398,8 +441,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tiny: list[str],
     assert "continuing after step 8" in _train([f"train.resume={previous}"])
     assert _curve(folder) == _curve(whole)
     _assert_same_state(folder, whole)
-    # The damaged one is gone; it never was the one that a kill leaves.
-    assert [read_checkpoint(path).step for path in (newest, previous)] == [12, 8]
+    # The damaged one is replaced.
+    assert [read_checkpoint(path).step for path in (last, previous)] == [12, 8]
 
 
 def test_a_run_that_goes_back_to_the_checkpoint_before_keeps_both_until_it_writes(
@@ -407,8 +450,7 @@ def test_a_run_that_goes_back_to_the_checkpoint_before_keeps_both_until_it_write
 ) -> None:
     folder = tmp_path / "run"
     _train([*tiny, f"train.output={folder}"])
-    newest, previous = folder / "checkpoint.pt", folder / "checkpoint.previous.pt"
-    before = newest.read_bytes()
+    last, previous = folder / "checkpoints" / "step-000012", folder / "checkpoints" / "step-000008"
 
     def fails(trainer: Trainer, number: int) -> Update:
         raise RuntimeError("killed")
@@ -417,8 +459,7 @@ def test_a_run_that_goes_back_to_the_checkpoint_before_keeps_both_until_it_write
         patch.setattr(Trainer, "step", fails)
         with pytest.raises(RuntimeError, match=r"^killed$"):
             _train([f"train.resume={previous}"])
-    assert newest.read_bytes() == before
-    assert [read_checkpoint(path).step for path in (newest, previous)] == [12, 8]
+    assert [read_checkpoint(path).step for path in (last, previous)] == [12, 8]
 
 
 @pytest.mark.parametrize("damage", ["weights", "validation loss"])
@@ -443,12 +484,14 @@ def test_a_last_step_without_a_number_is_divergence(
             patch.setattr(
                 Trainer,
                 "validation_loss",
-                lambda trainer: math.inf if (folder / "checkpoint.previous.pt").exists() else validation_loss(trainer),
+                lambda trainer: (
+                    math.inf if (folder / "checkpoints" / "step-000008").exists() else validation_loss(trainer)
+                ),
             )
-            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if there is one, is from"
+            text = r"training diverged at step 12: the validation loss is inf; without fusion every layer's output is "
         with pytest.raises(ValueError, match=text):
             _train([*tiny, f"train.output={folder}"])
-    assert read_checkpoint(folder / "checkpoint.pt").step == 8
+    assert _step_of(folder) == 8
 
 
 @pytest.mark.parametrize(
@@ -462,18 +505,17 @@ def test_a_last_step_without_a_number_is_divergence(
         ({"config_yaml": "- 1"}, r"the config in the checkpoint .* does not compose: "),
         ({"config_yaml": "3"}, r"the config in the checkpoint .* does not compose: config_yaml: a config must be"),
         ({"config_yaml": "a: !!python/name:os.system x"}, r"does not compose: config_yaml: YAML tags are refused"),
-        ({"optimizer": {"state": None}}, r"cannot be continued: its optimizer must hold AdamW's state of"),
-        ({"random_state": {}}, r"cannot be continued: its random_state is not one of this torch's generators"),
         ({"curve": "text"}, r"the curve in the checkpoint .* is not the curve of a run: its first line must be"),
     ],
 )
 def test_a_checkpoint_with_wrong_contents_is_refused_before_anything_is_written(
-    tiny: list[str], tmp_path: Path, change: dict[str, Any], text: str
+    tiny: list[str], tmp_path: Path, change: dict[str, str], text: str
 ) -> None:
     folder = tmp_path / "run"
     _train([*tiny, f"train.output={folder}", "train.steps=4"])
-    path = folder / "checkpoint.pt"
-    write_checkpoint(path, replace(read_checkpoint(path), **change))
+    path = _newest(folder)
+    checkpoint = read_checkpoint(path)
+    save(path.parent, whole_tensors(path, checkpoint), step=4, texts=replace(checkpoint.texts, **change))
     before = _files(folder)
     with pytest.raises(ValueError, match=text) as caught:
         _train([f"train.resume={folder}"])
@@ -502,20 +544,23 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (["model=bert_base"], r"train needs a model that predicts the next byte, a decoder; model\.name is 'encoder'"),
-        (["model.vocab_size=100"], r"model\.vocab_size must be at least 256 to hold every byte, got 100"),
+        (["model=bert_base"], r"train needs a model that predicts the next token, a decoder; model\.name is 'encoder'"),
+        (
+            ["model.vocab_size=100"],
+            r"model\.vocab_size must be at least 256 to hold every byte of \S+, got 100; add model\.vocab_size=256",
+        ),
         (["data.sequence_length=17"], r"data\.sequence_length must be at most model\.context_length, 16, got 17"),
         (["train.device=toaster"], r"train\.device must be auto, cpu or a GPU that torch can use, got 'toaster'"),
         (
             ["train.resume=/nowhere"],
-            r"no checkpoint /nowhere; train\.resume= takes a checkpoint or the folder of a run",
+            r"no checkpoint /nowhere, it is not there; name a run, or a checkpoint such as \S+/step-000200$",
         ),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),
         (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
         (
             ["train.batch_size=1000000000000"],
-            r"a validation of \d+ x 1000000000000 sequences of 16 bytes needs",
+            r"a validation of \d+ x 1000000000000 sequences of 16 tokens needs",
         ),
     ],
 )
@@ -538,3 +583,85 @@ def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path) -> N
         _train([str(path), f"train.resume={tmp_path / 'run'}"])
     with pytest.raises(FileNotFoundError, match=r"cannot read the config file nowhere\.yaml: No such file"):
         _train(["nowhere.yaml"])
+
+
+@pytest.fixture
+def tokens(text_file: Path, tmp_path: Path) -> Path:
+    """The text as ids of a tokenizer of 300 byte pairs, and the model's size of it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train([str(text_file)], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    prepare(str(text_file), tmp_path / "tokens", tokenizer=tmp_path / "tokenizer.json")
+    return tmp_path / "tokens"
+
+
+def test_a_run_on_a_tokenizers_tokens_resumes_exactly_and_writes_text(
+    tiny: list[str], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [*tiny, f"data.path={tokens}", "train.sample_bytes=20"]
+    with pytest.raises(
+        ValueError, match=rf"at least 300 to hold every token of {tokens}, got 256; add model\.vocab_size"
+    ):
+        _train([*overrides, f"train.output={tmp_path / 'whole'}"])
+    overrides += ["model.vocab_size=300", "model.dropout=0.1", "train.learning_rate=1e-2"]
+    output = _train([*overrides, f"train.output={tmp_path / 'whole'}"])
+    count = read_text(str(tokens)).train_N.numel()
+    assert f"{count:,} tokens to learn from and " in output
+    assert " nats per token; files in " in output
+    sample = (tmp_path / "whole" / "sample.txt").read_text()
+    # A byte pair is longer than a byte, so a sample of 20 tokens has more letters.
+    assert len(sample) > 20
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, number: int) -> Update:
+        if number == 7:
+            signal.raise_signal(signal.SIGTERM)
+        return step(trainer, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        train([*overrides, f"train.output={tmp_path / 'parts'}"], console=Console(file=io.StringIO()))
+    resumed = _train([f"train.resume={tmp_path / 'parts'}"])
+    assert "continuing after step 7" in resumed
+    assert "the text is not the checkpoint's" not in resumed
+    assert _curve(tmp_path / "parts") == _curve(tmp_path / "whole")
+
+
+def test_a_prepared_text_trains_as_the_text_itself(tiny: list[str], text_file: Path, tmp_path: Path) -> None:
+    _train([*tiny, f"train.output={tmp_path / 'text'}"])
+    prepare(str(text_file), tmp_path / "tokens")
+    _train([*tiny, f"data.path={tmp_path / 'tokens'}", f"train.output={tmp_path / 'mapped'}"])
+    assert _curve(tmp_path / "mapped") == _curve(tmp_path / "text")
+    # The fingerprint is the same, so a run may go on with either.
+    output = _train([f"train.resume={tmp_path / 'text'}", "train.steps=14", f"data.path={tmp_path / 'tokens'}"])
+    assert "the text is not the checkpoint's" not in output
+
+
+def test_tokenizers_is_asked_for_before_a_run_that_ends_with_a_sample(
+    tiny: list[str], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    overrides = [*tiny, f"data.path={tokens}", "model.vocab_size=300", f"train.output={tmp_path / 'run'}"]
+    text = r"^train\.sample_bytes needs the package tokenizers, which cannot be imported: .*; pip install tokenizers$"
+    with pytest.raises(ValueError, match=text):
+        _train([*overrides, "train.sample_bytes=20"])
+    assert not (tmp_path / "run").exists()
+    _train(overrides)  # without a sample it is not needed
+
+
+def test_the_curve_has_utilisation_and_memory(tiny: list[str], tmp_path: Path) -> None:
+    output = _train([*tiny, f"train.output={tmp_path / 'run'}", "train.steps=4"])
+    rate = measured_matmul(torch.float32, threads=torch.get_num_threads())
+    flops = model_costs("gpt_nano", [text for text in tiny if not text.startswith("data.path")])
+    assert f"MFU is the share of {rate / 1e9:,.0f} GFLOP/s, the rate of a float32 matmul measured here" in output
+    for row in read_metrics(tmp_path / "run" / "metrics.csv"):
+        assert row.model_flops_utilisation == pytest.approx(
+            row.tokens_per_second * flops.training_flops_per_token / rate
+        )
+        assert row.peak_memory_bytes is not None
+        assert row.peak_memory_bytes > 100e6  # Python with torch
+    assert "  peak memory " in output

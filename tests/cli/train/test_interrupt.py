@@ -20,6 +20,13 @@ def test_the_first_signal_is_noted_and_the_second_stops_at_once(number: signal.S
     assert signal.getsignal(number) is before
 
 
+def test_signals_that_come_twice_stop_nothing_in_the_middle() -> None:
+    with Interrupt(once=False) as interrupt:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert interrupt.signal_number == signal.SIGTERM
+
+
 def test_outside_of_the_main_thread_nothing_is_changed() -> None:
     seen = []
 

@@ -3,11 +3,11 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from fuselayers.cli.train.checkpoint import read_checkpoint, save
 from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.loop import Trainer, reproducible
 from fuselayers.configs import build, compose
@@ -74,51 +74,11 @@ def test_a_loss_that_is_no_number_leaves_the_weights(tiny: list[str], text_file:
         assert torch.equal(tensor, before[name]), name
 
 
-@pytest.mark.parametrize(
-    ("damage", "text"),
-    [
-        ({"optimizer": {}}, "its optimizer must hold AdamW's state of"),
-        ({"optimizer": {"state": None}}, "its optimizer must hold AdamW's state of"),
-        ({"optimizer": {"state": {0: None}}}, "its optimizer must hold AdamW's state of"),
-        ({"optimizer": {"state": {10**6: {}}}}, "its optimizer must hold AdamW's state of"),
-        ({"random_state": {}}, "its random_state is not one of this torch's generators"),
-        ({"random_state": {"cpu": torch.get_rng_state()[:-8]}}, "its random_state is not one of this torch's"),
-        ({"random_state": {"cpu": torch.zeros(3)}}, "its random_state is not one of this torch's generators"),
-    ],
-)
-def test_a_state_that_cannot_be_continued_is_named(
-    tiny: list[str], text_file: Path, damage: dict[str, Any], text: str
-) -> None:
-    trainer = _trainer(tiny, text_file)
-    trainer.step(1)
-    checkpoint = trainer.checkpoint(1, config_yaml="", curve="")
-    with pytest.raises(ValueError, match=f"the checkpoint a.pt cannot be continued: {text}"):
-        trainer.restore(replace(checkpoint, **damage), path=Path("a.pt"))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("step", torch.tensor(-1.0)), ("exp_avg", torch.zeros(2)), ("exp_avg_sq", math.nan), ("exp_avg", torch.float64)],
-)
-def test_means_of_the_optimizer_that_do_not_fit_are_refused(
-    tiny: list[str], text_file: Path, key: str, value: Any
-) -> None:
-    trainer = _trainer(tiny, text_file)
-    trainer.step(1)
-    checkpoint = copy.deepcopy(trainer.checkpoint(1, config_yaml="", curve=""))
-    entry = checkpoint.optimizer["state"][0]
-    if isinstance(value, float):
-        entry[key].view(-1)[-1] = value
-    else:
-        entry[key] = entry[key].to(value) if isinstance(value, torch.dtype) else value
-    with pytest.raises(ValueError, match=r"its optimizer must hold AdamW's state of .* parameters, in their shapes"):
-        trainer.restore(checkpoint, path=Path("a.pt"))
-
-
-def test_a_resumed_optimizer_has_the_options_of_its_session(tiny: list[str], text_file: Path) -> None:
+def test_a_resumed_optimizer_has_the_options_of_its_session(tiny: list[str], text_file: Path, tmp_path: Path) -> None:
     trainer, resumed = _trainer(tiny, text_file), _trainer(_only(tiny, "train.weight_decay=0.5"), text_file)
     trainer.step(1)
-    resumed.restore(trainer.checkpoint(1, config_yaml="", curve=""), path=Path("a.pt"))
+    path = save(tmp_path, trainer.state(), step=1)
+    resumed.restore(read_checkpoint(path), path=path)
     assert [group["weight_decay"] for group in resumed.optimizer.param_groups] == [0.5, 0.0]
 
 
@@ -137,7 +97,7 @@ def test_torchs_settings_are_as_before_afterwards(before: bool) -> None:
 
 @pytest.mark.parametrize("validates", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
-    validates: bool, tiny: list[str], text_file: Path
+    validates: bool, tiny: list[str], text_file: Path, tmp_path: Path
 ) -> None:
     """The compiled path of training, on two threads: a gradient that both sum in either order would show."""
     torch.set_num_threads(2)
@@ -145,24 +105,38 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
         overrides = _only(tiny, "feedforward=fused_mlp", "model.dropout=0.1", "fusion=inductor")
         with reproducible(torch.device("cpu")):
             compiled, eager = _trainer(overrides, text_file), _trainer(_only(overrides, "fusion=off"), text_file)
-            torch.manual_seed(7)
             losses = [compiled.step(step).loss for step in range(1, 5)]
             validation_loss = compiled.validation_loss() if validates else 0.0
-            checkpoint = copy.deepcopy(compiled.checkpoint(4, config_yaml="", curve=""))
+            path = save(tmp_path, compiled.state(), step=4)
             losses += [compiled.step(step).loss for step in range(5, 9)]
             weights = copy.deepcopy(compiled.model.state_dict())
-            compiled.restore(checkpoint, path=Path("checkpoint.pt"))
+            compiled.restore(read_checkpoint(path), path=path)
             again = [compiled.step(step).loss for step in range(5, 9)]
         assert again == losses[4:]
         for name, tensor in compiled.model.state_dict().items():
             assert torch.equal(tensor, weights[name]), name
-        torch.manual_seed(7)
         for step, loss in enumerate(losses[:4], start=1):
             assert eager.step(step).loss == pytest.approx(loss, abs=1e-5)
         if validates:
             assert eager.validation_loss() == pytest.approx(validation_loss, abs=1e-5)
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_step_draws_its_own_numbers_whatever_was_drawn_before(tiny: list[str], text_file: Path) -> None:
+    overrides = _only(tiny, "model.dropout=0.3", "train.accumulate=2")
+    first, second = _trainer(overrides, text_file), _trainer(overrides, text_file)
+    # So that two steps, and two micro-batches, differ in their masks alone.
+    same = first.batch(1)
+    for trainer in (first, second):
+        trainer.batch = lambda step, micro_batch=0: same  # type: ignore[method-assign]
+        trainer.config = replace(trainer.config, learning_rate=1e-30, min_learning_rate=0.0, weight_decay=0.0)
+    losses = [first.step(step).loss for step in (1, 2)]
+    torch.manual_seed(999)
+    torch.rand(5)
+    second.validation_loss()
+    assert [second.step(step).loss for step in (2, 1)] == losses[::-1]
+    assert losses[0] != losses[1]
 
 
 def test_the_validation_loss_is_that_of_the_model_without_dropout(tiny: list[str], text_file: Path) -> None:

@@ -6,9 +6,20 @@ import pytest
 from fuselayers.cli.train.metrics import Metrics, MetricsFile, read_metrics
 
 _ROWS = [
-    Metrics(step, 1 / 3 + step, 0.1 * step if step % 2 else None, 1e-3 / step, 2.0**-step, 1234.5, step / 7)
+    Metrics(
+        step,
+        1 / 3 + step,
+        0.1 * step if step % 2 else None,
+        1e-3 / step,
+        2.0**-step,
+        1234.5,
+        step / 7,
+        step / 9 if step != 3 else None,
+        10**9 + step,
+    )
     for step in range(1, 6)
 ]
+_OLD_HEADER = "step,loss,validation_loss,learning_rate,gradient_norm,tokens_per_second,seconds\n"
 
 
 def _write(path: Path) -> None:
@@ -80,3 +91,25 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file.path = Path("/dev/full")
     with pytest.raises(OSError, match=r"cannot write /dev/full: No space left on device; the last checkpoint of"):
         file.append(_ROWS[0])
+
+
+def test_a_curve_of_before_utilisation_and_memory_is_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(_OLD_HEADER + "1,5.5,,0.001,1.0,1000.0,0.5\n2,5.4,5.6,0.002,1.5,1001.0,0.75\n")
+    old = read_metrics(path)
+    assert old == [
+        Metrics(1, 5.5, None, 0.001, 1.0, 1000.0, 0.5),
+        Metrics(2, 5.4, 5.6, 0.002, 1.5, 1001.0, 0.75),
+    ]
+    file = MetricsFile(path, rows=old)
+    file.append(_ROWS[2])
+    assert path.read_text().startswith(_OLD_HEADER.strip() + ",model_flops_utilisation,peak_memory_bytes\n")
+    assert read_metrics(path) == [*old, _ROWS[2]]
+
+
+def test_a_row_with_too_few_columns_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path / "metrics.csv")
+    with open(tmp_path / "metrics.csv", "a") as file:
+        file.write("6,5.4,5.6,0.002,1.5,1001.0,0.75\n")
+    with pytest.raises(ValueError, match=r"cannot read the row 6,5\.4,5\.6"):
+        read_metrics(tmp_path / "metrics.csv")

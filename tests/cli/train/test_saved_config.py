@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from fuselayers.cli.train import train
-from fuselayers.cli.train.checkpoint import read_checkpoint, write_checkpoint
+from fuselayers.cli.train.checkpoint import read_checkpoint, save, whole_tensors
 from fuselayers.configs import build, compose
 
 TINY = [
@@ -62,7 +62,8 @@ def test_a_runs_config_builds_the_model_of_its_checkpoint(model: str, tmp_path: 
     assert train(asked, console=Console(file=io.StringIO())) == 0
     config = compose(overrides=asked)
     trained = build(config)
-    trained.load_state_dict(read_checkpoint(tmp_path / "run" / "checkpoint.pt").model)
+    path = tmp_path / "run" / "checkpoints" / "step-000002"
+    trained.load_state_dict(whole_tensors(path, read_checkpoint(path), prefix="model."))
     _check_same_model(tmp_path / "run" / "config.yaml", trained)
     assert compose(tmp_path / "run" / "config.yaml", [f"train.output={tmp_path / 'run'}"]) == config
 
@@ -93,10 +94,11 @@ def test_a_checkpoint_with_a_config_that_does_not_compose_says_so(tmp_path: Path
     text.write_text("a line of text\n" * 300)
     asked = [*TINY, *TRAINING, f"data.path={text}", f"train.output={tmp_path / 'run'}"]
     assert train(asked, console=Console(file=io.StringIO())) == 0
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run" / "checkpoints" / "step-000002"
     checkpoint = read_checkpoint(path)
-    edited = checkpoint.config_yaml.replace("name: transformer", "name: transfomer")
-    write_checkpoint(path, replace(checkpoint, config_yaml=edited))
+    edited = checkpoint.texts.config_yaml.replace("name: transformer", "name: transfomer")
+    texts = replace(checkpoint.texts, config_yaml=edited)
+    save(path.parent, whole_tensors(path, checkpoint), step=2, texts=texts)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         train([f"train.resume={path}"], console=Console(file=io.StringIO()))
     assert str(caught.value) == (

@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fuselayers import ops
-from fuselayers.components.swap.attention import seeded_attention
+from fuselayers.components.swap.attention import _takes, seeded_attention
 from fuselayers.partition import saved_bytes
 
 
@@ -60,3 +62,23 @@ def test_it_is_one_op_for_a_compiler() -> None:
     torch.library.opcheck(
         torch.ops.fuselayers.seeded_attention.default, (q, k, v, None, torch.tensor(3), 0.3, False, 0.5)
     )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dropout_p": 0.0},
+        {"enable_gqa": True},
+        {"is_causal": True, "attn_mask": torch.zeros(5, 7)},
+        {"attn_mask": torch.zeros(5, 7, dtype=torch.float64)},
+        {"attn_mask": torch.zeros(4, 1, 1, 5, 7)},
+    ],
+    ids=str,
+)
+def test_calls_that_are_left_to_torch(changed: dict[str, Any]) -> None:
+    q, k, v = tensors()
+    assert _takes(q, k, v, dropout_p=0.1)
+    assert not _takes(q, k, v, **{"dropout_p": 0.1, **changed})
+    assert not _takes(q.bfloat16(), k, v, dropout_p=0.1)
+    with torch.autocast("cpu"):
+        assert not _takes(q, k, v, dropout_p=0.1)

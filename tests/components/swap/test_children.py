@@ -1,6 +1,7 @@
 """Rules that stand in the steps of several modules."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuselayers.components.swap import swap, unswap
+from fuselayers.components.swap import Rule, swap, unswap
 from fuselayers.partition import saved_bytes
 
 SCALE = [1.0]
@@ -284,3 +285,61 @@ def test_a_compiler_traces_it_in_one_graph() -> None:
     swap(module, level="layers", verify=False)
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x))
+
+
+class Tripled(Gated):
+    def _call_impl(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = 3 * super()._call_impl(x)
+        return result
+
+
+def test_a_child_that_is_called_in_its_own_way_is_called() -> None:
+    module, x = Block(mlp=Tripled()).eval(), torch.randn(4, 8)
+    expected = module(x)
+    swap(module, level="layers", verify=False)
+    torch.testing.assert_close(module(x), expected)
+    module = Block().eval()
+    swap(module, level="layers", verify=False)
+    call = module.mlp._call_impl
+    module.mlp._call_impl = lambda *args: 3 * call(*args)  # type: ignore[method-assign]
+    expected = x + 3 * Gated.forward(module.mlp, module.norm(x))  # type: ignore[arg-type]
+    torch.testing.assert_close(module(x), expected)
+
+
+class Sine(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -torch.sin(x)
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Sine()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(self.inner(x))
+
+
+def test_a_replacement_gets_the_mode_of_its_own_module() -> None:
+    def rule(name: str, pattern: str, replacement: Callable[..., torch.Tensor]) -> Rule:
+        return Rule(name, (f"y = {pattern}",), inputs=("x",), results=("y",), replacement=replacement)
+
+    def sine(x: torch.Tensor, *, training: bool) -> torch.Tensor:
+        return torch.full_like(x, 1.0 if training else 0.0)
+
+    rules = [rule("exp_of_negative", "torch.exp(-x)", lambda x: torch.exp(-x)), rule("sine", "torch.sin(x)", sine)]
+    module = Outer().train()
+    module.inner.eval()
+    swap(module, rules=rules, level="layers", verify=False)
+    assert module(torch.zeros(1)).item() == 1.0
+    module.inner.train()
+    assert module(torch.zeros(1)).item() == pytest.approx(math.exp(-1.0))
+
+
+def test_a_gate_that_is_broadcast_stays_so() -> None:
+    mlp = Gated()
+    mlp.gate = nn.Linear(8, 1)
+    module, x = Block(mlp=mlp).eval(), torch.randn(4, 8)
+    expected = module(x)
+    swap(module, level="layers", verify=False)
+    torch.testing.assert_close(module(x), expected)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fuselayers.components.swap import swap
 from fuselayers.components.swap.match import matches, replaced
 from fuselayers.components.swap.source import parse_run, read
 from fuselayers.components.swap.steps import Run, Unreadable
@@ -130,3 +131,22 @@ def test_a_call_in_place_of_a_match() -> None:
     )
     new = replaced(Run(run.steps, {"y": run.bound["y"]}), match, "fused", ("a", "b"), ("norm",))
     assert [step.kind[0] for step in new.steps] == ["call", "result", "result", "binary"]
+
+
+class Alternating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.act = nn.Linear(8, 16), nn.Linear(16, 8), nn.GELU()
+
+    def forward(self, x: torch.Tensor, base: float = -2.0) -> torch.Tensor:
+        even = base if SCALE else -4.0
+        sign = (-1) ** torch.arange(8) + (-2.0) ** 2 + even**2
+        return self.down(self.act(self.up(x))) * sign
+
+
+def test_the_power_of_a_negative_number() -> None:
+    module, x = Alternating().eval(), torch.randn(3, 8)
+    expected = module(x)
+    report = swap(module, level="layers", verify=False)
+    assert [site.rules for site in report.sites] == [("mlp",)]
+    torch.testing.assert_close(module(x), expected)

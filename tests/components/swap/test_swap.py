@@ -28,7 +28,9 @@ def test_the_families(name: str) -> None:
     report = swap(model, level="layers", batch=batch)
     assert {rule for site in report.sites for rule in site.rules} == rules
     assert report.skipped == ()
-    assert all(site.error is not None for site in report.sites if site.kind != "Dropout")  # some are never called
+    # Some dropouts are never called, and attention that drops nothing is torch's.
+    compared = [site for site in report.sites if site.kind != "Dropout" and site.rules != ("attention_dropout",)]
+    assert all(site.error is not None for site in compared)
     assert list(model.state_dict()) == keys
     assert [id(one) for one in model.parameters()] == parameters
     assert [type(one).__name__ for one in model.modules()] == [one.__name__ for one in classes]

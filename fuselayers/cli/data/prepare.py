@@ -1,0 +1,196 @@
+"""Writes a folder of tokens, piece by piece, and whole or not at all."""
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import Progress
+
+from ..documents import Document, Documents, find_documents, open_text
+from ..files import flush_folder
+from ..token_folder import (
+    TOKENIZER_NAME,
+    TOKENS_NAME,
+    TokenHeader,
+    as_stored,
+    dtype_for,
+    is_token_folder,
+    write_header,
+)
+from ..vocabulary import BYTES, end_token_of, load_tokenizer, tokenizer_size
+from .encode import Encoder, Part, Piece
+
+_PIECE_BYTES: Final = 1 << 20
+_END_OF_FILE: Final = 0
+
+
+def prepare(
+    text: str,
+    out: Path,
+    *,
+    held_out: float = 0.1,
+    suffixes: Sequence[str] = (),
+    tokenizer: Path | None = None,
+    end_token: str | None = None,
+    workers: int = 1,
+    console: Console | None = None,
+) -> TokenHeader:
+    """Write text as a folder of tokens.
+
+    A tokenizer gets pieces of at most a megabyte that end at a line's end, so that neither the memory nor the tokens
+    depend on the size of a file or on the number of workers. Bytes that are no UTF-8 become U+FFFD for it.
+
+    Args:
+        text: a text file or a folder, as `data.path` takes it.
+        out: the folder to make.
+        held_out: as `data.held_out`.
+        suffixes: as `data.suffixes`.
+        tokenizer: a file of the package `tokenizers`; None for bytes.
+        end_token: the token that ends a document; None for the tokenizer's own.
+        workers: processes that run the tokenizer.
+        console: a terminal shows a bar there.
+
+    Raises:
+        ValueError: no text, a wrong argument, or the tokenizer cannot be read.
+        FileExistsError: `out` is there.
+        OSError: a file cannot be read or written.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"--held-out must be above 0 and below 1, got {held_out}")
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    if end_token is not None and tokenizer is None:
+        raise ValueError("--end-token is of a tokenizer: give --tokenizer too, or leave it out")
+    if out.exists():
+        raise FileExistsError(f"{out} is there already; remove it, or choose another --out")
+    if is_token_folder(Path(text)):
+        raise ValueError(f"{text} holds tokens already; give the text that they were made of")
+    found = find_documents(text, held_out=held_out, suffixes=suffixes)
+    several = found.num_files > 1
+    if tokenizer is None:
+        size, end = BYTES.size, _END_OF_FILE if several else None
+    else:
+        loaded = load_tokenizer(tokenizer, used_by="--tokenizer")
+        size, end = tokenizer_size(loaded), end_token_of(loaded, end_token) if several else None
+        found = found if several else _at_a_lines_end(found)
+    encoder = Encoder(dtype_for(size), end, tokenizer)
+    with _whole_folder(out) as folder:
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
+        counts, fingerprint = _write_tokens(folder / TOKENS_NAME, found, encoder, workers=workers, console=console)
+        header = TokenHeader(
+            vocab_size=size,
+            dtype=encoder.dtype,
+            train_tokens=counts[False],
+            held_out_tokens=counts[True],
+            documents=found.num_files,
+            end_token=end,
+            tokenizer=tokenizer is not None,
+            fingerprint=fingerprint,
+            source=str(found.source),
+        )
+        write_header(folder, header)
+    return header
+
+
+def _write_tokens(
+    path: Path, found: Documents, encoder: Encoder, *, workers: int, console: Console | None
+) -> tuple[dict[bool, int], str]:
+    """Write the tokens to learn from, then those held out; return the numbers of both, and the file's SHA-256."""
+    digest, counts = hashlib.sha256(), {False: 0, True: 0}
+    shows = console is not None and console.is_terminal
+    with Progress(console=console, disable=not shows, transient=True) as progress, open(path, "xb") as file:
+        task = progress.add_task("bytes of text", total=sum(_size(document) for document in found.parts))
+        read = _parts(found, cuts_lines=encoder.tokenizer is not None, tell=lambda size: progress.advance(task, size))
+        for held_out, tokens in encoder.encode(read, workers=workers):
+            file.write(tokens)
+            digest.update(tokens)
+            counts[held_out] += len(tokens) // as_stored(encoder.dtype).itemsize
+        file.flush()
+        os.fsync(file.fileno())
+    return counts, digest.hexdigest()
+
+
+def _parts(found: Documents, *, cuts_lines: bool, tell: Callable[[int], object]) -> Iterator[Part]:
+    """The documents' pieces, small ones together, those to learn from first."""
+    for held_out in (False, True):
+        pieces: list[Piece] = []
+        total = 0
+        for document in found.parts:
+            if document.held_out is not held_out:
+                continue
+            for piece in _pieces(document, cuts_lines=cuts_lines):
+                pieces.append(piece)
+                total += len(piece.text)
+                if total >= _PIECE_BYTES:
+                    yield Part(pieces, held_out)
+                    tell(total)
+                    pieces, total = [], 0
+        yield Part(pieces, held_out)
+        tell(total)
+
+
+def _pieces(document: Document, *, cuts_lines: bool) -> Iterator[Piece]:
+    with open_text(document.path) as file:
+        file.seek(document.start)
+        left = _size(document)
+        rest = b""
+        while left > 0 and (read := file.read(min(_PIECE_BYTES, left))):
+            left -= len(read)
+            rest += read
+            if len(read) == _PIECE_BYTES:
+                cut = _end_of_lines(rest) if cuts_lines else len(rest)
+                yield Piece(rest[:cut], ends=False)
+                rest = rest[cut:]
+        yield Piece(rest, ends=True)
+
+
+def _end_of_lines(text: bytes) -> int:
+    """The length of the whole lines at the start; of the whole UTF-8 characters, where there is no line's end."""
+    end = text.rfind(b"\n") + 1
+    if end:
+        return end
+    # A character has at most three bytes after its first one.
+    for place in range(len(text) - 1, max(len(text) - 4, 0), -1):
+        if text[place] & 0b1100_0000 != 0b1000_0000:
+            return place
+    return len(text)
+
+
+def _at_a_lines_end(found: Documents) -> Documents:
+    """The two parts of a single file with whole lines in each; the held-out part takes the line that was cut."""
+    train, held_out = found.parts
+    assert train.stop is not None
+    start = max(0, train.stop - _PIECE_BYTES)
+    with open_text(train.path) as file:
+        file.seek(start)
+        cut = start + _end_of_lines(file.read(train.stop - start))
+    return replace(found, parts=(replace(train, stop=cut), replace(held_out, start=cut)))
+
+
+def _size(document: Document) -> int:
+    return (document.path.stat().st_size if document.stop is None else document.stop) - document.start
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """A second folder, which is renamed to `out` when it is full, and removed after an error."""
+    beside = out.with_name(f"{out.name}.{uuid.uuid4().hex}.part")
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        flush_folder(beside)
+        os.rename(beside, out)
+        flush_folder(out.parent)
+    except BaseException as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename in (None, str(beside), str(out)):
+            raise OSError(f"cannot write {out}: {error.strerror or error}") from error
+        raise

@@ -1,0 +1,91 @@
+"""`fuselayers export`: the model of a run or of one checkpoint as config.yaml and model.safetensors."""
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from rich.console import Console
+
+from ..configs import compose
+from ..configs.exported import CONFIG
+from ..configs.values import parse_yaml
+from .files import flush_folder, temporary_name, write_text
+from .text import say
+from .train.checkpoint import MODEL, find_checkpoint, read_checkpoint, whole_tensors
+
+DESCRIPTION = """\
+Writes the model of a run's newest checkpoint, or of one checkpoint, as a folder with config.yaml and model.safetensors,
+in the dtypes of the checkpoint. However many processes trained it, one writes it.
+
+  fuselayers export runs/<date> --out my_model
+  fuselayers export runs/<date>/checkpoints/step-000200 --out my_model
+
+`fuselayers.from_pretrained("my_model")` loads it, the same numbers bit for bit; so does `safetensors`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run and the folder to write."""
+    parser.add_argument("checkpoint", metavar="RUN | CHECKPOINT", help="the folder of a run, or one of its checkpoints")
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="the folder to write; it must not be there yet")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Export as the command line says; see `export`."""
+    path = find_checkpoint(arguments.checkpoint)
+    folder = Path(arguments.out).expanduser()
+    count = export(path, folder)
+    say(console, f"the model of {path}, {count:,} numbers, is in {folder}")
+    return 0
+
+
+def export(path: Path, folder: Path) -> int:
+    """Write the model of a checkpoint into a new folder, which is there whole or not at all.
+
+    Args:
+        path: of the checkpoint.
+        folder: to write.
+
+    Returns:
+        How many numbers the model has.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such checkpoint, or it is damaged.
+        FileExistsError: the folder is there.
+        OSError: it could not be written.
+        ValueError: `safetensors` is not installed, or the config of the checkpoint does not compose.
+    """
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ValueError("export needs safetensors; install it with: pip install 'fuselayers[hub]'") from error
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already; choose another --out")
+    checkpoint = read_checkpoint(path)
+    config_yaml = checkpoint.texts.config_yaml
+    try:
+        compose(parse_yaml(config_yaml.encode(errors="replace"), "config_yaml"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
+    tensors = whole_tensors(path, checkpoint, prefix=MODEL)
+    written = temporary_name(folder)
+    try:
+        written.mkdir(parents=True)
+        write_text(written / CONFIG, config_yaml)
+        weights = written / "model.safetensors"
+        save_file(tensors, weights, metadata={"format": "pt", "step": str(checkpoint.step)})
+        # safetensors lets nobody else read its file.
+        shutil.copymode(written / CONFIG, weights)
+        with open(weights, "rb") as file:
+            os.fsync(file.fileno())
+        flush_folder(written)
+        os.rename(written, folder)
+        flush_folder(folder.parent)
+    except BaseException as error:
+        shutil.rmtree(written, ignore_errors=True)
+        # It wraps the errors of the disk.
+        if not isinstance(error, (OSError, SafetensorError)):
+            raise
+        raise OSError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
+    return sum(tensor.numel() for tensor in tensors.values())

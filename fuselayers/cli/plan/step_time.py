@@ -1,0 +1,110 @@
+"""step_time -- the time of a training step, from the work, the rates and the collectives.
+
+    forward     layers x max(compute of a layer, its gathers)      + the rest
+    backward    layers x max(compute of a layer, its collectives)  + the rest
+    then        clipping and AdamW, which read and write weights, gradients and moments
+    and         collectives within layers, and those before the first layer and after the last one
+
+What is assumed to overlap: a layer's gathers and reductions with the computation of its neighbour, without slowing it
+down. What is not: the collectives of tensor parallelism, and the first and last ones of a step. A GPU's kernels start
+while the one before runs, so their start costs next to nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from .communication import Communication, seconds
+from .layout import Layout
+from .memory import Memory
+from .work import Counted, Pass, Rates, Work, seconds_of
+
+# AdamW reads weight, gradient and two moments and writes three of them; clipping reads the gradient for its norm, and
+# reads and writes it to scale it. In parts of four bytes.
+_PASSES_OF_UPDATE: Final = 7 + 3
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a step.
+
+    Attributes:
+        forward: computing.
+        backward: computing, recomputing included.
+        update: clipping and AdamW.
+        exposed: collectives that no computation hides.
+        hidden: collectives beside which something is computed; not part of the step.
+    """
+
+    forward: float
+    backward: float
+    update: float
+    exposed: float
+    hidden: float
+
+    @property
+    def total(self) -> float:
+        """Of a step."""
+        return self.forward + self.backward + self.update + self.exposed
+
+
+def update_work(memory: Memory) -> Work:
+    """Return the work of clipping and AdamW on the weights of one GPU.
+
+    >>> update_work(Memory(8.0, 8.0, 16.0, 0.0, 0.0, 0.0)).moved_bytes
+    80.0
+    """
+    return Work(moved_bytes=_PASSES_OF_UPDATE * memory.weights)
+
+
+def step_time(
+    counted: Counted,
+    layout: Layout,
+    communication: Communication,
+    memory: Memory,
+    rates: Rates,
+    *,
+    batch: float,
+    num_layers: int,
+    stream_only: bool,
+) -> StepTime:
+    """Return the time of a step of one micro-batch; the arguments are as for `memory_of` and `communication_of`."""
+    layer, rest = (_of_a_rank(one, layout) for one in (counted.layer(batch), counted.rest(batch)))
+    layer_forward, layer_backward = seconds_of(layer.forward, rates), seconds_of(layer.backward, rates)
+    if stream_only:
+        layer_backward += layer_forward
+    beside_forward, beside_backward = seconds(communication.forward), seconds(communication.backward)
+    forward, backward = num_layers * layer_forward, num_layers * layer_backward
+    exposed = max(beside_forward - forward, 0.0) + max(beside_backward - backward, 0.0)
+    alone = seconds(communication.ends) + seconds(communication.inside)
+    return StepTime(
+        forward=forward + seconds_of(rest.forward, rates),
+        backward=backward + seconds_of(rest.backward, rates),
+        update=seconds_of(update_work(memory), rates),
+        exposed=exposed + alone,
+        hidden=beside_forward + beside_backward - exposed,
+    )
+
+
+def _of_a_rank(one: Pass, layout: Layout) -> Pass:
+    """Return the part that one GPU of a tensor-parallel group does.
+
+    Of the bytes moved without sequence parallelism, the share is divided that is divided of the saved values.
+    """
+    if layout.tp == 1:
+        return one
+    share = 1 / layout.tp
+    inside = one.sharded_bytes / one.saved_bytes if one.saved_bytes and not layout.sequence else 1.0
+
+    def part(work: Work) -> Work:
+        scaled = work * share
+        moved = work.moved_bytes * (1 - inside + inside * share)
+        return Work(
+            scaled.matmul_flops,
+            scaled.attention_flops,
+            moved,
+            scaled.exponentials,
+            scaled.draws,
+            work.kernels,
+        )
+
+    return Pass(one.saved_bytes, one.sharded_bytes, one.working_bytes, part(one.forward), part(one.backward))

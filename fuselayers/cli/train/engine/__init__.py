@@ -1,0 +1,10 @@
+"""The engines of a training: one process, PyTorch's own pieces over several, or Lightning Fabric."""
+
+from .base import Engine as Engine
+from .layout import Layout as Layout
+from .layout import layout_of as layout_of
+from .processes import Processes as Processes
+from .processes import joined_processes as joined_processes
+from .sharding import fusion_for as fusion_for
+from .start import device_of as device_of
+from .start import start_engine as start_engine

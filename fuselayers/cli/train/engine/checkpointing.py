@@ -1,0 +1,75 @@
+"""Activation checkpointing: what forward does not keep, backward computes again."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ....configs import Config, FusionConfig
+from ....configs.build import blocks_of
+
+# The products whose recomputation costs most. Attention counts as one; it is tagged as random.
+_KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.baddbmm.default,
+    }
+)
+
+
+def fusion_of(config: Config) -> FusionConfig:
+    """The fusion of a run: `parallel.checkpointing=budget:...` sets its partition.
+
+    Raises:
+        ValueError: a budget without a fusion core to keep to it, or a checkpoint that torch cannot trace.
+    """
+    budget, way = config.parallel.budget, config.parallel.checkpointing
+    if config.parallel.tp > 1 and way in ("block", "selective") and config.fusion.scope in ("block", "model"):
+        # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
+        raise ValueError(
+            f"parallel.checkpointing={way} is inside of the blocks that fusion.scope={config.fusion.scope} compiles, "
+            "which torch cannot trace with parallel.tp above 1; set parallel.checkpointing=budget:0.5 or fusion=off"
+        )
+    if budget is None:
+        return config.fusion
+    if config.fusion.scope not in ("block", "model"):
+        raise ValueError(
+            f"parallel.checkpointing={budget} lets the fusion core choose what is kept, and fusion.scope is "
+            f"{config.fusion.scope}; set fusion.scope=block or model, or parallel.checkpointing=block"
+        )
+    return FusionConfig(backend=config.fusion.backend, partition=budget, scope=config.fusion.scope)
+
+
+def checkpoint_blocks(model: nn.Module, way: str) -> None:
+    """Make backward recompute each block of a model: all of it ("block"), or all but the matrix products ("selective").
+
+    It changes the forward of each block, below the hooks of FSDP and inside of what is fused later: the fusion core
+    obeys the tags of checkpointing.
+
+    Raises:
+        ValueError: a reversible block, which keeps nothing already.
+    """
+    for block in blocks_of(model):
+        if getattr(block, "reversible", False):
+            raise ValueError(
+                f"parallel.checkpointing={way} recomputes blocks, and a reversible block keeps no activations that "
+                "could be recomputed; set parallel.checkpointing=none"
+            )
+        forward = block.forward
+        recomputed = partial(checkpoint, forward, use_reentrant=False)
+        # Dynamo traces a context of ours, and not torch's default where it is given.
+        block.forward = partial(recomputed, context_fn=_selective) if way == "selective" else recomputed
+
+
+def _selective() -> Any:
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    # All random results or none: a replay that skips one draw gives the next ones other numbers.
+    random = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT or random else CheckpointPolicy.PREFER_RECOMPUTE

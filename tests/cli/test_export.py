@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import fuselayers
+from fuselayers.cli.export import export
+from fuselayers.cli.main import main
+from fuselayers.cli.train import train
+from fuselayers.cli.train.checkpoint import newest, read_checkpoint, save, whole_tensors
+from tests.cli.train.checkpoint.test_save import files_of_at_most
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def trained(tiny: list[str], tmp_path: Path) -> Path:
+    """The newest checkpoint of a run."""
+    overrides = [*tiny, "train.steps=8", f"train.output={tmp_path / 'run'}"]
+    assert train(overrides, console=Console(file=io.StringIO())) == 0
+    path = newest(tmp_path / "run" / "checkpoints")
+    assert path is not None
+    return path
+
+
+def test_what_is_exported_comes_back_bit_for_bit(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "folder" / "model"
+    assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == 0
+    weights = whole_tensors(trained, read_checkpoint(trained), prefix="model.")
+    count = sum(tensor.numel() for tensor in weights.values())
+    assert capsys.readouterr().out == f"the model of {trained}, {count:,} numbers, is in {out}\n"
+    assert sorted(path.name for path in out.iterdir()) == ["config.yaml", "model.safetensors"]
+    assert list(out.parent.iterdir()) == [out]
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {(trained / "index.json").stat().st_mode & 0o777}
+
+    model = fuselayers.from_pretrained(out)
+    assert not model.training
+    for state in (model.state_dict(), safetensors.load_file(out / "model.safetensors")):
+        assert state.keys() == weights.keys()
+        assert all(state[name].dtype == tensor.dtype for name, tensor in weights.items())
+        assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
+    # And it computes what the trained one does.
+    again = fuselayers.build(out / "config.yaml").eval()
+    again.load_state_dict(weights)
+    tokens = torch.arange(16).view(2, 8)
+    assert torch.equal(model(tokens), again(tokens))
+    # The file may be gone.
+    (out / "model.safetensors").unlink()
+    assert torch.equal(model(tokens), again(tokens))
+
+
+def test_an_older_checkpoint_is_exported_by_its_name(trained: Path, tmp_path: Path) -> None:
+    older = trained.with_name("step-000004")
+    export(older, tmp_path / "model")
+    weights = whole_tensors(older, read_checkpoint(older), prefix="model.")
+    state = fuselayers.from_pretrained(tmp_path / "model").state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
+    last = whole_tensors(trained, read_checkpoint(trained), prefix="model.")
+    assert not all(torch.equal(state[name], tensor) for name, tensor in last.items())
+
+
+def test_overrides_and_dtype_are_those_of_from_pretrained(trained: Path, tmp_path: Path) -> None:
+    export(trained, tmp_path / "model")
+    model = fuselayers.from_pretrained(tmp_path / "model", ["model.dropout=0.25"], dtype=torch.bfloat16)
+    assert model.built_from.model.options["dropout"] == 0.25
+    weights = whole_tensors(trained, read_checkpoint(trained), prefix="model.")
+    state = model.state_dict()
+    assert all(torch.equal(state[name], tensor.bfloat16()) for name, tensor in weights.items())
+    text = (
+        r"^the weights of '.*model' are not those of its config: it lacks \S+; it lacks \S+; it lacks \S+ \(and \d+ "
+        r"more\); leave out overrides that change the architecture$"
+    )
+    with pytest.raises(ValueError, match=text):
+        fuselayers.from_pretrained(tmp_path / "model", ["model.num_layers=2"])
+    with pytest.raises(ValueError, match=r"config: it has \S+, which the model does not; .*"):
+        fuselayers.from_pretrained(tmp_path / "model", ["norm=rms_norm"])
+    with pytest.raises(ValueError, match=r"qkv\.weight is \[48, 16\] there and \[96, 32\] in the model;"):
+        fuselayers.from_pretrained(tmp_path / "model", ["model.hidden_dim=32"])
+
+
+def test_what_cannot_be_exported_is_said(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*arguments: object) -> str:
+        assert main(["export", *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    out = tmp_path / "model"
+    assert said(tmp_path, "--out", out).startswith(f"fuselayers: no checkpoint {tmp_path}, it is a folder without one;")
+    assert said(trained, "--out", tmp_path) == f"fuselayers: {tmp_path} is there already; choose another --out\n"
+    with files_of_at_most(3000):
+        assert said(trained, "--out", out).startswith(f"fuselayers: cannot write {out}: ")
+    assert not out.exists()
+    assert not list(tmp_path.glob("*.part"))
+
+    checkpoint = read_checkpoint(trained)
+    texts = replace(checkpoint.texts, config_yaml="model: 3\n")
+    path = save(tmp_path / "other", whole_tensors(trained, checkpoint), step=8, texts=texts)
+    assert said(path, "--out", out).startswith(f"fuselayers: the config in the checkpoint {path} does not compose: ")
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    text = "fuselayers: export needs safetensors; install it with: pip install 'fuselayers[hub]'\n"
+    assert said(trained, "--out", out) == text

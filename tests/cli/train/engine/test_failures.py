@@ -1,0 +1,71 @@
+"""A process that fails ends all others, with one message, soon."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from .torchrun import curve, overrides, torchrun, written_text
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
+
+# As `--import`: rank 1 fails in the middle of its third step, the other one waits for its gradient.
+_FAILS = """
+import os, signal
+from fuselayers.cli.train.engine import Engine
+from fuselayers.cli.train.engine.torch_engine import TorchEngine
+
+updates = 0
+
+def backward(engine, loss):
+    if os.environ["RANK"] == "1" and updates == 2:
+        {failure}
+    loss.backward()
+
+def update(engine):
+    global updates
+    updates += 1
+    Engine.update(engine)
+
+TorchEngine.backward, TorchEngine.update = backward, update
+"""
+
+
+def _ended(failure: str, folder: Path) -> str:
+    (folder / "failing.py").write_text(_FAILS.format(failure=failure))
+    asked = [*overrides(written_text(folder)), "parallel=fsdp", f"train.output={folder / 'run'}"]
+    started = time.monotonic()
+    ended = torchrun(2, "-m", "fuselayers", "train", *asked, "--import", "failing", folder=folder)
+    assert time.monotonic() - started < 200, "a process waited for the failed one"
+    assert ended.returncode == 1, ended.stderr  # torchrun's own code
+    assert len(curve(folder / "run")) == 2
+    return ended.stderr
+
+
+def test_an_error_on_one_rank_ends_all_with_one_message(tmp_path: Path) -> None:
+    errors = _ended('raise OSError("the disk of rank 1 is full")', tmp_path)
+    assert [line for line in errors.splitlines() if line.startswith("fuselayers: ")] == [
+        "fuselayers: the disk of rank 1 is full"
+    ]
+    # torchrun's own report has a traceback, of torchrun.
+    assert "exitcode  : 2" in errors
+    assert "fuselayers/cli" not in errors
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_with_one_message(tmp_path: Path) -> None:
+    errors = _ended("os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
+    (line,) = (line for line in errors.splitlines() if line.startswith("fuselayers: "))
+    assert line.startswith("fuselayers: rank 0 lost another process of this run, which was killed or whose machine")
+    assert "exitcode  : -9" in errors
+
+
+@pytest.mark.slow
+def test_a_folder_that_holds_a_run_is_refused_once(tmp_path: Path) -> None:
+    asked = [*overrides(written_text(tmp_path)), "parallel=ddp", f"train.output={tmp_path / 'run'}"]
+    first = torchrun(2, "-m", "fuselayers", "train", *asked, folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    second = torchrun(2, "-m", "fuselayers", "train", *asked, folder=tmp_path)
+    (line,) = (line for line in second.stderr.splitlines() if line.startswith("fuselayers: "))
+    assert "already holds a run" in line

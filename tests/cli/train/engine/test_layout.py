@@ -1,0 +1,67 @@
+import pytest
+
+from fuselayers.cli.train.engine import Layout, Processes, layout_of
+from fuselayers.configs import compose
+
+
+def _world(size: int, rank: int = 0) -> Processes:
+    class Some(Processes):
+        launched = True  # type: ignore[assignment]
+
+    processes = Some()
+    processes.world_size, processes.rank = size, rank
+    return processes
+
+
+@pytest.mark.parametrize(
+    ("size", "rank", "overrides", "layout"),
+    [
+        (1, 0, ["parallel=ddp"], Layout(1, 1, 0)),
+        (4, 3, ["parallel=fsdp"], Layout(4, 1, 3)),
+        (4, 2, ["parallel=fsdp", "parallel.tp=2"], Layout(2, 2, 1)),
+        (4, 3, ["parallel.tp=4"], Layout(1, 4, 0)),
+        (6, 5, ["parallel=fsdp", "parallel.dp=3", "parallel.tp=2", "train.batch_size=9"], Layout(3, 2, 2)),
+    ],
+)
+def test_the_grid_of_the_processes(size: int, rank: int, overrides: list[str], layout: Layout) -> None:
+    assert layout_of(compose(overrides=overrides), _world(size, rank)) == layout
+
+
+def test_every_row_is_computed_by_one_data_parallel_group() -> None:
+    rows = [list(range(12))[Layout(3, 2, rank).rows(12)] for rank in range(3)]
+    assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(
+    ("size", "overrides", "text"),
+    [
+        (
+            1,
+            ["parallel.dp=2"],
+            "parallel.dp=2 x parallel.tp=1 need 2 processes, and torchrun started 1; start torchrun",
+        ),
+        (
+            3,
+            ["parallel=fsdp", "parallel.tp=2"],
+            "parallel.tp=2 needs a multiple of 2 processes, and torchrun started 3",
+        ),
+        (4, [], "there are 4 processes, 4 of them for data; set parallel.shard=ddp (each keeps all weights) or paral"),
+        (4, ["parallel=ddp", "parallel.tp=2"], "parallel.shard=ddp cannot hold weights that are split by tensor para"),
+        (2, ["parallel=ddp", "parallel.tp=2"], "with parallel.tp=2 set parallel.shard=none"),
+        (3, ["parallel=ddp", "train.batch_size=8"], "train.batch_size=8 is split over parallel.dp=3 groups and must"),
+    ],
+)
+def test_a_world_that_does_not_fit(size: int, overrides: list[str], text: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        layout_of(compose(overrides=overrides), _world(size))
+    assert text in str(caught.value)
+
+
+def test_one_process_without_torchrun_says_so() -> None:
+    text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, and this run is one, without torchrun; start torchrun "
+    with pytest.raises(ValueError, match=text):
+        layout_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())
+
+
+def test_the_parts_of_the_weights() -> None:
+    assert [Layout(4, 2).parts(compose(overrides=[f"parallel={name}"]).parallel) for name in ("ddp", "fsdp")] == [2, 8]

@@ -1,0 +1,65 @@
+"""Starts torchrun, and reads what its processes left."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fuselayers.cli.train.metrics import Metrics, read_metrics
+
+_RUNS = Path(__file__).with_name("runs.py")
+_ROOT = Path(__file__).parents[4]
+
+
+def overrides(text: Path, *more: str) -> list[str]:
+    """A run of four steps, without dropout and fusion unless `more` says so."""
+    model = ("model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2")
+    training = ("train.steps=4", "train.warmup_steps=2", "train.batch_size=4", "train.evaluate_every=2")
+    ending = ("train.evaluate_batches=1", "train.checkpoint_every=2", "train.sample_bytes=0", "train.compare=false")
+    return [*model, *training, *ending, "train.device=cpu", f"data.path={text}", "fusion=off", "model.dropout=0", *more]
+
+
+def written_text(folder: Path) -> Path:
+    """A text to train on, in a folder."""
+    path = folder / "text.py"
+    path.write_text("".join(f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)))
+    return path
+
+
+def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The end of a program that torchrun started, in a folder."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = [sys.executable, *launcher, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+
+
+def run_all(
+    processes: int,
+    runs: Mapping[str, Sequence[str]],
+    *,
+    stops: Mapping[str, tuple[int, int]] | None = None,
+    folder: Path,
+) -> dict[str, dict[str, Any]]:
+    """What became of trainings by the same processes, by name; see runs.py.
+
+    Args:
+        processes: how many.
+        runs: the overrides of each; its files are in folder / name, unless it continues another run.
+        stops: the rank and the step that get a SIGTERM.
+        folder: of all runs.
+    """
+    given = {name: (list(overrides), (stops or {}).get(name)) for name, overrides in runs.items()}
+    (folder / "runs.json").write_text(json.dumps(given))
+    ended = torchrun(processes, str(_RUNS), str(folder), folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
+
+
+def curve(folder: Path) -> list[Metrics]:
+    """The rows of a run."""
+    return read_metrics(folder / "metrics.csv")

@@ -1,0 +1,186 @@
+"""parallelize: the numbers of two and four processes are those of one."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import fuselayers as fl
+from fuselayers.components import Model, parallelize
+from fuselayers.components.parallel.plan import make_plan, unfused
+from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_of, errors_of, step
+from tests.components.parallel.ranks import run
+
+_PAIRS = [(name, sequence) for name in (*SHIPPED, *COMPONENTS, *CHECKS) for sequence in (False, True)]
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[list[str | None]]:
+    return run(2, errors_of, _PAIRS, folder=tmp_path_factory.mktemp("two"))
+
+
+@pytest.mark.parametrize("number", range(len(_PAIRS)), ids=["-".join(map(str, pair)) for pair in _PAIRS])
+def test_two_processes_compute_what_one_does(of_two: list[list[str | None]], number: int) -> None:
+    for errors in of_two:
+        assert errors[number] is None, errors[number]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_four_processes_compute_what_one_does(tmp_path: Path) -> None:
+    # Two key-value heads cannot be shared by four.
+    grouped = ("llama_tiny", "qwen3_tiny", "gemma2_tiny", "mistral_tiny", "mixtral_tiny")
+    pairs = [pair for pair in _PAIRS if pair[0] not in grouped]
+    for errors in run(4, errors_of, pairs, folder=tmp_path, seconds=550):
+        assert [error for error in errors if error is not None] == []
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_group_of_one_keeps_the_plain_model() -> None:
+    model = COMPONENTS["gated"]()
+    before = dict(model.named_parameters())
+    wanted = step(model, batch_of(model))
+    model.zero_grad()
+    assert parallelize(model, init_device_mesh("cpu", (1,)), sequence=True) is model
+    assert all(parameter is before[name] for name, parameter in model.named_parameters())
+    assert step(model, batch_of(model)).loss == wanted.loss
+
+
+@pytest.mark.usefixtures("alone")
+def test_wrong_arguments_are_refused() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    with pytest.raises(TypeError, match=re.escape("model must be a fuselayers.components.Model, got Linear")):
+        parallelize(nn.Linear(2, 3), mesh)  # type: ignore[arg-type]
+    model = COMPONENTS["gated"]()
+    with pytest.raises(TypeError, match="mesh must be a DeviceMesh of the tensor-parallel processes, got int"):
+        parallelize(model, 2)  # type: ignore[arg-type]
+    wrong = "mesh must have one dimension, got 2; take the tensor-parallel one, as in mesh['tp']"
+    with pytest.raises(ValueError, match=re.escape(wrong)):
+        parallelize(model, init_device_mesh("cpu", (1, 1)))
+    fully_shard(model, mesh=mesh)
+    with pytest.raises(ValueError, match="is a DTensor already; parallelize a plain model once, and shard it"):
+        parallelize(model, mesh)
+
+
+def _with(name: str, change: Callable[[Model], None]) -> Model:
+    model = COMPONENTS[name]()
+    change(model)
+    return model
+
+
+def _adapted(model: Model) -> None:
+    model.blocks[1].attention.out = nn.Sequential(model.blocks[1].attention.out)
+
+
+def _tied(model: Model) -> None:
+    model.head.weight = model.token.weight
+
+
+def _with_own_parameter(model: Model) -> None:
+    model.blocks[0].feedforward.temperature = nn.Parameter(torch.ones(1))
+
+
+def _own_norm(model: Model) -> None:
+    model.norm = nn.LayerNorm(16)
+
+
+def _own_activation(model: Model) -> None:
+    model.blocks[0].feedforward.custom_activation = nn.Softmax(-1)
+
+
+# What is wrong -> the model, the number of processes, the error.
+_REFUSED = {
+    "heads": (
+        lambda: fl.build("gpt_nano", ["fusion=off"]),
+        3,
+        "blocks.0.attention has 4 heads, which 3 processes cannot share; take a group whose size divides 4, or build "
+        "the model with another number",
+    ),
+    "key-value heads": (
+        lambda: fl.build("qwen3_tiny", ["attention.num_heads=6", "fusion=off"]),
+        3,
+        "blocks.0.attention has 2 key-value heads, which 3 processes cannot share",
+    ),
+    "hidden values": (
+        lambda: fl.build("vit_tiny", ["attention.num_heads=3", "attention.head_dim=8", "fusion=off"]),
+        3,
+        "blocks.0.feedforward has 128 hidden values, which 3 processes cannot share",
+    ),
+    "mixing": (
+        lambda: fl.build("vit_tiny", ["attention=pooling", "fusion=off"]),
+        2,
+        "parallelize has no plan for blocks.0.attention, attention 'pooling'; take one that it has a plan for: favor, "
+        "linear, linformer, local, multi_head, nystrom",
+    ),
+    "reversible": (
+        lambda: fl.build("gpt_nano", ["model.block=reversible", "fusion=off"]),
+        2,
+        "parallelize has no plan for blocks.0, block 'reversible'; take one that it has a plan for: transformer",
+    ),
+    "unknown": (
+        lambda: _with("separate", _own_norm),
+        2,
+        "parallelize has no plan for norm, LayerNorm; take a component of this package, and parallelize before other "
+        "code wraps it",
+    ),
+    "adapter": (
+        lambda: _with("fused", _adapted),
+        2,
+        "parallelize cuts blocks.1.attention.out as a plain linear layer, got Sequential; parallelize the model before "
+        "adapters are put around its layers",
+    ),
+    "tied": (
+        lambda: _with("fused", _tied),
+        2,
+        "token.weight and head.weight are one parameter, and would be two after parallelize; tie them by the options "
+        "of the model, such as tie_embeddings",
+    ),
+    "own parameter": (
+        lambda: _with("fused", _with_own_parameter),
+        2,
+        "parallelize does not know the parameter blocks.0.feedforward.temperature",
+    ),
+    "activation": (
+        lambda: _with("fused", _own_activation),
+        2,
+        "blocks.0.feedforward has the activation 'gelu', and parallelize cannot tell whether it looks at one hidden "
+        "value at a time; take one of fuselayers.ops.ACTIVATIONS",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", _REFUSED)
+def test_a_plan_that_cannot_be_right_is_refused(wrong: str) -> None:
+    made, size, text = _REFUSED[wrong]
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make_plan(made(), size)
+
+
+def test_a_fused_model_has_the_plan_of_the_model_inside() -> None:
+    plans = []
+    for fusion in ("fusion=off", "fusion=eager", "fusion.scope=block"):
+        model = unfused(fl.build("gpt_nano", [fusion]))
+        storages = make_plan(model, 2).storages
+        path_of = {id(parameter): path for path, parameter in model.named_parameters()}
+        plans.append(
+            {
+                path_of[id(module._parameters[name])]: storage
+                for module, found in storages.items()
+                for name, storage in found.items()
+            }
+        )
+        assert plans[-1].keys() == set(path_of.values())
+    assert plans[0] == plans[1] == plans[2]
