@@ -40,7 +40,9 @@ def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.Captu
     assert "not swapped" not in capsys.readouterr().out
     sites = json.loads(report.read_text())["sites"]
     assert {rule for site in sites for rule in site["rules"]} >= FAMILIES[name][1]
-    assert all(site["error"] is not None for site in sites if site["kind"] != "Dropout")  # some are never called
+    # Some dropouts are never called, and attention that drops nothing is torch's.
+    compared = [site for site in sites if site["kind"] != "Dropout" and site["rules"] != ["attention_dropout"]]
+    assert all(site["error"] is not None for site in compared)
 
 
 def test_a_model_of_the_configs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,8 +93,6 @@ class _Launched(Processes):
         self.backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(self.backend)
         # A connection of its own: one that waits for a key would keep the watch from asking.
-        # Of this start: the store outlives a start that failed, where torchrun has `--max-restarts`.
-        self._failed = f"{_FAILED}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
@@ -146,7 +144,7 @@ class _Launched(Processes):
         """
         self._stop_watching()
         try:
-            first = self._store.add(self._failed, 1) == 1
+            first = self._store.add(_failed_key(), 1) == 1
         except RuntimeError:  # the process that had the store is gone, and may have been killed without a word
             first = True
         if not first:
@@ -167,13 +165,18 @@ class _Launched(Processes):
         # A collective of a healthy process may wait for the failed one for half an hour.
         while not self._ended.wait(_ASKED_EVERY):
             try:
-                failed = self._store.check([self._failed])
+                failed = self._store.check([_failed_key()])
             except RuntimeError:
                 return
             if failed:
                 if not self._ended.wait(_GRACE):
                     os._exit(_BAD_INPUT)
                 return
+
+
+def _failed_key() -> str:
+    # Of this start: the store outlives a start that failed, where torchrun has `--max-restarts`.
+    return f"{_FAILED}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 @contextmanager
