@@ -1,3 +1,6 @@
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from fuselayers.partition import fallback_warning
@@ -7,3 +10,13 @@ from fuselayers.partition import fallback_warning
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test see warnings that another one in this process has had."""
     monkeypatch.setattr(fallback_warning, "_said", set())
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_of_others() -> Iterator[None]:
+    """Accelerate keeps its settings for the whole process: the next Accelerator has the last one's mixed precision."""
+    yield
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
