@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -44,11 +45,11 @@ def fallbacks(model: nn.Module) -> tuple[Skipped, ...]:
     )
 
 
-def note(module: nn.Module, path: str) -> None:
-    """Keep that a call of the module takes the original forward because of the attribute at `path`, and warn."""
+def note(module: nn.Module, path: str, test: Callable[[Any], bool]) -> None:
+    """Keep that a call of the module takes the original forward, as the attribute at `path` fails a test, and warn."""
     if is_compiling():
         return
-    reason = _reason(module, path)
+    reason = _reason(module, path, test)
     _reasons.setdefault(module, reason)
     say_once(f"{type(module).__name__} runs its original forward, not the fused one: {reason}; see swap.fallbacks")
 
@@ -58,7 +59,9 @@ def forget(module: nn.Module) -> None:
     _reasons.pop(module, None)
 
 
-def _reason(module: nn.Module, path: str) -> str:
+def _reason(module: nn.Module, path: str, test: Callable[[Any], bool]) -> str:
+    if hasattr(test, "reason"):
+        return str(test.reason)
     if not path:  # of a sequence
         return "its modules have changed"
     try:

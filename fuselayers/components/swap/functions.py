@@ -121,6 +121,7 @@ def packed_gated_mlp(
     activation: Callable[[Tensor], Tensor],
     down: nn.Module,
     gate_first: bool = True,
+    dim: int = -1,
     inner: nn.Dropout | None = None,
     inner_p: float = 0.0,
     inner_training: bool = False,
@@ -133,7 +134,7 @@ def packed_gated_mlp(
     drop = _dropped(_probability(inner, inner_p, inner_training))
 
     def hidden(both: Tensor) -> Tensor:
-        first, second = both.chunk(2, dim=-1)
+        first, second = both.chunk(2, dim=dim)
         return drop(activation(first) * second if gate_first else first * activation(second))
 
     return _down(hidden, _linears(x, (gate_up,), normalise, norm), middle, down, cast)

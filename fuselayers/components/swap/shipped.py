@@ -15,6 +15,7 @@ from .slots import (
     is_dropout,
     is_false,
     is_flag,
+    is_last,
     is_layer_norm,
     is_layer_norm_or_nothing,
     is_linear,
@@ -34,6 +35,7 @@ _ACTIVATED: Final[_Slots] = {
     "down": is_linear,
     **_INNER,
 }
+_PACKED: Final[_Slots] = {"gate_up": is_linear, "dim": is_last, **_ACTIVATED}
 _OF_RMS_NORM: Final[_Slots] = {"weight": is_parameter, "eps": is_number}
 
 
@@ -50,6 +52,14 @@ def _dropouts(value: str, name: str) -> tuple[str, ...]:
 def _with_down(hidden: str, before: str = "") -> tuple[str, ...]:
     """The last layer of an MLP, with and without dropout and a norm before it."""
     return tuple(f"{before}\ny = down({form})" for form in _before_down(hidden))
+
+
+def _of_halves(hidden: str) -> tuple[str, ...]:
+    """The same for one layer that makes both gate and up; timm keeps the dimension in an attribute."""
+    halves = ("-1", "dim")
+    return tuple(
+        form for dim in halves for form in _with_down(hidden, f"first, second = gate_up(x).chunk(2, dim={dim})")
+    )
 
 
 def _with_cast(hidden: str) -> tuple[str, ...]:
@@ -72,14 +82,14 @@ _MLPS: Final[tuple[tuple[str, Callable[..., Any], _Slots, tuple[str, ...]], ...]
     (
         "packed_gated_mlp",
         functions.packed_gated_mlp,
-        {"gate_up": is_linear, **_ACTIVATED},
-        _with_down("second * activation(first)", "first, second = gate_up(x).chunk(2, dim=-1)"),
+        _PACKED,
+        _of_halves("second * activation(first)"),
     ),
     (
         "packed_gated_mlp",
         functools.partial(functions.packed_gated_mlp, gate_first=False),
-        {"gate_up": is_linear, **_ACTIVATED},
-        _with_down("first * activation(second)", "first, second = gate_up(x).chunk(2, dim=-1)"),
+        _PACKED,
+        _of_halves("first * activation(second)"),
     ),
     ("mlp", functions.mlp, {"up": is_linear, **_ACTIVATED}, _with_down("activation(up(x))")),
     (

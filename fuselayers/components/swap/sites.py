@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -10,12 +12,12 @@ from typing import Any, Final
 from torch import nn
 
 from . import loss
+from .branches import decided, still
 from .children import child_class, expanded, is_child, plain_child
 from .fallbacks import forget, note
 from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
-from .slots import is_zero
 from .source import read, read_sequence
 from .steps import Branch, Forward, Global, OfSelf, Run, Unreadable
 from .write import guard, write
@@ -36,18 +38,26 @@ def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
 
     One class serves all modules of a class in which the same is found. Its attribute `found` is a tuple of `Found`.
     """
-    kind = type(module)
+    kind: Any = type(module)
     if "forward" in module.__dict__ or kind.__reduce_ex__ is not object.__reduce_ex__:
         return None
     if kind.__reduce__ is not object.__reduce__ or _looks_at_subclasses(kind):
         return None
-    found: Any = _class_with(
+    make = functools.partial(
+        _class_with,
         kind,
         tuple(rule for rule in rules if rule.applies is None or rule.applies(module)),
         lambda _, slots, slot, path: _passes(module, path, slots[slot]),
         functools.partial(child_class, module),
         sequence=tuple(module._modules) if _is_sequence(kind) else (),
     )
+    found: Any = make()
+    forward = _read(kind, kind.forward, ())
+    fixed = () if forward is None else decided(module, forward.tests)
+    more: Any = make(fixed) if fixed else None
+    # Attributes are only fixed where that finds something more.
+    if more is not None and (found is None or Counter(more.found) - Counter(found.found)):
+        found = more
     return found if found is not None and found.may_run(module) else None
 
 
@@ -120,16 +130,18 @@ def _class_with(
     rules: tuple[Rule, ...],
     holds: _Holds,
     class_of: Callable[[str], type | None],
+    fixed: tuple[tuple[str, bool], ...] = (),
     *,
     sequence: tuple[str, ...] = (),
 ) -> type | None:
-    forward = read_sequence(cls, sequence) if sequence else _read(cls, cls.forward)  # type: ignore[attr-defined]
+    forward = read_sequence(cls, sequence) if sequence else _read(cls, cls.forward, fixed)  # type: ignore[attr-defined]
     if forward is None:
         return None
     # Two modules of a sequence stay two: each may have more found in it.
     rewriting = _Rewriting(rules, holds, (lambda _: None) if sequence else class_of)
     if sequence:
         rewriting.tests.append(("", _has_modules(sequence)))
+    rewriting.tests += _tests_of(forward)
     forward = rewriting.whole(forward)
     if not rewriting.found:
         return None
@@ -146,10 +158,10 @@ _classes: dict[Any, type] = {}
 
 
 @functools.cache
-def _read(cls: type, forward: Any) -> Forward | None:
+def _read(cls: type, forward: Any, fixed: tuple[tuple[str, bool], ...]) -> Forward | None:
     """The forward of a class, read; one that is assigned to the class later is read again."""
     try:
-        return read(cls)
+        return read(cls, dict(fixed))
     except Unreadable:
         return None
 
@@ -223,8 +235,7 @@ class _Rewriting:
         self.children[path] = cls
         self.functions |= child.globals
         self.tests.append((path, is_child(cls)))
-        self.tests += [(f"{path}.{name}", _is_method(method)) for name, method in child.forward.inlined.items()]
-        self.tests += [(f"{path}.{name}", is_zero) for name in child.forward.zeros]
+        self.tests += [(f"{path}.{name}" if name else path, test) for name, test in _tests_of(child.forward)]
 
     def _replaced(self, rule: Rule, match: Match, run: Run) -> Run:
         slots = [name for name in rule.slots if name in match.bound]
@@ -274,8 +285,7 @@ def _has_modules(names: tuple[str, ...]) -> Callable[[Any], bool]:
 
 
 def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tuple[str, ...]) -> type:
-    methods = [(name, _is_method(function)) for name, function in forward.inlined.items()]
-    tests = *dict.fromkeys(rewriting.tests), *methods, *((name, is_zero) for name in forward.zeros)
+    tests = tuple(dict.fromkeys(rewriting.tests))
 
     def may(module: nn.Module) -> bool:
         return all(_passes(module, path, test) for path, test in tests)
@@ -283,7 +293,7 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tu
     def fuses(module: nn.Module) -> bool:
         if may(module):
             return True
-        note(module, next(path for path, test in tests if not _passes(module, path, test)))
+        note(module, *next((path, test) for path, test in tests if not _passes(module, path, test)))
         return False
 
     added = {**rewriting.functions, f"{_PREFIX}may": fuses, f"{_PREFIX}original": forward.function}
@@ -294,20 +304,44 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tu
         "found": tuple(rewriting.found),
         "children_found": tuple(rewriting.children.items()),
         "sequence_found": sequence,
+        "fixed_found": tuple(forward.fixed.items()),
         "may_run": staticmethod(may),
         "__reduce_ex__": _reduce,
     }
     return subclass(cls, members)
 
 
+def _tests_of(forward: Forward) -> list[tuple[str, Callable[[Any], bool]]]:
+    """The tests that tell whether a forward computes what was read, each with the path of its attribute."""
+    methods = [(name, _is_method(function)) for name, function in forward.inlined.items()]
+    functions = [("", _stays(function)) for function in sorted(forward.beside, key=lambda one: one.__name__)]
+    return [*methods, *functions, *(("", still(*one)) for one in forward.fixed.items())]
+
+
+@functools.cache
 def _is_method(function: Any) -> Callable[[Any], bool]:
     return lambda value: getattr(value, "__func__", None) is function
+
+
+@functools.cache
+def _stays(function: types.FunctionType) -> Callable[[Any], bool]:
+    module, name = sys.modules[function.__module__], function.__name__
+
+    def test(_: Any) -> bool:
+        return getattr(module, name, None) is function
+
+    test.reason = f"{name} is another function"  # type: ignore[attr-defined]
+    return test
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
     state = kind.__getstate__(module) if hasattr(kind, "__getstate__") else module.__dict__
-    return _Loader(kind), (kind.swapped_from, kind.found, kind.children_found, kind.sequence_found), state
+    return (
+        _Loader(kind),
+        (*(kind.swapped_from, kind.found, kind.children_found, kind.sequence_found, kind.fixed_found),),
+        state,
+    )
 
 
 class _Loader:
@@ -328,19 +362,25 @@ class _Loader:
         found: tuple[Found, ...],
         children: tuple[tuple[str, type], ...] = (),
         sequence: tuple[str, ...] = (),
+        fixed: tuple[tuple[str, bool], ...] = (),
     ) -> nn.Module:
-        kind = self.kind or _class_as_found(cls, found, dict(children), sequence)
+        kind = self.kind or _class_as_found(cls, found, dict(children), sequence, fixed)
         module: nn.Module = object.__new__(kind)
         return module
 
 
 def _class_as_found(
-    cls: type, found: tuple[Found, ...], children: Mapping[str, type], sequence: tuple[str, ...]
+    cls: type,
+    found: tuple[Found, ...],
+    children: Mapping[str, type],
+    sequence: tuple[str, ...],
+    fixed: tuple[tuple[str, bool], ...],
 ) -> type:
     """The class of shipped rules that were found; the original class where this process does not find them."""
     known = {(name, pair) for name, paths in found for pair in paths}
     rules = tuple(rule for rule in RULES if any(name == rule.name for name, _ in found))
     kind = _class_with(
-        cls, rules, lambda name, _, slot, path: (name, (slot, path)) in known, children.get, sequence=sequence
+        *(cls, rules, lambda name, _, slot, path: (name, (slot, path)) in known, children.get, fixed),
+        sequence=sequence,
     )
     return cls if kind is None or kind.found != found else kind  # type: ignore[attr-defined]

@@ -17,13 +17,13 @@ __all__ = [
     "is_dropout",
     "is_false",
     "is_flag",
+    "is_last",
     "is_layer_norm",
     "is_layer_norm_or_nothing",
     "is_linear",
     "is_number",
     "is_parameter",
     "is_plain",
-    "is_zero",
     "original_type",
 ]
 
@@ -45,10 +45,15 @@ def is_plain(module: Any) -> bool:
     return module.__dict__.get("_compiled_call_impl") is None and not hooks_of_all_modules()
 
 
+_LINEAR_OF_OTHERS: Final = frozenset(
+    {("Conv1D", "transformers.pytorch_utils"), ("FalconLinear", "transformers.models.falcon.modeling_falcon")}
+)
+
+
 def is_linear(value: Any) -> bool:
-    """`nn.Linear`, or the `Conv1D` of transformers, whose weight is transposed, with plain parameters."""
+    """`nn.Linear`, or one of transformers, such as `Conv1D`, whose weight is transposed, with plain parameters."""
     kind = original_type(value)
-    if not (kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")):
+    if kind is not nn.Linear and (kind.__name__, kind.__module__) not in _LINEAR_OF_OTHERS:
         return False
     return is_plain(value) and is_parameter(value.weight) and (value.bias is None or is_parameter(value.bias))
 
@@ -112,7 +117,9 @@ def is_activation(value: Any) -> bool:
     if not isinstance(value, nn.Module):
         return isinstance(value, Hashable) and value in _ACTIVATIONS
     kind = original_type(value)
-    known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS
+    # BLOOM's GELU is not among the activations of transformers.
+    of_bloom = (kind.__name__, kind.__module__) == ("BloomGelu", "transformers.models.bloom.modeling_bloom")
+    known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS or of_bloom
     return known and is_plain(value) and not getattr(value, "inplace", False) and not any(value.parameters())
 
 
@@ -126,14 +133,14 @@ def is_false(value: Any) -> bool:
     return value is False
 
 
+def is_last(value: Any) -> bool:
+    """-1, the last dimension."""
+    return is_number(value) and value == -1
+
+
 def is_flag(value: Any) -> bool:
     """True or False."""
     return isinstance(value, bool)
-
-
-def is_zero(value: Any) -> bool:
-    """The number 0."""
-    return is_number(value) and value == 0
 
 
 def drops(module: nn.Module) -> bool:

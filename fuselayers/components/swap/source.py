@@ -8,19 +8,26 @@ import ast
 import builtins
 import copy
 import inspect
+import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
+from .branches import take_branches
 from .casts import cast_of
 from .steps import Branch, Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step, Unreadable
 
 
-def read(cls: type) -> Forward:
+def read(cls: type, fixed: Mapping[str, bool] = MappingProxyType({})) -> Forward:
     """Read the forward of a class.
+
+    Args:
+        cls: the class.
+        fixed: tests of branches, and whether they hold.
 
     Raises:
         Unreadable: it has no source, or uses something that another function could not.
@@ -35,9 +42,9 @@ def read(cls: type) -> Forward:
             argument.annotation = None
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [None if one is None else ast.Constant(None) for one in arguments.kw_defaults]
-    reader = _Reader(cls, function, definition)
+    reader = _Reader(cls, function, definition, fixed)
     body = reader.block(definition.body)
-    return Forward(function, outer, arguments, body, reader.inlined, reader.zeros)
+    return Forward(function, outer, arguments, body, reader.inlined, reader.beside, reader.tests, reader.fixed)
 
 
 def read_sequence(cls: Any, names: tuple[str, ...]) -> Forward:
@@ -49,10 +56,11 @@ def read_sequence(cls: Any, names: tuple[str, ...]) -> Forward:
         for number, name in enumerate(names)
     ]
     arguments = ast.parse("def forward(self, input): pass").body[0].args  # type: ignore[attr-defined]
-    return Forward(forward, forward, arguments, [Run(steps, {}, Step(len(steps) - 1))], {}, set())
+    return Forward(forward, forward, arguments, [Run(steps, {}, Step(len(steps) - 1))], {}, set(), set(), {})
 
 
-def _definition(function: Any) -> ast.FunctionDef:
+def _definition(function: Any, *, first: tuple[str, ...] = ("self",)) -> ast.FunctionDef:
+    """The source of a function with these first arguments."""
     if not isinstance(function, types.FunctionType):
         raise Unreadable("its forward is no plain function")
     if function.__closure__ or hasattr(function, "__wrapped__"):
@@ -64,13 +72,15 @@ def _definition(function: Any) -> ast.FunctionDef:
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
         raise Unreadable("its forward is no plain function")
-    if definition.args.posonlyargs or [one.arg for one in definition.args.args[:1]] != ["self"]:
+    if definition.args.posonlyargs or tuple(one.arg for one in definition.args.args[: len(first)]) != first:
         raise Unreadable("its forward has no self, or arguments by position alone")
     nodes = list(ast.walk(definition))
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     used_up = {id(one) for call in calls if call.func.id in _USE_UP for one in call.args}  # type: ignore[attr-defined]
     if any(isinstance(node, ast.Name) and node.id in _LOOKING for node in nodes):
         raise Unreadable("its forward looks at its own variables")
+    if any(isinstance(node, ast.Name) and node.id == "self" and isinstance(node.ctx, ast.Store) for node in nodes):
+        raise Unreadable("its forward assigns self")
     for node in nodes:
         # What reads a variable later would not find its value; a mangled name would be another one.
         if node is not definition and isinstance(node, _LATE) and id(node) not in used_up:
@@ -85,7 +95,6 @@ def parse_run(text: str, names: Mapping[str, Any]) -> Run:
     """Read a pattern: plain statements whose globals are `names` and `self`; every other name is a `Local`."""
     tree = ast.parse(textwrap.dedent(text))
     reader = _Reader(None, types.FunctionType((lambda: None).__code__, dict(names)), None)
-    reader.self_name = "self"
     run = reader.run(tree.body, read_later=None)
     assert run is not None, text
     return run
@@ -94,16 +103,24 @@ def parse_run(text: str, names: Mapping[str, Any]) -> Run:
 class _Reader:
     """Reads the statements of one function."""
 
-    def __init__(self, cls: type | None, function: types.FunctionType, definition: ast.FunctionDef | None) -> None:
+    def __init__(
+        self,
+        cls: type | None,
+        function: types.FunctionType,
+        definition: ast.FunctionDef | None,
+        fixed: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:
         self.cls = cls
         self.globals = function.__globals__
         self.definition = definition
-        self.self_name = None if definition is None else "self"
+        self.given = fixed
+        self.tests, self.fixed = (set(), {}) if definition is None else take_branches(definition, fixed)
+        self.self_name: str | None = "self"
         self.locals = set() if definition is None else set(function.__code__.co_varnames)
         self.steps: list[Operation] = []
         self.names: dict[str, Ref] = {}
         self.inlined: dict[str, types.FunctionType] = {}
-        self.zeros: set[str] = set()
+        self.beside: set[types.FunctionType] = set()
         self.depth = 0
 
     def block(self, statements: list[ast.stmt]) -> "list[Run | ast.stmt | Branch]":
@@ -117,8 +134,8 @@ class _Reader:
                 waiting.clear()
 
         for statement in _until_return(statements):
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                continue  # a docstring
+            if _says_nothing(statement):
+                continue
             if self._is_plain(statement):
                 waiting.append(statement)
                 continue
@@ -295,47 +312,72 @@ class _Reader:
     def _inlined(self, target: Ref, arguments: list[Ref], by_name: dict[str, Ref]) -> Ref | None:
         """The value of a call whose steps can stand in its place; None if it is another call."""
         if isinstance(target, OfSelf):
-            return self._inline(target.path, arguments, by_name)
+            return self._inline(target, arguments, by_name)
+        if isinstance(target, Global) and isinstance(target.value, types.FunctionType) and self._is_beside(target):
+            return self._inline(target, arguments, by_name)
         if isinstance(target, Global) and _is_chunking(target.value) and len(arguments) > 3 and not by_name:
             method, size, _, *inputs = arguments
             if isinstance(method, OfSelf) and isinstance(size, OfSelf):
-                value = self._inline(method.path, inputs, {})
-                self.zeros |= set() if value is None else {size.path}
+                value = self._inline(method, inputs, {})
+                self.fixed |= {} if value is None else {f"self.{size.path} == 0": True}
                 return value
         return None
 
-    def _inline(self, name: str, arguments: list[Ref], by_name: dict[str, Ref]) -> Ref | None:
-        """The value of a method of the class itself whose body is plain; None if it is another thing."""
-        method = self.cls.__dict__.get(name) if self.cls is not None else None
-        if method is None or self.depth > 3 or getattr(method, "__globals__", None) is not self.globals:
+    def _is_beside(self, function: Global) -> bool:
+        """Whether a function is a global of the module that the forward is in, under its own name."""
+        module = sys.modules.get(function.value.__module__)
+        return module is not None and vars(module) is self.globals and function.text == function.value.__name__
+
+    def _inline(self, target: OfSelf | Global, arguments: list[Ref], by_name: dict[str, Ref]) -> Ref | None:
+        """The value of a method of the class itself, or of a function beside it, whose body is plain; None if it is
+        another thing."""
+        is_method = isinstance(target, OfSelf)
+        if isinstance(target, Global):
+            function = target.value
+        else:
+            function = self.cls.__dict__.get(target.path) if self.cls is not None else None
+        if function is None or self.depth > 3 or getattr(function, "__globals__", None) is not self.globals:
             return None
         try:
-            definition = _definition(method)
+            definition = _definition(function, first=("self",) if is_method else ())
         except Unreadable:
             return None
         taken = definition.args
-        if taken.vararg or taken.kwarg or taken.kwonlyargs:
+        if taken.vararg or taken.kwarg or taken.kwonlyargs or (definition.decorator_list and not is_method):
             return None
-        names = [argument.arg for argument in taken.args[1:]]
+        names = [argument.arg for argument in taken.args[is_method:]]
         given = {**dict(zip(names, arguments, strict=False)), **by_name}
         if len(given) != len(arguments) + len(by_name) or given.keys() != set(names):
             return None
-        inner = _Reader(self.cls, method, definition)
+        inner = _Reader(self.cls, function, definition, self.given if is_method else {})
         inner.depth = self.depth + 1
         inner.steps = list(self.steps)
-        inner.names = given
+        if is_method:
+            inner.names = given
+        else:  # what is an attribute here may be none there
+            inner.self_name = None
+            inner.names = {name: inner._read_now(ref) for name, ref in given.items()}
         returned = None
         try:
             for statement in _until_return(definition.body):
-                if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                if not _says_nothing(statement):
                     returned = inner._statement(statement)
         except Unreadable:
             return None
         if returned is not None:
             self.steps = inner.steps
-            self.inlined |= {**inner.inlined, name: method}
-            self.zeros |= inner.zeros
+            self.inlined |= {**inner.inlined, **({target.path: function} if isinstance(target, OfSelf) else {})}
+            self.beside |= inner.beside | (set() if is_method else {function})
+            self.tests |= inner.tests
+            self.fixed |= inner.fixed
         return returned
+
+
+def _says_nothing(statement: ast.stmt) -> bool:
+    """Whether it is a docstring, or what stands for no statement."""
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
 
 
 def _is_chunking(function: Any) -> bool:

@@ -108,7 +108,9 @@ class Forward:
         arguments: its arguments, without annotations and defaults.
         body: runs, and the statements that are kept as they are.
         inlined: methods of the class whose steps stand in place of calls, by name.
-        zeros: the attributes that must be 0, else those steps are not what the calls compute.
+        beside: functions of the class's module whose steps stand in place of calls.
+        tests: the tests of its branches.
+        fixed: tests of attributes that must hold, or must not, else those steps are not what the forward computes.
     """
 
     function: types.FunctionType
@@ -116,7 +118,9 @@ class Forward:
     arguments: ast.arguments
     body: "list[Run | ast.stmt | Branch]"
     inlined: dict[str, types.FunctionType]
-    zeros: set[str]
+    beside: set[types.FunctionType]
+    tests: set[str]
+    fixed: dict[str, bool]
 
     def runs(self) -> Iterator[Run]:
         """All runs, in order of the source."""

@@ -35,14 +35,15 @@ def _gpt2() -> nn.Module:
     return model
 
 
-def _bart() -> nn.Module:
+def _bart(name: str = "Bart") -> nn.Module:
     sides = {
         f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in (("layers", 2), ("ffn_dim", 64))
     }
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    model: nn.Module = transformers.BartForConditionalGeneration(
-        transformers.BartConfig(vocab_size=99, d_model=32, max_position_embeddings=64, **sides, **heads)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=99, d_model=32, max_position_embeddings=64, **sides, **heads
     )
+    model: nn.Module = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     return model
 
 
@@ -67,11 +68,74 @@ def _distilbert() -> nn.Module:
     return model
 
 
-def _opt() -> nn.Module:
-    config = transformers.OPTConfig(
-        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=64, word_embed_proj_dim=32
-    )
+def _opt(**more: Any) -> nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
+    config = transformers.OPTConfig(vocab_size=99, word_embed_proj_dim=32, **sizes, **more)
     model: nn.Module = transformers.OPTForCausalLM(config)
+    return model
+
+
+def _bloom(**more: Any) -> nn.Module:
+    sizes = {"hidden_size": 32, "n_layer": 2, "n_head": 4}
+    config = transformers.BloomConfig(vocab_size=99, hidden_dropout=0.1, attention_dropout=0.1, **sizes, **more)
+    model: nn.Module = transformers.BloomForCausalLM(config)
+    return model
+
+
+def _falcon(**more: Any) -> nn.Module:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.FalconConfig(vocab_size=99, hidden_dropout=0.1, **sizes, **more)
+    model: nn.Module = transformers.FalconForCausalLM(config)
+    return model
+
+
+def _gptj() -> nn.Module:
+    config = transformers.GPTJConfig(vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64)
+    model: nn.Module = transformers.GPTJForCausalLM(config)
+    return model
+
+
+def _deberta() -> nn.Module:
+    config = transformers.DebertaV2Config(
+        **_SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=16
+    )
+    model: nn.Module = transformers.DebertaV2ForMaskedLM(config)
+    return model
+
+
+def _whisper() -> nn.Module:
+    sides = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 2), ("ffn_dim", 64), ("attention_heads", 4))
+    }
+    tokens = {name: value for name, value in _SIZES.items() if name.endswith("_id")}
+    config = transformers.WhisperConfig(
+        vocab_size=99,
+        d_model=32,
+        num_mel_bins=8,
+        max_source_positions=16,
+        max_target_positions=32,
+        decoder_start_token_id=1,
+        **sides,
+        **tokens,
+    )
+    model: nn.Module = transformers.WhisperForConditionalGeneration(config)
+    return model
+
+
+def _wav2vec2() -> nn.Module:
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3)}
+    positions = {"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4}
+    config = transformers.Wav2Vec2Config(mask_time_prob=0.0, layerdrop=0.0, **convolutions, **positions, **_SIZES)
+    model: nn.Module = transformers.Wav2Vec2Model(config)
+    return model
+
+
+def _vision(name: str, **more: Any) -> nn.Module:
+    sizes = {name: size for name, size in _SIZES.items() if not name.endswith(("_id", "vocab_size"))}
+    config = getattr(transformers, f"{name}Config")(image_size=16, patch_size=8, **{**sizes, **more})
+    model: nn.Module = getattr(transformers, f"{name}Model")(config)
     return model
 
 
@@ -79,12 +143,6 @@ def _vit() -> nn.Module:
     sizes = {name: size for name, size in _SIZES.items() if not name.endswith(("_id", "vocab_size"))}
     config = transformers.ViTConfig(image_size=16, patch_size=8, hidden_dropout_prob=0.1, **sizes)
     model: nn.Module = transformers.ViTForImageClassification(config)
-    return model
-
-
-def _clip() -> nn.Module:
-    sizes = {name: size for name, size in _SIZES.items() if not name.endswith(("_id", "vocab_size"))}
-    model: nn.Module = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(image_size=16, patch_size=8, **sizes))
     return model
 
 
@@ -146,9 +204,55 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
             }
         ),
     ),
-    "opt": (_opt, frozenset({"mlp", "dropout_residual"})),
+    "mbart": (lambda: _bart("MBart"), frozenset({"layer_norm_mlp", "residual_norm", "dropout_residual", "dropout"})),
+    "opt": (_opt, frozenset({"layer_norm_mlp", "dropout_residual"})),
+    "bloom": (_bloom, frozenset({"mlp", "dropout_residual", "dropout"})),
+    "falcon": (_falcon, frozenset({"mlp", "dropout_residual", "dropout"})),
+    "gpt_neox": (
+        lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SIZES)),
+        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+    ),
+    "gptj": (_gptj, frozenset({"mlp", "gelu_tanh", "dropout_residual", "dropout"})),
+    "phi": (
+        lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**_SIZES)),
+        frozenset({"mlp", "gelu_tanh", "dropout", "causal_lm_loss"}),
+    ),
+    "cohere": (lambda: _decoder("Cohere"), frozenset({"gated_mlp"})),
+    "stablelm": (
+        lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(**_SIZES, num_key_value_heads=2)),
+        frozenset({"layer_norm_gated_mlp", "gated_mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+    ),
+    "starcoder2": (
+        lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**_SIZES, num_key_value_heads=2)),
+        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+    ),
+    "deberta-v2": (
+        _deberta,
+        frozenset(
+            {
+                *("mlp_dropout_residual_norm", "linear_dropout_residual_norm", "residual_norm"),
+                *("mlp", "dropout"),
+            }
+        ),
+    ),
+    "electra": (
+        lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(**_SIZES, embedding_size=16)),
+        _BERT,
+    ),
+    "whisper": (_whisper, frozenset({"layer_norm_mlp", "dropout_residual", "dropout"})),
+    "wav2vec2": (
+        _wav2vec2,
+        frozenset(
+            {
+                *("mlp", "linear_dropout_residual_norm", "dropout_residual_norm"),
+                *("residual_norm", "attention_dropout", "dropout"),
+            }
+        ),
+    ),
+    "siglip": (lambda: _vision("SiglipVision"), frozenset({"layer_norm_mlp", "mlp"})),
+    "dinov2": (lambda: _vision("Dinov2"), frozenset({"layer_norm_mlp", "mlp", "dropout"})),
     "vit": (_vit, frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout"})),
-    "clip": (_clip, frozenset({"layer_norm_mlp", "mlp"})),
+    "clip": (lambda: _vision("CLIPVision"), frozenset({"layer_norm_mlp", "mlp"})),
     "torch encoder": (
         _torch_encoder,
         frozenset({"layer_norm_mlp", "mlp", "dropout_residual_norm", "dropout_residual", "dropout"}),
@@ -157,15 +261,44 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
 """Each family: its model, and the rules that `swap` finds in it at level "layers"."""
 
 
+VARIANTS: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
+    "opt, norm last": (
+        lambda: _opt(do_layer_norm_before=False),
+        frozenset({"mlp", "dropout_residual_norm", "dropout_residual"}),
+    ),
+    "bloom in slices": (
+        lambda: _bloom(slow_but_exact=True, pretraining_tp=2),
+        frozenset({"dropout_residual", "dropout"}),
+    ),
+    "falcon, one after the other": (
+        lambda: _falcon(parallel_attn=False, multi_query=False, bias=True, alibi=True),
+        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout"}),
+    ),
+    "falcon, two norms": (
+        lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2, bias=True),
+        frozenset({"mlp", "dropout_residual", "dropout"}),
+    ),
+    "gpt_neox, one after the other": (
+        lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(use_parallel_residual=False, **_SIZES)),
+        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+    ),
+}
+"""The same for other branches of some families."""
+
+
 def batch_for(name: str, tokens: int = 12) -> dict[str, torch.Tensor]:
     """A batch for a model of FAMILIES."""
     generator = torch.Generator().manual_seed(1)
-    if name in ("vit", "clip"):
+    if name in ("vit", "clip", "siglip", "dinov2"):
         images = torch.randn(2, 3, 16, 16, generator=generator)
         return {"pixel_values": images} | ({"labels": torch.tensor([0, 1])} if name == "vit" else {})
     if name == "torch encoder":
         return {"src": torch.randn(2, tokens, 32, generator=generator)}
+    if name == "wav2vec2":
+        return {"input_values": torch.randn(2, 400, generator=generator)}
     ids = torch.randint(3, 99, (2, tokens), generator=generator)
+    if name == "whisper":
+        return {"input_features": torch.randn(2, 8, 32, generator=generator), "labels": ids}
     return {"input_ids": ids, "labels": ids.clone()}
 
 

@@ -9,7 +9,13 @@ from torch import nn
 from fuselayers.components.swap import Rule, swap, unswap
 from fuselayers.components.swap.slots import is_linear
 from fuselayers.partition import saved_bytes
-from tests.components.swap.models import FAMILIES, batch_for, loss_of
+from tests.components.swap.models import FAMILIES, VARIANTS, batch_for, loss_of
+
+SLOW = (
+    *("mbart", "gptj", "cohere", "stablelm", "starcoder2", "deberta-v2", "electra", "dinov2"),
+    *("falcon, one after the other", "falcon, two norms", "gpt_neox, one after the other"),
+)
+"""Families with a quick one that is much like them."""
 
 
 def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
@@ -18,9 +24,12 @@ def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> list[torch.Te
     return [one.grad for one in model.parameters()]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.slow if one in SLOW else ()) for one in (*FAMILIES, *VARIANTS)],
+)
 def test_the_families(name: str) -> None:
-    make, rules = FAMILIES[name]
+    make, rules = (FAMILIES | VARIANTS)[name]
     model, batch = make().eval(), batch_for(name)
     keys, parameters = list(model.state_dict()), [id(one) for one in model.parameters()]
     loss, expected = loss_of(model, batch), gradients(model, batch)
