@@ -10,7 +10,7 @@ It is one registered op under a compiler too, which would merge the weights of f
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ... import ops
 from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
-__all__ = ["attention_function", "seeded_attention"]
+__all__ = ["Attention", "attention_function", "seeded_attention"]
 
 
 def attention_function(functions: Any, name: Any, default: Any) -> Any:
@@ -49,48 +49,44 @@ class _SeededDropout(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and _takes(*args, **kwargs):
-            return seeded_attention(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            call = Attention(*args, **kwargs)
+            if call.drops_here():
+                return seeded_attention(call)
         return func(*args, **kwargs)
 
 
-def _takes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> bool:
-    plain = all(one.is_cpu and one.dtype == torch.float32 for one in (q, k, v))
-    alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not enable_gqa
-    scores = (*q.shape[:-1], k.shape[-2])
-    clear = attn_mask is None or (
-        not is_causal
-        and attn_mask.dtype in (torch.bool, torch.float32)
-        and torch.broadcast_shapes(attn_mask.shape, scores) == scores  # type: ignore[no-untyped-call]
-    )
-    return plain and alike and clear and 0.0 < dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
+class Attention(NamedTuple):
+    """The arguments of a call of `F.scaled_dot_product_attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def drops_here(self) -> bool:
+        """Return whether `seeded_attention` takes it."""
+        q, k, v, mask = self[:4]
+        plain = all(one.is_cpu and one.dtype == torch.float32 for one in (q, k, v))
+        alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not self.enable_gqa
+        scores = (*q.shape[:-1], k.shape[-2])
+        clear = mask is None or (
+            not self.is_causal
+            and mask.dtype in (torch.bool, torch.float32)
+            and torch.broadcast_shapes(mask.shape, scores) == scores  # type: ignore[no-untyped-call]
+        )
+        return plain and alike and clear and 0.0 < self.dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
 
 
-def seeded_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    *,
-    seed: Tensor | None = None,
-) -> Tensor:
-    """`F.scaled_dot_product_attention` of what `_takes` allows, with a mask that a seed makes."""
+def seeded_attention(call: Attention, *, seed: Tensor | None = None) -> Tensor:
+    """Attention with a mask that a seed makes."""
     seed = ops.draw_seed() if seed is None else seed
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out: Tensor = _attention(q, k, v, attn_mask, seed, dropout_p, is_causal, scale)
+    scale = call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
+    out: Tensor = _attention(*call[:4], seed, call.dropout_p, call.is_causal, scale)
     return out
 
 

@@ -71,47 +71,16 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
-def mlp(
-    x: Tensor,
-    *,
-    up: nn.Module,
-    activation: Callable[[Tensor], Tensor],
-    down: nn.Module,
-    inner: nn.Dropout | None = None,
-    inner_p: float = 0.0,
-    inner_training: bool = False,
-    middle: nn.Module | None = None,
-    cast: bool = False,
-    normalise: Normalise | None = None,
-    **norm: Any,
-) -> Tensor:
-    """down(dropout(activation(up(x)))), which saves x and up(x); x may be normalised first.
-
-    `cast` gives the last layer's input its dtype.
-    """
-    drop = _dropped(_probability(inner, inner_p, inner_training))
-    return _down(lambda z: drop(activation(z)), _linears(x, (up,), normalise, norm), middle, down, cast)
+def mlp(x: Tensor, *, up: nn.Module, activation: Callable[[Tensor], Tensor], **rest: Any) -> Tensor:
+    """down(dropout(activation(up(x)))), which saves x and up(x); `rest` are the options of `_feedforward`."""
+    return _feedforward(x, (up,), activation, **rest)
 
 
 def gated_mlp(
-    x: Tensor,
-    *,
-    gate: nn.Module,
-    up: nn.Module,
-    activation: Callable[[Tensor], Tensor],
-    down: nn.Module,
-    inner: nn.Dropout | None = None,
-    inner_p: float = 0.0,
-    inner_training: bool = False,
-    middle: nn.Module | None = None,
-    cast: bool = False,
-    normalise: Normalise | None = None,
-    **norm: Any,
+    x: Tensor, *, gate: nn.Module, up: nn.Module, activation: Callable[[Tensor], Tensor], **rest: Any
 ) -> Tensor:
-    """down(dropout(activation(gate(x)) * up(x))), which saves x, gate(x) and up(x); x may be normalised first."""
-    drop = _dropped(_probability(inner, inner_p, inner_training))
-    gated = _gate(activation)
-    return _down(lambda g, u: drop(gated(g, u)), _linears(x, (gate, up), normalise, norm), middle, down, cast)
+    """down(dropout(activation(gate(x)) * up(x))), which saves x, gate(x) and up(x)."""
+    return _feedforward(x, (gate, up), _gate(activation), **rest)
 
 
 def packed_gated_mlp(
@@ -119,9 +88,25 @@ def packed_gated_mlp(
     *,
     gate_up: nn.Module,
     activation: Callable[[Tensor], Tensor],
-    down: nn.Module,
     gate_first: bool = True,
     dim: int = -1,
+    **rest: Any,
+) -> Tensor:
+    """The same with one linear layer for gate and up."""
+
+    def hidden(both: Tensor) -> Tensor:
+        first, second = both.chunk(2, dim=dim)
+        return activation(first) * second if gate_first else first * activation(second)
+
+    return _feedforward(x, (gate_up,), hidden, **rest)
+
+
+def _feedforward(
+    x: Tensor,
+    layers: Sequence[nn.Module],
+    hidden: Callable[..., Tensor],
+    *,
+    down: nn.Module,
     inner: nn.Dropout | None = None,
     inner_p: float = 0.0,
     inner_training: bool = False,
@@ -130,25 +115,23 @@ def packed_gated_mlp(
     normalise: Normalise | None = None,
     **norm: Any,
 ) -> Tensor:
-    """The same with one linear layer for gate and up."""
-    drop = _dropped(_probability(inner, inner_p, inner_training))
+    """down(middle(dropout(hidden(layer(x) for each of the layers)))).
 
-    def hidden(both: Tensor) -> Tensor:
-        first, second = both.chunk(2, dim=dim)
-        return drop(activation(first) * second if gate_first else first * activation(second))
-
-    return _down(hidden, _linears(x, (gate_up,), normalise, norm), middle, down, cast)
-
-
-def _down(
-    hidden: Callable[..., Tensor], sources: list[Tensor], middle: nn.Module | None, down: nn.Module, cast: bool
-) -> Tensor:
-    """down(hidden(*sources)), perhaps with a layer norm between them."""
-    weight = _weight(down)
+    Args:
+        x: it may be normalised first, by `normalise` with the slots `norm`.
+        layers: their results are saved.
+        hidden: a function of them, made again in backward.
+        down: the last layer.
+        inner: dropout before it; `inner_p` and `inner_training` are those of a call of `F.dropout`.
+        middle: a norm before it.
+        cast: whether its input gets its dtype.
+    """
+    drop, weight = _dropped(_probability(inner, inner_p, inner_training)), _weight(down)
+    sources = _linears(x, layers, normalise, norm)
     make, parameters = of_layer_norm(norm=middle) if isinstance(middle, nn.LayerNorm) else (lambda x: x, ())
 
     def made(*tensors: Tensor) -> Tensor:
-        x: Tensor = make(hidden(*tensors[: len(sources)]), *tensors[len(sources) :])
+        x: Tensor = make(drop(hidden(*tensors[: len(sources)])), *tensors[len(sources) :])
         return x.to(weight.dtype) if cast else x
 
     return linear_again(made, (*sources, *parameters), weight, down.bias)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fuselayers import ops
-from fuselayers.components.swap.attention import _takes, seeded_attention
+from fuselayers.components.swap.attention import Attention, seeded_attention
 from fuselayers.partition import saved_bytes
 
 
@@ -29,7 +29,7 @@ def test_as_torch_with_the_same_elements_dropped(mask: str, causal: bool) -> Non
         pytest.skip("torch takes one of both")
     q, k, v = tensors(torch.float64)
     given, seed = MASKS[mask](), torch.tensor(3)
-    out = seeded_attention(q, k, v, given, 0.3, causal, seed=seed)
+    out = seeded_attention(Attention(q, k, v, given, 0.3, causal), seed=seed)
     kept = ops.dropout(torch.ones(2, 3, 5, 7, dtype=torch.float64), 0.3, seed=seed)
     assert 0.1 < (kept == 0).float().mean() < 0.5
     # Without values that differ torch gives the weights themselves.
@@ -49,12 +49,12 @@ def test_the_gradient_of_the_mask() -> None:
     q, k, v = tensors(torch.float64)
     mask = torch.randn(1, 3, 5, 7, dtype=torch.float64, requires_grad=True)
     seed = torch.tensor(5)
-    assert torch.autograd.gradcheck(lambda *some: seeded_attention(*some, 0.3, seed=seed), (q, k, v, mask))
+    assert torch.autograd.gradcheck(lambda *some: seeded_attention(Attention(*some, 0.3), seed=seed), (q, k, v, mask))
 
 
 def test_it_saves_no_weights() -> None:
     q, k, v = (torch.randn(2, 2, 16, 4, requires_grad=True) for _ in range(3))
-    assert saved_bytes(seeded_attention, q, k, v, None, 0.1) == 3 * 2 * 2 * 16 * 4 * 4 + 8
+    assert saved_bytes(seeded_attention, Attention(q, k, v, None, 0.1)) == 3 * 2 * 2 * 16 * 4 * 4 + 8
 
 
 def test_it_is_one_op_for_a_compiler() -> None:
@@ -77,8 +77,8 @@ def test_it_is_one_op_for_a_compiler() -> None:
 )
 def test_calls_that_are_left_to_torch(changed: dict[str, Any]) -> None:
     q, k, v = tensors()
-    assert _takes(q, k, v, dropout_p=0.1)
-    assert not _takes(q, k, v, **{"dropout_p": 0.1, **changed})
-    assert not _takes(q.bfloat16(), k, v, dropout_p=0.1)
+    assert Attention(q, k, v, dropout_p=0.1).drops_here()
+    assert not Attention(q, k, v, **{"dropout_p": 0.1, **changed}).drops_here()
+    assert not Attention(q.bfloat16(), k, v, dropout_p=0.1).drops_here()
     with torch.autocast("cpu"):
-        assert not _takes(q, k, v, dropout_p=0.1)
+        assert not Attention(q, k, v, dropout_p=0.1).drops_here()
