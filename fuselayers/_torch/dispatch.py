@@ -106,6 +106,27 @@ def is_intercepted() -> bool:
     )
 
 
+class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, `seen` collects the ops of a namespace that run: name, device, and whether they have an implementation
+    for that device alone. What they call in turn is not seen."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.prefix = f"{namespace}::"
+        self.seen: set[tuple[str, str, bool]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.name()
+        if name.startswith(self.prefix):
+            tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+            device = tensors[0].device.type if tensors else "cpu"
+            own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
+            self.seen.add((name.removeprefix(self.prefix), device, own))
+        return func(*args, **kwargs or {})
+
+
 class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, ops of a namespace run their CUDA implementation on tensors of any device. With meta tensors it shows
     which kernels they would launch. `see` gets each other op, its arguments and its result."""

@@ -141,7 +141,8 @@ def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, ba
             if found.reason is not None:
                 skipped.append(Skipped(name, site.kind, found.reason))
                 continue
-            site = replace(site, **{key: value for key, value in asdict(found).items() if key != "reason"})
+            measured = {key: value for key, value in asdict(found).items() if key != "reason"}
+            site = replace(site, **{**measured, "backend": found.backend or site.backend})
         sites.append((site, kind))
     before = None if batch is None else saved_by_model(model, batch)
     for site, kind in sites:

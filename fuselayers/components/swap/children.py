@@ -86,10 +86,18 @@ def _of_module(ref: Ref, function: types.FunctionType, found: dict[str, types.Mo
     return Global(ref.value, f"{name}.{ref.text}")
 
 
+# Note: [which children are looked into] Rules name some children as a whole: `up` is a linear layer, and its call is
+# one step. Their own steps would hide them from the rules, so these are not looked into. Neither is a child with
+# children that are looked into: a rule may stand across it and its own child, and finds more when `swap` comes to it
+# alone. So in
+#
+#     Block: norm (LayerNorm), mlp (up, act, down)           Encoder: layers (Block, Block), norm
+#
+# Block sees the steps of mlp, and can fuse its norm with them. Encoder sees calls of Blocks.
 def child_class(module: nn.Module, path: str) -> type | None:
     """Return the class of a child whose steps can stand in place of a call; None for another attribute.
 
-    What rules know as a whole, such as a linear layer or an activation, is none, and so is what has such children.
+    See Note: [which children are looked into].
     """
     try:
         child = functools.reduce(getattr, path.split("."), module)
@@ -148,7 +156,7 @@ def expanded(run: Run, class_of: Callable[[str], type | None], *, only: Collecti
         cls = None if path is None or (only is not None and path not in only) else class_of(path)
         child = None if cls is None else plain_child(cls)
         given = None if child is None else _arguments(step, child.forward)
-        # An attribute that is given is read before the call; the child's steps would read it later.
+        # See Note: [a value is read where it was read] in match.py.
         late = given is not None and any(isinstance(ref, OfSelf) for ref in given.values())
         if child is None or given is None or late:
             steps.append(step)

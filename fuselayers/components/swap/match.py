@@ -128,8 +128,21 @@ def _used(run: Run, *, outside: set[int]) -> Iterator[int]:
     yield from (ref.number for ref in (run.returned, *run.bound.values()) if isinstance(ref, Step))
 
 
+# Note: [a value is read where it was read] The steps of a match need not follow each other, but one call takes their
+# place:
+#
+#     h = self.up(x)              match
+#     n = self.count(x)           between: it may write into x or into self.up.weight, or draw random numbers
+#     y = self.down(relu(h))      match, and the call comes here: y = mlp(x, up=self.up, down=self.down)
+#
+# So steps of a match that come before the call run later than they did, and what they read must be the same then.
+# There is no match if a step between may change something: any call may, except for methods that give views, sizes or
+# other dtypes (_PURE). A call with one result comes in place of the match's last step. With several, the first may be
+# used before the last, so it comes as soon as its inputs are there (_place), and the last steps run earlier than they
+# did. An attribute that a child is given is read before the child's steps (`children.expanded`), which may change it,
+# so it must be a step.
 def _may_change(operation: Operation) -> bool:
-    """Whether a step may write into a tensor, or draw random numbers: any call but those of a few methods."""
+    """Whether a step may write into a tensor, or draw random numbers."""
     kind = operation.kind
     return kind[0] == "written" or (kind[0] == "call" and kind[1] not in _PURE)
 
@@ -138,8 +151,7 @@ _PURE = frozenset({"chunk", "dim", "float", "reshape", "size", "to", "transpose"
 
 
 def _place(match: Match) -> int:
-    """Before which step the call comes: the last one of the match, or, where one of several results may be used before,
-    as early as the inputs allow."""
+    """Before which step the call comes; see Note: [a value is read where it was read]."""
     if len(match.results) == 1:
         return match.steps[-1]
     return max((ref.number for ref in match.bound.values() if isinstance(ref, Step)), default=-1) + 1

@@ -19,7 +19,9 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rules: the rules that were found in its forward; "block" for a whole block.
-        backend: what runs it: "eager" for this library's functions, else the backend of `fuse`.
+        backend: of a block the backend of `fuse`. Of layers, what ran this library's ops in the verification, each of
+            which chooses by device, size and dtype: "triton" for kernels, "inductor" for code compiled for a CPU,
+            "eager" for plain torch alone; "auto" where it was not verified.
         error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
             where it was not verified.
         error_before: the same of the original module.
@@ -32,7 +34,7 @@ class Site:
     name: str
     kind: str
     rules: tuple[str, ...]
-    backend: str = "eager"
+    backend: str = "auto"
     error: float | None = None
     error_before: float | None = None
     saved_before: int | None = None

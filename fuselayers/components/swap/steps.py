@@ -66,9 +66,19 @@ class Literal:
 Ref = Step | Local | OfSelf | Global | Literal
 
 
+# Note: [the kind of a step] A kind is all of a step but its values, so equal kinds with equal operands compute the
+# same, and a pattern is compared with a forward kind by kind. x.chunk(2, dim=-1) is of the kind
+# ("call", "chunk", (False,), ("dim",)): a method, one argument by position that has no star, one by name. Its operands
+# are x, 2 and -1, in this order. Others:
+#
+#     f(x)        ("call", None, (False,), ())     f, x              x + 1    ("binary", "Add")      x, 1
+#     a, b = x    ("unpack", 2)                    x                 x.T      ("attribute", "T")     x
+#                 ("item", 0), ("item", 1)         the step above    self.p   ("read",)              self.p, read here
+#
+# "written" holds the source of an expression that may be evaluated in part, `a if b else c`; only `write` looks inside.
 @dataclass(frozen=True)
 class Operation:
-    """One step: `kind` says what is done with the operands, and holds all of it that is no value.
+    """One step: `kind` says what is done with the operands; see Note: [the kind of a step].
 
     `origin` is the path of the child module whose forward it is part of, and "" for the module's own.
     """

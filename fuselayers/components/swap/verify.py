@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..._torch.dispatch import SeeOps
 from ...partition import saved_bytes
 from ...partition.timer import Step, median_seconds, time_in_turns
 from . import loss
@@ -33,7 +34,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found; `reason` says what is wrong, and is None where nothing is."""
+    """What a check found; `reason` says what is wrong, and is None where nothing is; `backend` is that of a `Site`."""
 
     reason: str | None
     error: float | None = None
@@ -42,6 +43,7 @@ class Check:
     saved_after: int | None = None
     seconds_before: float | None = None
     seconds_after: float | None = None
+    backend: str | None = None
 
 
 def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
@@ -141,7 +143,23 @@ def check(module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> 
     except Exception:  # it does not run in training mode
         return Check(reason, found, found_before)
     seconds = _seconds(original, swapped, call) if timed and reason is None else (None, None)
-    return Check(reason, found, found_before, saved_before, _saved(swapped, call), *seconds)
+    is_block = not kind.found  # type: ignore[attr-defined]
+    see = SeeOps("fuselayers")
+    with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
+        saved_after = _saved(swapped, call)
+    backend = None if is_block else _backend(see.seen)
+    return Check(reason, found, found_before, saved_before, saved_after, seconds[0], seconds[1], backend)
+
+
+_PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
+"""Ops that formulas call too."""
+
+
+def _backend(seen: set[tuple[str, str, bool]]) -> str:
+    """What ran the ops that `SeeOps` saw. One whose implementation is not for a GPU alone calls kernels there."""
+    if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
+        return "triton"
+    return "inductor" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
 
 
 def unswap_inside(module: nn.Module) -> None:

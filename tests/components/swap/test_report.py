@@ -1,9 +1,11 @@
 import json
 
+import pytest
 import torch
 from torch import nn
 
 from fuselayers.components.swap import Site, Skipped, SwapReport, swap
+from fuselayers.components.swap.verify import _backend
 
 
 class ALayerWithALongName(nn.Module):
@@ -38,6 +40,27 @@ def test_a_timed_report() -> None:
     )
     assert "    layer_norm_mlp, dropout_residual" in lines
     assert "<td>layer_norm_mlp, dropout_residual</td>" in report._repr_html_()
+
+
+@pytest.mark.parametrize(("size", "backend"), [(8, "eager"), pytest.param(1 << 16, "inductor", marks=pytest.mark.slow)])
+def test_the_backend_is_what_ran(size: int, backend: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    report = swap(model, level="layers", batch=torch.randn(size, 2))
+    assert [(site.name, site.backend) for site in report.sites] == [("1", backend)]
+    assert f"  {backend}\n" in str(report)
+
+
+def test_the_backend_of_what_was_not_verified() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    assert [site.backend for site in swap(model, level="layers", verify=False).sites] == ["auto"]
+
+
+def test_kernels_are_told_from_the_code_for_a_cpu() -> None:
+    seed, loss = ("draw_seed", "cuda", False), ("linear_cross_entropy_losses", "cpu", False)
+    assert _backend({seed, loss, ("keep_factors", "cpu", True)}) == "eager"
+    assert _backend({seed, loss, ("dropout", "cpu", True)}) == "inductor"
+    assert _backend({seed, ("normalise", "cuda", True)}) == "triton"
+    assert _backend({("linear_cross_entropy_losses", "cuda", False)}) == "triton"
 
 
 def test_the_text_has_80_columns() -> None:
