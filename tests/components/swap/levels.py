@@ -22,10 +22,11 @@ both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks",
 
 def without_dropout(model: nn.Module) -> nn.Module:
     """The model, with every dropout at 0: eager PyTorch and this library draw other masks."""
-    for module in model.modules():
-        for name in ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob"):
-            if isinstance(module.__dict__.get(name), float):
-                setattr(module, name, 0.0)
+    # Falcon's layers read the probability from the config in each call.
+    for holder in (*model.modules(), *([model.config] if hasattr(model, "config") else [])):
+        for name, value in vars(holder).items():
+            if isinstance(value, float) and (name in ("p", "dropout_prob", "drop_prob") or name.endswith("dropout")):
+                setattr(holder, name, 0.0)
     return model
 
 

@@ -67,3 +67,13 @@ def test_a_compiled_model_computes_the_same(name: str, level: str) -> None:
     assert_same(gradients(swapped, batch), wanted)
     assert unswap(swapped) > 0
     assert_same(gradients(swapped, batch), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "vit", "t5", "opt", "bloom"])
+def test_a_model_compiled_by_inductor_computes_the_same(name: str) -> None:
+    plain, swapped = pair(name, "layers")
+    wanted = gradients(plain, batch_for(name))
+    swapped.compile()
+    assert_same(gradients(swapped, batch_for(name)), wanted)
