@@ -12,7 +12,7 @@ from ...partition.fallback_warning import say_once
 from ..hooks import has_hooks
 from .report import Skipped
 
-__all__ = ["fallbacks", "forget", "note"]
+__all__ = ["fallbacks", "forget", "note", "why_not"]
 
 # Beside the modules and not in them: what a module holds is copied, pickled and guarded by Dynamo.
 _reasons: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
@@ -44,11 +44,10 @@ def fallbacks(model: nn.Module) -> tuple[Skipped, ...]:
     )
 
 
-def note(module: nn.Module, path: str) -> None:
-    """Keep that a call of the module takes the original forward because of the attribute at `path`, and warn."""
+def note(module: nn.Module, reason: str) -> None:
+    """Keep that a call of the module takes the original forward, and warn."""
     if is_compiling():
         return
-    reason = _reason(module, path)
     _reasons.setdefault(module, reason)
     say_once(f"{type(module).__name__} runs its original forward, not the fused one: {reason}; see swap.fallbacks")
 
@@ -58,7 +57,8 @@ def forget(module: nn.Module) -> None:
     _reasons.pop(module, None)
 
 
-def _reason(module: nn.Module, path: str) -> str:
+def why_not(module: nn.Module, path: str) -> str:
+    """Return why a call may not bypass the attribute at `path`."""
     if not path:  # of a sequence
         return "its modules have changed"
     try:

@@ -11,7 +11,7 @@ from torch import nn
 
 from . import loss
 from .children import child_class, expanded, is_child, plain_child
-from .fallbacks import forget, note
+from .fallbacks import forget, note, why_not
 from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
@@ -283,7 +283,7 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tu
     def fuses(module: nn.Module) -> bool:
         if may(module):
             return True
-        note(module, next(path for path, test in tests if not _passes(module, path, test)))
+        note(module, why_not(module, next(path for path, test in tests if not _passes(module, path, test))))
         return False
 
     added = {**rewriting.functions, f"{_PREFIX}may": fuses, f"{_PREFIX}original": forward.function}
