@@ -57,6 +57,7 @@ def test_the_pinned_choice_serves_the_same_graphs(best: str, monkeypatch: pytest
     assert (graph.identity, graph.served_by, graph.reason) == (identity_of(name), best, "pinned")
 
 
+@pytest.mark.slow
 def test_times_of_an_earlier_run_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     eager_for_inductor(monkeypatch)
     for best in ("eager", "plain"):
