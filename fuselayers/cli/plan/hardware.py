@@ -59,6 +59,7 @@ class Hardware:
         gpus_per_node: how many GPUs share the fast links.
         latency: seconds of a collective beside its bytes, for each doubling of the group.
         kernel_seconds: for a kernel to start where another one runs before it.
+        measured: rates in float32, in the place of those of the data sheet.
     """
 
     name: str
@@ -74,9 +75,12 @@ class Hardware:
     gpus_per_node: int = 8
     latency: float = 1e-5
     kernel_seconds: float = 3e-6
+    measured: Rates | None = None
 
     def rates(self, precision: str) -> Rates:
         """Return the rates that a training keeps in a precision, "bfloat16" or "float32"."""
+        if self.measured is not None:
+            return self.measured
         peak = self.sustained * self.peak(precision)
         return Rates(
             matmul=self.matmul_share * peak,

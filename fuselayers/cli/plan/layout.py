@@ -1,7 +1,7 @@
 """layout -- how a training is spread over GPUs, and whether a model allows it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...configs import ParallelConfig
 from ...names import shown
@@ -27,6 +27,11 @@ class Layout:
     sequence: bool = False
     shard: str = "none"
     checkpointing: str = "none"
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether a layer saves its input only."""
+        return self.checkpointing == "block"
 
     def __str__(self) -> str:
         tensor = f", tp {self.tp}{' + sequence' if self.sequence else ''}" if self.tp > 1 else ""
@@ -98,7 +103,7 @@ def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None
         raise ValueError(
             f"parallel.shard=ddp cannot hold weights that parallel.tp={tp} divides; set parallel.shard=fsdp"
         )
-    return Layout(dp, tp, layout.sequence, layout.shard, layout.checkpointing)
+    return replace(layout, dp=dp)
 
 
 def _divisors(count: int) -> str:

@@ -74,6 +74,11 @@ class Pass(_Numbers):
     forward: Work = field(default_factory=Work)
     backward: Work = field(default_factory=Work)
 
+    @property
+    def flops(self) -> float:
+        """Of both."""
+        return self.forward.flops + self.backward.flops
+
 
 @dataclass(frozen=True)
 class Counted:
