@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops.normalise import norm_reference, normalise
-from tests.ops.contract import tensors
-
-BACKENDS = ["eager", pytest.param("triton", marks=pytest.mark.kernels)]
+from tests.ops.contract import both_backends, tensors
 
 
 def inputs_of(**dtypes: torch.dtype) -> dict[str, Tensor]:
@@ -22,7 +20,7 @@ def reference(x: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, bi
     return norm_reference(s, weight, norm_bias, eps=1e-2, rms=False), s
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@both_backends
 @pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
 def test_gradients_of_either_output_alone(outputs: tuple[int, ...], backend: str) -> None:
     def gradients(fn: Any, **options: Any) -> tuple[Tensor | None, ...]:
@@ -38,7 +36,7 @@ def test_gradients_of_either_output_alone(outputs: tuple[int, ...], backend: str
         torch.testing.assert_close(one, other.to(one), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@both_backends
 def test_every_gradient_has_the_dtype_of_its_input(backend: str) -> None:
     half = torch.bfloat16
     inputs = inputs_of(x=half, weight=half, bias=half)
@@ -48,7 +46,7 @@ def test_every_gradient_has_the_dtype_of_its_input(backend: str) -> None:
     assert [one.dtype for one in found] == [one.dtype for one in inputs.values()]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@both_backends
 def test_without_anything_before_the_norm_the_second_output_is_the_input(backend: str) -> None:
     x, weight = tensors((4, 9), (9,))
     assert normalise(x, weight=weight, eps=1e-2, rms=True, backend=backend)[1] is x
