@@ -17,6 +17,7 @@ from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeEx
 from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
 from .build import build, compose
+from .create import check_described
 from .schemas import Config
 from .sources import Source
 
@@ -101,11 +102,7 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
 def _counted(config: Config) -> ModelCosts:
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
-    if not (hasattr(model, "example_inputs") and hasattr(model, "context_length")):
-        raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
-            'example_inputs(batch_size=1, device="meta") and an attribute context_length'
-        )
+    check_described(config, model, "context_length")
     parameters, embedding_parameters = parameter_counts(model)
     balance_experts(model)
     try:

@@ -5,7 +5,6 @@ All of it is the CPU time of one thread, the shortest of several runs: what othe
 
 import functools
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from ... import ops
 from ..._torch.dispatch import FakeTensorMode, TorchDispatchMode
 from ...configs import Config, build, compose
+from ...configs.memory import device_memory
 from ...partition.machine import processor_name
 from .hardware import Hardware
 from .op_work import ATTENTION, fake_step, op_work
@@ -131,7 +131,7 @@ def this_machine(config: Config, batch: int) -> Hardware:
         draws=x.numel() / max(drop - copy, 1e-9),
         kernel_seconds=_kernel_seconds(is_fused(config), torch.get_num_threads()),
     )
-    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    memory = float(device_memory(torch.device("cpu")))
     name = f"{processor_name()}, {torch.get_num_threads()} threads"
     shares, links = (1.0, 1.0, 1.0), (1.0, 1.0)  # the rates are measured, and there are no links
     return Hardware(name, memory, rates.bandwidth, rates.matmul, rates.matmul, *shares, *links, measured=rates)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...components import Choice
 from ...configs import Config
 from ...configs.costs import balance_experts
-from ...configs.create import create_model
+from ...configs.create import check_described, create_model
 from ...partition import partitioner
 from ...partition.capture import CapturedGraph, capture
 from ...partition.partitioners import SavePolicy
@@ -133,11 +133,7 @@ def meta_model(config: Config, num_layers: int, dtype: torch.dtype = torch.float
     """
     with torch.device("meta"):
         model: Any = create_model(with_depth(config, num_layers)).to(dtype)
-    if not hasattr(model, "example_inputs"):
-        raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
-            'example_inputs(batch_size=1, device="meta")'
-        )
+    check_described(config, model)
     balance_experts(model)
     return model
 
