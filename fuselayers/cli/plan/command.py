@@ -41,7 +41,7 @@ _SHOWN: Final = 6
 
 @dataclass
 class Asked:
-    """What a command line asks for.
+    """A command line, parsed.
 
     Attributes:
         overrides: of the config.

@@ -59,7 +59,7 @@ class Sent:
 
     @property
     def seconds(self) -> float:
-        """Of all of them, one after the other.
+        """The time of all of them, one after the other.
 
         >>> round(Sent("all-reduce", 8.0, 1, 4, 2.0, 0.0).seconds, 1)
         6.0
@@ -87,7 +87,7 @@ class Communication:
 
     @property
     def all(self) -> tuple[Sent, ...]:
-        """All of them."""
+        """All collectives of the step."""
         return (*self.forward, *self.backward, *self.ends, *self.inside)
 
 

@@ -171,7 +171,7 @@ def _most_alive(module: fx.GraphModule, *, apart: frozenset[fx.Node], saved: fro
     most = 0.0
     done: list[fx.Node] = []
     for node in module.graph.nodes:
-        # What only exists inside a kernel takes no memory.
+        # A value that exists only inside a kernel takes no memory.
         in_memory = not is_fusible(node) or kernels.is_written(node)
         if node.op == "call_function" and not _is_free(node) and in_memory and node not in apart:
             alive[node] = float(num_bytes(node))

@@ -32,9 +32,9 @@ from ...names import no_such
 from ..data_sheets import PEAKS
 from .work import Rates
 
-# Of one exponential in float32, as `fuselayers tune` counts it.
+# FLOPs of one exponential in float32, as `fuselayers tune` counts it.
 _EXP_FLOPS: Final = 16.0
-# Of one number of Philox: ten rounds for four numbers, two wide products and some adds and exclusive ors in each.
+# FLOPs of one number of Philox: ten rounds for four numbers, two wide products and some adds and exclusive ors in each.
 _DRAW_FLOPS: Final = 30.0
 _BANDWIDTH_SHARE: Final = 0.9
 _LINK_SHARE: Final = 0.8

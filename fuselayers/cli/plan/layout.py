@@ -9,7 +9,7 @@ from ...names import shown
 
 @dataclass(frozen=True)
 class Layout:
-    """What a plan takes from the section `parallel`, whose `dp` it counts.
+    """The options of the section `parallel` that a plan uses.
 
     Attributes:
         dp: data-parallel groups; 0 for all GPUs that `tp` leaves.

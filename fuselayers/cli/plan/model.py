@@ -33,17 +33,17 @@ class Sizes:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer."""
+        """The parameters of one layer."""
         return sum(map(math.prod, self.layer))
 
     @property
     def rest_parameters(self) -> int:
-        """Outside of the layers."""
+        """The parameters outside of the layers."""
         return sum(map(math.prod, self.rest))
 
     @property
     def parameters(self) -> int:
-        """Of the whole model.
+        """The parameters of the whole model.
 
         >>> Sizes(((2, 3), (2,)), ((5, 2),), 4, 0.0).parameters
         42

@@ -74,7 +74,7 @@ def op_work(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     written = float(sum(one.nbytes for one in outputs))
     if name in _DRAWS:
         return Work(draws=float(sum(one.numel() for one in outputs)), moved_bytes=written, kernels=1.0)
-    # Of an expanded tensor only its memory is read, of a slice only the slice.
+    # An expanded tensor is read once, and of a slice's storage only the slice.
     read = [float(min(one.untyped_storage().nbytes(), one.nbytes)) for one in inputs]
     if name in _GATHERS:
         read = [min(one, written) for one in read]

@@ -19,7 +19,7 @@ _LARGEST_BATCH: Final = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What a layout costs.
+    """A layout and its costs.
 
     Attributes:
         layout: with its data-parallel groups counted.

@@ -5,9 +5,9 @@
     then        clipping and AdamW, which read and write weights, gradients and moments
     and         collectives within layers, and those before the first layer and after the last one
 
-What is assumed to overlap: a layer's gathers and reductions with the computation of its neighbour, without slowing it
-down. What is not: the collectives of tensor parallelism, and the first and last ones of a step. A GPU's kernels start
-while the one before runs, so their start costs next to nothing.
+A layer's gathers and reductions are assumed to overlap with the computation of its neighbour, without slowing it down.
+The collectives of tensor parallelism do not overlap, nor do the first and the last ones of a step. A kernel starts
+while the one before runs, so its start costs next to nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Of a step."""
+        """The time of the step."""
         return self.forward + self.backward + self.update + self.exposed
 
 

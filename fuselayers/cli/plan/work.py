@@ -28,7 +28,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class Work(_Numbers):
-    """What some kernels do.
+    """The work of some kernels.
 
     Attributes:
         matmul_flops: of matrix products and convolutions, two for a multiplication and its addition.
@@ -76,7 +76,7 @@ class Pass(_Numbers):
 
     @property
     def flops(self) -> float:
-        """Of both."""
+        """FLOPs of forward and backward."""
         return self.forward.flops + self.backward.flops
 
 
