@@ -123,9 +123,10 @@ def this_machine(config: Config, batch: int) -> Hardware:
     copy = shortest(lambda: torch.neg(x, out=out))
     curve = shortest(lambda: torch.ops.aten.gelu.out(x, out=out))
     drop = shortest(lambda: ops.dropout(x, 0.1))
+    matmul = flops[False] / seconds[False]
     rates = Rates(
-        matmul=flops[False] / seconds[False],
-        attention=flops[True] / seconds[True] if seconds[True] else math.inf,
+        matmul=matmul,
+        attention=flops[True] / seconds[True] if seconds[True] else matmul,
         bandwidth=2.0 * x.nbytes / copy,
         exponentials=x.numel() / max(curve - copy, 1e-9),
         draws=x.numel() / max(drop - copy, 1e-9),
@@ -134,7 +135,7 @@ def this_machine(config: Config, batch: int) -> Hardware:
     memory = float(device_memory(torch.device("cpu")))
     name = f"{processor_name()}, {torch.get_num_threads()} threads"
     shares, links = (1.0, 1.0, 1.0), (1.0, 1.0)  # the rates are measured, and there are no links
-    return Hardware(name, memory, rates.bandwidth, rates.matmul, rates.matmul, *shares, *links, measured=rates)
+    return Hardware(name, memory, rates.bandwidth, matmul, matmul, *shares, *links, measured=rates)
 
 
 def _products_of(config: Config, batch: int) -> _Products:
