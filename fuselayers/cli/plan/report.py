@@ -80,16 +80,11 @@ def print_plans(console: Console, plans: Sequence[Plan], hardware: Hardware, *, 
 
 def print_details(console: Console, plan: Plan) -> None:
     """Print the parts of one plan."""
-    memory, time = plan.memory, plan.time
+    time = plan.time
     say(console, f"{plan.layout}, batch {plan.batch}; the largest that fits is {plan.largest_batch}", bold=True)
     lines = {
         "memory of a GPU": {
-            "weights": amount(memory.weights, "B"),
-            "gradients": amount(memory.gradients, "B"),
-            "AdamW": amount(memory.optimizer, "B"),
-            "copies": amount(memory.copies, "B"),
-            "saved": amount(memory.saved, "B"),
-            "working": amount(memory.working, "B"),
+            "AdamW" if part == "optimizer" else part: amount(size, "B") for part, size in asdict(plan.memory).items()
         },
         "sent by a GPU": sent(plan.communication),
         "time of a step": {
