@@ -49,7 +49,7 @@ def no_such(kind: str, name: object, known: Iterable[str], *, elsewhere: Sequenc
 
 
 def _meant(name: str, choices: list[str], elsewhere: Sequence[str]) -> list[str]:
-    """What a name stands for, quoted: another spelling of a choice, another library's name, then a typo."""
+    """Return the likely meanings of a name, quoted: another spelling, another library's name, then a typo."""
     # Case and hyphens are the most common errors ("LayerNorm", "fused-mlp"), so compare without them.
     spelt = {plain(choice): choice for choice in choices}
     if plain(name) in spelt:

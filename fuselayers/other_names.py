@@ -1,4 +1,4 @@
-"""What other libraries call the models, components and options of this one; for the hints of error texts."""
+"""Names in other libraries for the models, components and options of this one; for the hints of error texts."""
 
 import functools
 from collections.abc import Mapping

@@ -62,7 +62,7 @@ def find_documents(path: str = "", *, held_out: float, suffixes: Sequence[str] =
     """Find the text of a file or a folder, and hold out a share.
 
     Whole files are held out, by a hash of their path relative to the folder, so the choice is the same in every run and
-    on every machine, and other files do not change it. Of a single file the end is held out.
+    on every machine, and other files do not change it. If there is one file, its end is held out.
 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.

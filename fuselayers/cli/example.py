@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..configs import Config
+from ..configs.create import check_described
 
 
 def example_batch(
@@ -23,11 +24,7 @@ def example_batch(
     Raises:
         ValueError: the model has no `example_inputs`, or the sizes do not fit it.
     """
-    if not hasattr(model, "example_inputs"):
-        raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
-            'example_inputs(batch_size=1, device="meta")'
-        )
+    check_described(config, model)
     context = config.model.options.get("context_length")
     if context is None and len(sizes) > 1:
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from ..names import shown
 from ..partition.machine import processor_name
 
-# Of mallopt, in malloc.h.
+# Parameters of mallopt, from malloc.h.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 

@@ -1,6 +1,6 @@
-"""A config of plain eager layers. Used by the comparison after training and by `bench model`."""
+"""A config with other layers or values. Used by the comparison after training and by `bench model`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,20 +27,25 @@ def plain_config(config: Config) -> Config:
     >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
     'mlp'
     """
-    sections = {section: _plain(getattr(config, section)) for section in COMPONENT_SECTIONS}
-    return replace(config, **sections, fusion=replace(config.fusion, scope="none"))
+    plain = with_values(config, lambda _, value: same_layer(value) if isinstance(value, str) else value)
+    return replace(plain, fusion=replace(config.fusion, scope="none"))
 
 
-def _plain(value: Any) -> Any:
-    """Replace layers inside too: differing layers, experts; a layer may be a bare name."""
-    if isinstance(value, str):
-        return same_layer(value)
-    if isinstance(value, Choice):
-        return Choice(same_layer(value.name), _plain(value.options))
-    if isinstance(value, LayerChange):
-        return LayerChange(**_plain(vars(value)))
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_plain(entry) for entry in value)
-    return value
+def with_values(config: Config, change: Callable[[str, Any], Any]) -> Config:
+    """Return a config with `change(option, value)` for every single value of its components.
+
+    Components inside count too: differing layers, experts. A component's own name is the option "name".
+    """
+
+    def changed(option: str, value: Any) -> Any:
+        if isinstance(value, Choice):
+            return Choice(change("name", value.name), changed(option, value.options))
+        if isinstance(value, LayerChange):
+            return LayerChange(**changed(option, vars(value)))
+        if isinstance(value, Mapping):
+            return {name: changed(name, entry) for name, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(changed(option, entry) for entry in value)
+        return change(option, value)
+
+    return replace(config, **{section: changed(section, getattr(config, section)) for section in COMPONENT_SECTIONS})

@@ -27,7 +27,7 @@ _DTYPES: Final = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
 
 @dataclass(frozen=True)
 class TokenHeader:
-    """What is known about the tokens of a folder.
+    """The properties of the tokens of a folder.
 
     Args:
         vocab_size: every token is below it.

@@ -1,4 +1,4 @@
-"""What a token stands for: a byte, or a piece of text of a `tokenizers` file."""
+"""The meaning of a token: a byte, or a piece of text of a `tokenizers` file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Vocabulary:
 
     @property
     def unit(self) -> str:
-        """What a token is, in words."""
+        """Say in words what a token is."""
         return "byte" if self.tokenizer is None else "token"
 
     def decoder(self) -> Callable[[Sequence[int]], str]:

@@ -12,6 +12,7 @@ skip         y = x
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal, overload
 
 import torch
@@ -36,7 +37,7 @@ from .registry import register
 
 
 class Norm(nn.Module):
-    """The base of the norms: a subclass has `forward`, and may have a fused `_join`.
+    """The base of the norms: a subclass has `forward`, and may have a `_fused_op`.
 
     The styles are those of `ops.bias_dropout_residual_layer_norm`; with d = dropout(x + bias, p) and s = d + residual:
     "post" is norm(s), "pre" is norm(d) + residual, "prenorm" is the pair (norm(s), s).
@@ -104,22 +105,14 @@ class Norm(nn.Module):
         check_rows("x", x)
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)
-        if has_hooks(self):  # a fused op would use the weights of the norm without calling it
-            return Norm._join(self, x, residual, bias, p, style, shard)
-        # A `_join` of the user's need not know shards; `parallelize` refuses such a norm.
-        given = () if shard is None else (shard,)
-        return self._join(x, residual, bias, p, style, *given)
+        op = None if has_hooks(self) else self._fused_op()
+        if op is None:
+            return join(self, x, residual, bias, p=p, style=style, training=self.training, shard=shard)
+        return op(x, residual, bias=bias, p=p, style=style, training=self.training, shard=shard)
 
-    def _join(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        bias: Tensor | None,
-        p: float,
-        style: NormStyle,
-        shard: Shard | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        return join(self, x, residual, bias, p=p, style=style, training=self.training, shard=shard)
+    def _fused_op(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]] | None:
+        """Return the op that joins and normalises with this norm's weights; None to call `forward` on the sum."""
+        return None
 
 
 def join(
@@ -177,27 +170,8 @@ class LayerNorm(Norm):
         check_last_dim(x, self.hidden_dim)
         return layer_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
 
-    def _join(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        bias: Tensor | None,
-        p: float,
-        style: NormStyle,
-        shard: Shard | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        return bias_dropout_residual_layer_norm(
-            x,
-            residual,
-            weight=self.weight,
-            norm_bias=self.bias,
-            bias=bias,
-            p=p,
-            eps=self.eps,
-            style=style,
-            training=self.training,
-            shard=shard,
-        )
+    def _fused_op(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
+        return partial(bias_dropout_residual_layer_norm, weight=self.weight, norm_bias=self.bias, eps=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.hidden_dim}, eps={self.eps}, bias={self.bias is not None}"
@@ -244,26 +218,8 @@ class RMSNorm(Norm):
         check_last_dim(x, self.hidden_dim)
         return rms_norm(x, weight=self._scale(), eps=self.eps)
 
-    def _join(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        bias: Tensor | None,
-        p: float,
-        style: NormStyle,
-        shard: Shard | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        return bias_dropout_residual_rms_norm(
-            x,
-            residual,
-            weight=self._scale(),
-            bias=bias,
-            p=p,
-            eps=self.eps,
-            style=style,
-            training=self.training,
-            shard=shard,
-        )
+    def _fused_op(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
+        return partial(bias_dropout_residual_rms_norm, weight=self._scale(), eps=self.eps)
 
     def _scale(self) -> Tensor:
         if not self.unit_offset:

@@ -17,6 +17,7 @@ from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeEx
 from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
 from .build import build, compose
+from .create import check_described
 from .schemas import Config
 from .sources import Source
 
@@ -101,16 +102,9 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
 def _counted(config: Config) -> ModelCosts:
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
-    if not (hasattr(model, "example_inputs") and hasattr(model, "context_length")):
-        raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
-            'example_inputs(batch_size=1, device="meta") and an attribute context_length'
-        )
+    check_described(config, model, "context_length")
     parameters, embedding_parameters = parameter_counts(model)
-    # Which tokens an expert gets depends on their values; how many, where all get as many, does not.
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and module.capacity_factor is None:
-            module.capacity_factor = 1.0
+    balance_experts(model)
     try:
         forward_flops, all_flops = _flops(model)
         float32_bytes, bfloat16_bytes = (_saved_bytes(model, dtype) for dtype in (torch.float32, torch.bfloat16))
@@ -139,11 +133,21 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     return sum(one.numel() for one in model.parameters()), sum(table.numel() for table in tables)
 
 
+def balance_experts(model: nn.Module) -> None:
+    """Give each expert of a mixture as many tokens: which ones it gets depends on values, which fake tensors lack.
+
+    Used here and by `fuselayers plan`, as is `fake_weights`.
+    """
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts) and module.capacity_factor is None:
+            module.capacity_factor = 1.0
+
+
 def _flops(model: Any) -> tuple[int, int]:
     """Return the FLOPs of forward, and of forward and backward."""
     # As matrix products, attention has the same FLOPs on every device.
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        weights = _fake_weights(model, torch.float32)
+        weights = fake_weights(model, torch.float32)
         # The fused loss computes gradients in forward; the FLOPs of both together are the same.
         if isinstance(getattr(model, "loss", None), str):
             model, model.loss = copy.copy(model), "plain"
@@ -155,12 +159,17 @@ def _flops(model: Any) -> tuple[int, int]:
 
 def _saved_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     with FakeTensorMode():
-        weights = _fake_weights(model, dtype)
+        weights = fake_weights(model, dtype)
         return saved_by_call(lambda: _call(model, weights, dtype), exempt=weights.values())
 
 
-def _fake_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameters and buffers as fake tensors on a CPU, which chooses kernels for them as for real ones."""
+def fake_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Parameters and buffers as fake tensors on a CPU, which chooses kernels for them as for real ones.
+
+    Args:
+        model: on any device.
+        dtype: of those that are floating; None for what they have.
+    """
     named = (*model.named_parameters(), *model.named_buffers())
     return {
         name: torch.empty(tensor.shape, dtype=_in(dtype, tensor), device="cpu", requires_grad=tensor.requires_grad)
@@ -176,5 +185,5 @@ def _call(model: Any, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
     return loss
 
 
-def _in(dtype: torch.dtype, tensor: Tensor) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
+def _in(dtype: torch.dtype | None, tensor: Tensor) -> torch.dtype:
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

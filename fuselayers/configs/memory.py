@@ -42,7 +42,7 @@ def check_memory(
         what: needs the memory, for the error.
     """
     device = device or torch.get_default_device()
-    there = _memory_of(device)
+    there = device_memory(device)
     if device.type == "meta" or isinstance(torch.empty(0), FakeTensor):
         copies = 0  # only the Python objects take memory
     largest = max(_sizes(config), default=1)
@@ -53,7 +53,7 @@ def check_memory(
 
 def check_bytes(asked: float, device: torch.device, *, what: str) -> None:
     """Raise ValueError if a device has less memory than `what` asks for."""
-    there = _memory_of(device)
+    there = device_memory(device)
     if asked > there:
         where = f"{device} has" if device.type == "cuda" else "this machine has"
         raise ValueError(
@@ -62,7 +62,8 @@ def check_bytes(asked: float, device: torch.device, *, what: str) -> None:
         )
 
 
-def _memory_of(device: torch.device) -> float:
+def device_memory(device: torch.device) -> float:
+    """Return the bytes of memory of a device; infinity for one that does not tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type in ("cpu", "meta") else math.inf

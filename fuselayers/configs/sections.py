@@ -27,8 +27,7 @@ def changed(
 ) -> dict[str, Any]:
     """Return a section with changes made; a change of `name` swaps the component first.
 
-    A swap keeps every option that the new component has too. What it cannot keep, and what changes with the default,
-    goes into `notes`.
+    A swap keeps every option that the new component has too. Dropped options and changed defaults go into `notes`.
 
     Raises:
         ValueError: no such component or option.

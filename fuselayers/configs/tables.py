@@ -10,7 +10,7 @@ from .build import compose
 from .schemas import SECTIONS, section_options
 
 HEADINGS: Final = ("name", "option", "type", "range", "default", "meaning")
-# What there is a table of.
+# The kinds and sections that have a table.
 TABLES: Final = (*KINDS, *SECTIONS)
 
 

@@ -1,7 +1,7 @@
 """elementwise -- y = dropout(activation(x + bias), p) + residual, of which each op with dropout has its part.
 
-The forward kernel of bias_activation_dropout and bias_dropout_residual, and the kernel of dropout. What is absent takes
-no instructions: Triton compiles the kernel for each combination.
+The forward kernel of bias_activation_dropout and bias_dropout_residual, and the kernel of dropout. Absent parts
+take no instructions: Triton compiles the kernel for each combination.
 """
 
 import torch

@@ -241,7 +241,7 @@ def _precision(dtype: torch.dtype) -> str:
     """Return the key of _TILES for a dtype; float32 uses tf32 where torch's settings allow it."""
     if dtype != torch.float32:
         return "16 bits"
-    # Of torch's three settings for tf32, this one reflects the others too. On AMD few GPUs support tf32.
+    # torch has three settings for tf32; this one reflects the other two. On AMD few GPUs support tf32.
     allowed = torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.version.hip is None
     return "tf32" if allowed else "ieee"
 

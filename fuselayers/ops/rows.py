@@ -33,7 +33,7 @@ _MOST_PROGRAMS: Final = 65535  # of a grid in y and in z; in x they are 2**31 - 
 _LONGEST_ROW: Final = 8192
 _PIECE: Final = 4096
 WARPS_WITH_SUMS: Final = 16
-"""Of a persistent kernel whose programs write sums, per processor: they load enough, and more would write more sums."""
+"""Warps per processor of a persistent kernel that writes sums. They load enough, and more would write more sums."""
 _ELEMENTS: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
 

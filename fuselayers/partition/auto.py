@@ -47,7 +47,7 @@ from .timer import Step, median_seconds, time_in_turns
 from .timings import has_choice, may_measure, remember, remembered, warm_up_seconds
 
 _TIE: Final = 1.02
-# Of one measurement: a round is one call of each candidate.
+# The limits of one measurement; a round is one call of each candidate.
 _ROUNDS: Final = 31
 _SECONDS: Final = 2.0
 

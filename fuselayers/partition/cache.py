@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ..regular_files import open_regular
 
-# Of a file that a killed process left behind; a living writer needs milliseconds.
+# The age from which a file was left behind by a killed process; a living writer needs milliseconds.
 _LEFT_OVER_SECONDS: Final = 3600.0
 
 

@@ -21,6 +21,7 @@ from .._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
 from ..names import no_such
 from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
+from .joint_graph import JointGraph
 from .partitioners import default
 from .passes import plain_dropout_calls_pass, seeded_dropout_calls_pass
 
@@ -40,6 +41,14 @@ class CapturedGraph:
     num_forward_outputs: int
     static_input_indices: tuple[int, ...]
     joint_inputs: Any
+
+    def joint(self) -> JointGraph:
+        """Return a copy, tidied for a partitioner."""
+        return JointGraph.of(
+            copy_of(self.module),
+            num_forward_outputs=self.num_forward_outputs,
+            static_input_indices=self.static_input_indices,
+        )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from .draw_cut import module_of, readable_bytes
 from .fake_copies import fake_copies
 from .fuse import FusedFunction
 from .fused_module import FusedModule
-from .joint_graph import CutGraph, JointGraph
+from .joint_graph import CutGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
@@ -115,7 +115,7 @@ class _Explained:
     """The part of a memory report for one graph."""
 
     def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
-        self.joint = _joint_of(captured)
+        self.joint = captured.joint()
         choice = cut if isinstance(cut, SavePolicy) else None
         self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
@@ -199,14 +199,6 @@ class _Explained:
             moved_bytes=price.moved,
             flops=flops_of(node),
         )
-
-
-def _joint_of(captured: CapturedGraph) -> JointGraph:
-    return JointGraph.of(
-        copy_of(captured.module),
-        num_forward_outputs=captured.num_forward_outputs,
-        static_input_indices=captured.static_input_indices,
-    )
 
 
 def _cut_copy(captured: CapturedGraph, cut: Callable[..., Any]) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -39,7 +39,7 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What serves a fused function. Its text has a line for each graph.
+    """The backends that serve a fused function. Its text has a line for each graph.
 
     Attributes:
         graphs: in the order in which they were compiled; none before the first call.

@@ -22,7 +22,7 @@ _SECONDS_OF_LAUNCHES: Final = 5e-4
 
 @dataclass(frozen=True)
 class Step:
-    """What is timed.
+    """A call to be timed.
 
     Attributes:
         run: called with the result of `prepare`; only this is timed.

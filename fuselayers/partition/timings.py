@@ -28,7 +28,7 @@ from .machine import processor_name
 _Times = Mapping[str, float | None]
 
 _log = logging.getLogger("fuselayers")
-# Of the lock of `auto_file`; another writer needs milliseconds, and `tune` measured for minutes.
+# How long `tune` waits for the lock of `auto_file`: it measured for minutes, and another writer needs milliseconds.
 _LOCK_SECONDS: Final = 1.0
 _warm_up = 1.0
 _anew: dict[str, _Times] | None = None

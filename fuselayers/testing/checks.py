@@ -381,7 +381,7 @@ def _check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options
 
 
 def _floating_dtype(inputs: Sequence[Tensor]) -> torch.dtype:
-    """Of the first floating input."""
+    """Return the dtype of the first floating input."""
     for value in inputs:
         if value.is_floating_point():
             return value.dtype

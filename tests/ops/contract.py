@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
 from fuselayers import testing
+from fuselayers.ops.implementations.launch import INTERPRETED
+from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing import DTYPES as DTYPES
 from fuselayers.testing import assert_as_good_as as assert_as_good_as
 from fuselayers.testing import check_autocast as check_autocast
@@ -15,6 +18,16 @@ from fuselayers.testing import check_layouts as check_layouts
 from fuselayers.testing import check_mixed_dtypes as check_mixed_dtypes
 from fuselayers.testing import check_poisoned as check_poisoned
 from fuselayers.testing import check_single_gradients as check_single_gradients
+
+on_kernels = pytest.mark.kernels
+on_triton = pytest.param("triton", marks=on_kernels)
+where_inductor_compiles = pytest.mark.skipif(
+    INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+)
+# Each shape is compiled, forward and backward; test_compiled has the daily tests.
+on_inductor = pytest.param("inductor", marks=[pytest.mark.slow, where_inductor_compiles])
+both_backends = pytest.mark.parametrize("backend", ["eager", on_triton])
+every_backend = pytest.mark.parametrize("backend", ["eager", on_inductor, on_triton])
 
 SHAPES = ((1,), (7,), (3, 5), (2, 3, 129), (1, 1025), (0, 4))
 

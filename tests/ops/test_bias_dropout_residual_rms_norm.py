@@ -50,19 +50,3 @@ def test_fused_backward_saves_the_sum_its_statistic_and_a_seed() -> None:
 
     fused = fuse(call, backend="inductor", fallback=())
     assert saved_bytes(fused, x, residual, parameters=(weight,)) == x.numel() * 4 + 64 * 4 + 8
-
-
-def test_errors() -> None:
-    x, weight = torch.ones(3, 5), torch.ones(5)
-    with pytest.raises(ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\? there are: post"):
-        bias_dropout_residual_rms_norm(x, x, weight=weight, style="prenrom")
-    with pytest.raises(ValueError, match=r"^weight must be \[5\] to fit x \[3, 5\], got \[3\]$"):
-        bias_dropout_residual_rms_norm(x, x, weight=torch.ones(3))
-    with pytest.raises(ValueError, match=r"^bias must be \[5\] to fit x \[3, 5\], got \[3\]$"):
-        bias_dropout_residual_rms_norm(x, x, weight=weight, bias=torch.ones(3))
-    with pytest.raises(ValueError, match=r"^residual must have x's shape \[3, 5\], got \[3, 4\]$"):
-        bias_dropout_residual_rms_norm(x, torch.ones(3, 4), weight=weight)
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 2$"):
-        bias_dropout_residual_rms_norm(x, x, weight=weight, p=2)
-    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
-        bias_dropout_residual_rms_norm(x, x, weight=None)

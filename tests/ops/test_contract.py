@@ -10,9 +10,17 @@ import torch
 from fuselayers import testing
 from fuselayers.testing import check_mixed_dtypes, check_transforms
 from tests.ops.cases import CASES, EVERY_DAY, Case
-from tests.ops.contract import CHECKS, DTYPES, SHAPES, assert_as_good_as, check_dynamic, check_fused, tensors
+from tests.ops.contract import (
+    CHECKS,
+    DTYPES,
+    SHAPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
+    on_kernels,
+    tensors,
+)
 
-on_kernels = pytest.mark.kernels
 KERNEL_DTYPES = DTYPES[:3]
 PRENORM = "bias_dropout_residual_layer_norm, prenorm"
 # The references of these ops share no code with their formulas.

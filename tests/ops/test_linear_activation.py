@@ -16,11 +16,13 @@ from tests.ops import truth
 from tests.ops.contract import (
     DEVICE,
     assert_as_good_as,
+    both_backends,
     check_dynamic,
     check_fused,
     check_layouts,
     check_poisoned,
     check_single_gradients,
+    on_kernels,
     tensors,
 )
 
@@ -30,7 +32,6 @@ SIZES = [
     *[((6, 1), 5), ((0, 4), 3), ((2, 0, 4), 3), ((5, 0), 4), ((0,), 4), ((3, 4), 0)],
 ]
 CHECKS = (check_layouts, check_single_gradients, check_poisoned, check_not_finite)
-on_kernels = pytest.mark.kernels
 kernels = partial(linear_activation, backend="triton")
 every_size = pytest.mark.parametrize(("shape", "width"), SIZES, ids=str)
 every_activation = pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
@@ -109,7 +110,7 @@ def test_contract_of_the_kernel(check: Callable[..., None], activation: str | No
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", None])
-@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
+@both_backends
 def test_second_derivatives_and_transforms(backend: str, activation: str | None) -> None:
     form = partial(linear_activation, backend=backend)
     call = (form, linear_activation_reference, inputs_of((6, 9), 7))

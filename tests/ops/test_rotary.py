@@ -12,13 +12,13 @@ from fuselayers.ops import rotary
 from fuselayers.ops.implementations.launch import INTERPRETED, launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
-from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
     assert_as_good_as,
+    both_backends,
     check_autocast,
     check_dynamic,
     check_fused,
@@ -26,22 +26,13 @@ from tests.ops.contract import (
     check_mixed_dtypes,
     check_poisoned,
     check_single_gradients,
+    every_backend,
+    on_inductor,
+    on_kernels,
+    on_triton,
     tensors,
 )
 
-on_kernels = pytest.mark.kernels
-both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
-compiled = pytest.param(
-    "inductor",
-    marks=[
-        # Each shape is compiled, forward and backward; test_compiled has the daily tests.
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-        ),
-    ],
-)
-every_backend = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 # Of what takes seconds for each pairing.
 halves_every_day = pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -359,7 +350,7 @@ def test_derivatives_of_any_order(places: tuple[int, ...], interleaved: bool, ba
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("backend", [compiled, pytest.param("triton", marks=on_kernels)])
+@pytest.mark.parametrize("backend", [on_inductor, on_triton])
 def test_kernels_save_the_tables_and_heads_if_the_tables_need_gradients(backend: str) -> None:
     inputs = inputs_of(64, 32)
     q, k, cos, sin = (value.nbytes for value in inputs)

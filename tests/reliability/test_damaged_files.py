@@ -85,7 +85,7 @@ def test_a_run_with_a_damaged_file(
             assert str(damaged.parent if _CHECKPOINT in name else damaged) in errors, errors
             assert _contents(run) == before
 
-    tally.seeds(check, few=8, all=200)
+    tally.seeds(check, few=2, all=200)
 
 
 def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) -> None:

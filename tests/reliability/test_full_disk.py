@@ -7,10 +7,13 @@ import resource
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.reliability.runs import assert_same_run, continue_or_begin, overrides, rows_of, start, wait_for
 from tests.reliability.tally import Tally
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk(tally: Tally, whole: Path, tmp_path: Path) -> None:
     largest = max(path.stat().st_size for path in (whole / "run" / "checkpoints").rglob("*"))
 

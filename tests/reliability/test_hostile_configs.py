@@ -200,7 +200,7 @@ def test_overrides(tally: Tally, watch: _Watch, tmp_path: Path, capsys: pytest.C
         assert "Traceback" not in errors, (overrides, errors)
         assert [*(tmp_path / "empty").iterdir()] == []
 
-    tally.seeds(check, few=100, all=3000)
+    tally.seeds(check, few=50, all=3000)
 
 
 def test_files(tally: Tally, watch: _Watch, tmp_path: Path) -> None:
@@ -220,4 +220,4 @@ def test_files(tally: Tally, watch: _Watch, tmp_path: Path) -> None:
         assert len(said) < 2000, (content, said)
         assert [*(tmp_path / "empty").iterdir()] == []
 
-    tally.seeds(check, few=150, all=5000)
+    tally.seeds(check, few=100, all=5000)

@@ -26,7 +26,10 @@ from tests.reliability.tally import Tally
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    [
+        signal.SIGKILL,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGHUP)),
+    ],
     ids=lambda one: one.name,
 )
 def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(

@@ -115,7 +115,7 @@ _KINDS = (
 
 
 # A case is a kind, a backend and how many are dropped.
-_FEW = ("function-eager-8", "decorated_method-eager-8")
+_FEW = ("function-eager-8",)
 _MANY = (
     *(f"{kind}-eager-200" for kind in _KINDS),
     "model-eager-200",

@@ -59,4 +59,4 @@ def test_every_module_agrees(mode: str, tally: Tally, modules: Mapping[str, Any]
             torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
             assert not whole or fused.fused.served_by == ("eager",), "it ran as plain Python"
 
-    tally.cases(check, sorted(modules), few=6)
+    tally.cases(check, sorted(modules), few=4)

@@ -7,10 +7,13 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.reliability.runs import assert_same_run, has_checkpoint, overrides, rows_of, start, wait_for
 from tests.reliability.tally import Tally
 
 
+@pytest.mark.slow
 def test_one_of_them_has_the_run(tally: Tally, whole: Path, tmp_path: Path) -> None:
     def check(random: random.Random) -> None:
         run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""What a call of an op costs the CPU that launches its kernels. The launches are stubbed: what is left is Python."""
+"""The CPU time of a call of an op that launches kernels. The launches are stubbed, so only Python is timed."""
 
 import functools
 import random
@@ -25,7 +25,7 @@ _SEED: Final = 5
 
 @dataclass(frozen=True)
 class CallCost:
-    """What the calls of one op cost the CPU.
+    """The CPU time of calls of one op.
 
     Args:
         title: of the op and its options.

@@ -97,7 +97,7 @@ def matmuls_again(case: LayerCase, *, dtype: torch.dtype, device: torch.device) 
     """The number of matmuls and attentions of the layer's forward that our default cut recomputes."""
     layer = _layers(case.make, _HIDDEN_DIM, (_BATCH, _TOKENS), dtype=dtype, device=device)[0]
     (graph,) = capture(layer.plain, layer.x, device=device)
-    joint = _joint(graph)
+    joint = graph.joint()
     return sum(flops_of(node) > 0 for node in joint.recomputed(min_cut.saved_values(joint, fused=True)))
 
 
@@ -162,7 +162,7 @@ def budgets(setting: Setting) -> list[Row]:
     """Units per layer and share of forward's FLOPs recomputed, of torch's `activation_memory_budget` and of `fuse`."""
     graph = _captured_gpt(setting.num_layers, hidden_dim=_HIDDEN_DIM, tokens=_TOKENS, batch=_BATCH, vocab_size=1000)
     unit = _BATCH * _TOKENS * _HIDDEN_DIM * 4 * setting.num_layers
-    ours = _joint(graph)
+    ours = graph.joint()
     forward_flops = sum(flops_of(node) for node in ours.nodes if node in ours.forward)
 
     def again(joint: JointGraph, kept: Sequence[Any]) -> float:
@@ -170,7 +170,7 @@ def budgets(setting: Setting) -> list[Row]:
 
     rows: list[Row] = []
     for share in _TORCH_BUDGETS:
-        theirs = _joint(graph)
+        theirs = graph.joint()
         chosen = torch_min_cut_at_budget(
             theirs.module,
             share,
@@ -220,7 +220,7 @@ def speed(setting: Setting) -> list[Row]:
     rows: list[Row] = []
     for depth in setting.depths:
         graph = _captured_gpt(depth, hidden_dim=64, tokens=32, batch=2, vocab_size=100)
-        joint = _joint(graph)
+        joint = graph.joint()
         network = flow_graph(joint, cost=cost_model_for(joint, fused=True))
         seconds = _cutting_seconds(
             graph,
@@ -303,14 +303,6 @@ def _captured_gpt(num_layers: int, *, hidden_dim: int, tokens: int, batch: int, 
         text = torch.zeros(batch, tokens, dtype=torch.int64)
     (graph,) = capture(model, text, text)
     return graph
-
-
-def _joint(graph: CapturedGraph) -> JointGraph:
-    return JointGraph.of(
-        copy_of(graph.module),
-        num_forward_outputs=graph.num_forward_outputs,
-        static_input_indices=graph.static_input_indices,
-    )
 
 
 def _cutting_seconds(

@@ -1,18 +1,17 @@
 """The candidates for one op or model, without those with wrong numbers."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ...components import Choice, LayerChange
-from ...configs import COMPONENT_SECTIONS, Config, build, compose
+from ...configs import Config, build, compose
 from ...partition import fuse
 from ..example import example_batch
-from ..plain import plain_config
+from ..plain import plain_config, with_values
 from ..plain_torch import plain_twin
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import EAGER, Candidate, disagreement, results
@@ -197,18 +196,5 @@ def model_subject(
 def _with_dropout(config: Config, dropout: float | None) -> Config:
     if dropout is None:
         return config
-    return replace(config, **{name: _dropping(getattr(config, name), dropout) for name in COMPONENT_SECTIONS})
-
-
-def _dropping(value: Any, dropout: float) -> Any:
-    """Set the dropout of a component, and of the components in its options."""
-    if isinstance(value, Choice):
-        return Choice(value.name, _dropping(value.options, dropout))
-    if isinstance(value, LayerChange):
-        return LayerChange(**_dropping(vars(value), dropout))
-    if isinstance(value, Mapping):
-        changed = {"dropout": dropout} if dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
-        return {key: changed.get(key, _dropping(entry, dropout)) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_dropping(entry, dropout) for entry in value)
-    return value
+    changed = {"dropout": dropout} if dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
+    return with_values(config, lambda option, value: changed.get(option, value))

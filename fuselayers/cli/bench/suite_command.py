@@ -25,7 +25,7 @@ from .suite_report import write_data, write_report
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MINUTES: Final = 12.0
-# Of the minutes; the models also have what the ops leave of theirs.
+# The share of the minutes; the models also get those that the ops leave.
 _SHARE_OF_MODELS: Final = 1 / 3
 _SECONDS_FOR_EXPECTED: Final = 30.0
 # Each holds a context and tensors of the largest shape on the GPU.

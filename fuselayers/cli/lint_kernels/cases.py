@@ -1,4 +1,4 @@
-"""What `fuselayers lint-kernels` compiles: a call of each op, as a model makes it, forward and backward.
+"""The cases of `fuselayers lint-kernels`: a call of each op, as a model makes it, forward and backward.
 
 Add an op with kernels to `CASES`. The calls run on meta tensors, which have no memory; the kernels that they would
 launch are compiled with the same arguments.
@@ -66,7 +66,7 @@ class Case:
 
 
 Step = Launch | int
-"""What a GPU does: one of our kernels, or a kernel of torch, as the bytes that it moves."""
+"""One step of a GPU: one of our kernels, or a kernel of torch, as the bytes that it moves."""
 
 
 def steps_of(case: Case, arch: str) -> tuple[list[Step], list[Step]]:

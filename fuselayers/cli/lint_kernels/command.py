@@ -12,8 +12,9 @@ from rich.console import Console
 from ..files import write_text
 from ..text import chosen_names, print_table, say
 from .cases import CASES, Case, launches_of
-from .compile import ARCHS, check_compilers, compile_for, compiler
+from .compile import check_compilers, compile_for, compiler
 from .figures import FIGURES, Expected, Row, expected_of, faults, measure, read_figures, write_figures
+from .roofline import GPUS
 
 DESCRIPTION = f"""\
 Compiles the Triton kernels of every op for several GPUs, with the compilers that come with Triton; no GPU is needed.
@@ -35,7 +36,7 @@ measured on a GPU: roofline.py states the model.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--arch", help=f"comma-separated, of {','.join(ARCHS)} (default all)")
+    parser.add_argument("--arch", help=f"comma-separated, of {','.join(GPUS)} (default all)")
     parser.add_argument("--op", help="comma-separated ops (default all with kernels)")
     parser.add_argument("--json", metavar="FILE", help="write all figures to this file")
     parser.add_argument(
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ValueError: an unknown architecture or op; or Triton interprets kernels.
         BackendUnavailableError: Triton, or one of its tools, is missing.
     """
-    archs = chosen_names("architecture", arguments.arch, ARCHS)
+    archs = chosen_names("architecture", arguments.arch, GPUS)
     names = chosen_names("op with kernels", arguments.op, dict.fromkeys(case.op for case in CASES))
     if arguments.write and (arguments.arch or arguments.op):
         raise ValueError("--write renews all figures; leave --arch and --op out")

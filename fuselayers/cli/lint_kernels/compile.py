@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -14,14 +14,6 @@ from ...ops.implementations.triton_language import HAS_TRITON, triton
 from ...partition import BackendUnavailableError
 from .assembly import Code, read_amdgcn, read_sass
 from .roofline import GPUS
-
-# Triton's backend, the architecture, the threads of a warp.
-ARCHS: Final[dict[str, tuple[str, int | str, int]]] = {
-    "sm_80": ("cuda", 80, 32),  # A100
-    "sm_90": ("cuda", 90, 32),  # H100, H200
-    "sm_100": ("cuda", 100, 32),  # B200
-    "gfx942": ("hip", "gfx942", 64),  # MI300X
-}
 
 _known: dict[tuple[Any, ...], tuple[Code, int]] = {}
 
@@ -57,7 +49,7 @@ def compiler() -> str:
 
 def threads_of(launch: Launch, arch: str) -> int:
     """The threads of one program."""
-    return launch.num_warps * ARCHS[arch][2]
+    return launch.num_warps * GPUS[arch].target[2]
 
 
 def kind_of(launch: Launch) -> tuple[Any, ...]:
@@ -122,7 +114,7 @@ def _target(arch: str, *, cache: str) -> Iterator[None]:
 
     driver = triton.runtime.driver
     before = driver._active  # `active` would look for a GPU
-    driver.set_active(_Driver(GPUTarget(*ARCHS[arch])))
+    driver.set_active(_Driver(GPUTarget(*GPUS[arch].target)))
     try:
         with triton.knobs.cache.scope():
             triton.knobs.cache.dir = cache

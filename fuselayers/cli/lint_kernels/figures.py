@@ -163,7 +163,7 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
 
 @dataclass(frozen=True)
 class Expected:
-    """What a case is expected to take on one GPU.
+    """The expected times of a case on one GPU.
 
     Attributes:
         case: the case's title.

@@ -36,6 +36,7 @@ class Gpu:
     """A GPU, as the model sees it.
 
     Attributes:
+        target: Triton's backend and its architecture, and the threads of a warp.
         processors: how many.
         processor: the resources of each.
         bandwidth: bytes per second of a copy, read and written: 0.9 of the data sheet's on NVIDIA's, 0.8 on AMD's.
@@ -46,6 +47,7 @@ class Gpu:
         start: seconds between two kernels.
     """
 
+    target: tuple[str, int | str, int]
     processors: int
     processor: Processor
     bandwidth: float
@@ -56,13 +58,14 @@ class Gpu:
     start: float
 
 
+_A100: Final = NVIDIA._replace(shared=164 << 10)
 GPUS: Final[Mapping[str, Gpu]] = MappingProxyType(
     {
-        # A100 of 80 GB, H200, B200, MI300X.
-        "sm_80": Gpu(108, NVIDIA._replace(shared=164 << 10), 1.8e12, 0.6e-6, 1.41e9, 128, 25, 1e-6),
-        "sm_90": Gpu(132, NVIDIA, 4.3e12, 0.8e-6, 1.76e9, 128, 25, 1e-6),
-        "sm_100": Gpu(148, NVIDIA, 7.2e12, 0.8e-6, 1.85e9, 128, 25, 1e-6),
-        "gfx942": Gpu(304, AMD, 4.2e12, 0.8e-6, 2.1e9, 64, 16, 2e-6),
+        # A100 of 80 GB, H200 (its code is the H100's too), B200, MI300X.
+        "sm_80": Gpu(("cuda", 80, 32), 108, _A100, 1.8e12, 0.6e-6, 1.41e9, 128, 25, 1e-6),
+        "sm_90": Gpu(("cuda", 90, 32), 132, NVIDIA, 4.3e12, 0.8e-6, 1.76e9, 128, 25, 1e-6),
+        "sm_100": Gpu(("cuda", 100, 32), 148, NVIDIA, 7.2e12, 0.8e-6, 1.85e9, 128, 25, 1e-6),
+        "gfx942": Gpu(("hip", "gfx942", 64), 304, AMD, 4.2e12, 0.8e-6, 2.1e9, 64, 16, 2e-6),
     }
 )
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from rich.console import Console
@@ -13,12 +13,9 @@ from ...partition.machine import processor_name
 from ...partition.saved_bytes import saved_bytes
 from ..text import print_table, say
 from .layout import Layout
-from .measure import example_of, kernel_seconds, measured_rates, shortest, training_step
-from .memory import memory_of
-from .model import planned_model
-from .step_time import update_work
-from .trace import EAGER
-from .work import seconds_of
+from .measure import example_of, is_fused, shortest, this_machine, training_step
+from .model import PlannedModel, planned_model
+from .search import plan_of
 
 _BATCHES: Final = (2, 8)
 
@@ -46,41 +43,37 @@ class Checked:
     measured_saved: float
 
 
-def checked_models(name: str, config: Config, *, batch: int | None, fused: bool | None = None) -> list[Checked]:
+def checked_models(name: str, config: Config, *, batch: int | None) -> list[Checked]:
     """Predict and measure steps of a model, with one thread.
 
     Args:
         name: of the model.
         config: of it.
         batch: examples; None for two and for eight.
-        fused: whether the model goes through `fuse`; None as its config says.
     """
-    fused = config.fusion.scope != "none" if fused is None else fused
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model = planned_model(config, checkpointing=(), low_precision=False, name=name)
-        counted = model.counted[model.run_kind if fused else EAGER]
-        start = kernel_seconds(fused=fused)
-        return [
-            _checked(name, config, model, counted, one, fused=fused, start=start)
-            for one in ((batch,) if batch else _BATCHES)
-        ]
+        model = planned_model(config, checkpointing=(), precision="float32", name=name)
+        return [_checked(model, config, one) for one in ((batch,) if batch else _BATCHES)]
     finally:
         torch.set_num_threads(threads)
 
 
-def _checked(name: str, config: Config, model: Any, counted: Any, batch: int, *, fused: bool, start: float) -> Checked:
-    layers = model.sizes.num_layers
-    one = counted.step(batch, num_layers=layers)
-    memory = memory_of(model.sizes, counted, Layout(dp=1), batch=batch, low_precision=False, stream_only=False)
-    rates = measured_rates(config, batch, fused=fused, kernel=start)
-    predicted = seconds_of(one.forward + one.backward + update_work(memory), rates)
-    measured = shortest(training_step(config, batch, fused=fused))
+def _checked(model: PlannedModel, config: Config, batch: int) -> Checked:
+    plan = plan_of(model, this_machine(config, batch), Layout(), gpus=1, batch=batch)
+    measured = shortest(training_step(config, batch))
     torch.manual_seed(0)
-    built = build(config, [] if fused else ["fusion=off"])
-    held = saved_bytes(built, *example_of(built, batch))
-    return Checked(name, batch, fused, predicted, measured, one.saved_bytes, float(held))
+    built = build(config)
+    return Checked(
+        model=model.name,
+        batch=batch,
+        fused=is_fused(config),
+        predicted_seconds=plan.time.total,
+        measured_seconds=measured,
+        predicted_saved=plan.memory.saved,
+        measured_saved=float(saved_bytes(built, *example_of(built, batch))),
+    )
 
 
 def print_check(console: Console, rows: Sequence[Checked], *, as_json: bool) -> None:

@@ -2,24 +2,21 @@
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import torch
 from rich.console import Console
 
-from ...configs import ParallelConfig, compose
+from ...configs import compose
 from ...configs.sources import split_source
 from ...names import shown
-from ...partition.machine import processor_name
 from ..parser import add_imports, add_overrides
 from ..text import say
 from .check import checked_models, print_check
-from .hardware import CPU, Hardware, hardware_called
-from .layout import Layout, is_budget, layout_of
-from .measure import measured_rates
+from .hardware import CPU, hardware_called
+from .layout import is_budget, layout_of
+from .measure import this_machine
 from .model import planned_model
 from .report import as_dict, print_details, print_model, print_plans
 from .search import best_plans, fits, plan_of, too_large
@@ -44,7 +41,7 @@ _SHOWN: Final = 6
 
 @dataclass
 class Asked:
-    """What a command line asks for.
+    """A command line, parsed.
 
     Attributes:
         overrides: of the config.
@@ -93,24 +90,28 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
             raise ValueError("--check measures this machine's CPU; add gpu=cpu")
         print_check(console, checked_models(name, config, batch=asked.batch), as_json=arguments.json)
         return 0
-    low_precision = (asked.precision or ("float32" if asked.gpu == CPU else "bfloat16")) == "bfloat16"
-    hardware = _this_machine(asked) if asked.gpu == CPU else hardware_called(asked.gpu)
-    layout = _layout(asked, config.parallel)
-    checkpointing = _checkpointing(asked, layout)
-    with console.status("counting a model of one layer and one of two"):
-        model = planned_model(config, checkpointing=checkpointing, low_precision=low_precision, name=name)
-    rates = None
+    layout = layout_of(config.parallel) if asked.has_layout or asked.gpu == CPU else None
+    if layout is not None and asked.budget:
+        layout = replace(layout, checkpointing=asked.budget)
+    batch = asked.batch
     if asked.gpu == CPU:
-        batch = asked.batch or config.train.batch_size
-        rates = measured_rates(config, batch, fused=config.fusion.scope != "none")
-        hardware = replace(hardware, bfloat16=rates.matmul, float32=rates.matmul)
-        asked = replace(asked, batch=batch)
+        batch = batch or config.train.batch_size
+        hardware = this_machine(config, batch)
+    else:
+        hardware = hardware_called(asked.gpu)
+    with console.status("counting a model of one layer and one of two"):
+        model = planned_model(
+            config,
+            checkpointing=[SELECTIVE, asked.budget or (layout.checkpointing if layout else "none")],
+            precision=asked.precision or ("float32" if asked.gpu == CPU else "bfloat16"),
+            name=name,
+        )
     if layout is not None:
-        plans = [plan_of(model, hardware, layout, gpus=asked.gpus, batch=asked.batch, rates=rates)]
+        plans = [plan_of(model, hardware, layout, gpus=asked.gpus, batch=batch)]
         if not fits(plans[0], hardware):
             raise ValueError(too_large(model, hardware, plans[0]))
     else:
-        plans = best_plans(model, hardware, gpus=asked.gpus, batch=asked.batch, budget=asked.budget)
+        plans = best_plans(model, hardware, gpus=asked.gpus, batch=batch, budget=asked.budget)
     if arguments.json:
         say(console, json.dumps(as_dict(model, plans, hardware, gpus=asked.gpus), indent=2))
         return 0
@@ -150,6 +151,8 @@ def read_arguments(words: Sequence[str]) -> Asked:
             if key == "train.precision":
                 asked.precision = value
             asked.overrides.append(word)
+    if asked.gpu == CPU and asked.gpus != 1:
+        raise ValueError(f"gpu=cpu is this machine, one device; leave gpus={asked.gpus} out, or name a GPU")
     return asked
 
 
@@ -157,25 +160,3 @@ def _whole(key: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"{key} must be a number from 1 on, got {shown(value)}")
     return int(value)
-
-
-def _layout(asked: Asked, parallel: ParallelConfig) -> Layout | None:
-    """The layout that was asked for; None to search for one."""
-    if not asked.has_layout and asked.gpu != CPU:
-        return None
-    layout = layout_of(parallel)
-    return replace(layout, checkpointing=asked.budget or layout.checkpointing)
-
-
-def _checkpointing(asked: Asked, layout: Layout | None) -> list[str]:
-    if asked.budget:
-        return [SELECTIVE, asked.budget]
-    return [SELECTIVE] if layout is None else [SELECTIVE, layout.checkpointing]
-
-
-def _this_machine(asked: Asked) -> Hardware:
-    if asked.gpus != 1:
-        raise ValueError(f"gpu=cpu is this machine, one device; leave gpus={asked.gpus} out, or name a GPU")
-    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    unknown = 1.0  # its speed is measured, and it has no links
-    return Hardware(f"{processor_name()}, {torch.get_num_threads()} threads", memory, *8 * (unknown,))

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 
 from .hardware import Hardware
 from .layout import Layout
-from .memory import FLOAT32_BYTES, Sizes
+from .memory import FLOAT32_BYTES
+from .model import PlannedModel
 
 _REDUCTIONS_OF_A_LAYER = 2
 
@@ -58,7 +59,7 @@ class Sent:
 
     @property
     def seconds(self) -> float:
-        """Of all of them, one after the other.
+        """The time of all of them, one after the other.
 
         >>> round(Sent("all-reduce", 8.0, 1, 4, 2.0, 0.0).seconds, 1)
         6.0
@@ -85,9 +86,9 @@ class Communication:
     inside: tuple[Sent, ...] = ()
 
     @property
-    def moved(self) -> float:
-        """Bytes that each GPU sends in a step."""
-        return sum(sent.moved for sent in (*self.forward, *self.backward, *self.ends, *self.inside))
+    def all(self) -> tuple[Sent, ...]:
+        """All collectives of the step."""
+        return (*self.forward, *self.backward, *self.ends, *self.inside)
 
 
 def seconds(sent: Sequence[Sent]) -> float:
@@ -95,19 +96,16 @@ def seconds(sent: Sequence[Sent]) -> float:
     return sum(one.seconds for one in sent)
 
 
-def communication_of(
-    sizes: Sizes, layout: Layout, hardware: Hardware, *, batch: float, low_precision: bool
-) -> Communication:
+def communication_of(model: PlannedModel, layout: Layout, hardware: Hardware, *, batch: float) -> Communication:
     """Return the collectives of a step of one micro-batch.
 
     Args:
-        sizes: of the model.
+        model: its numbers.
         layout: with its data-parallel groups counted.
         hardware: its links.
         batch: examples of a data-parallel group.
-        low_precision: whether weights and activations travel in bfloat16.
     """
-    layers, itemsize = sizes.num_layers, 2 if low_precision else FLOAT32_BYTES
+    sizes, layers = model.sizes, model.sizes.num_layers
     layer, rest = sizes.layer_parameters / layout.tp, sizes.rest_parameters / layout.tp
 
     def across(kind: str, size: float, count: int) -> Sent:
@@ -125,19 +123,16 @@ def communication_of(
         backward = (across("all-reduce", FLOAT32_BYTES * layer, layers),)
         ends = (across("all-reduce", FLOAT32_BYTES * rest, 1),)
     if layout.dp > 1 and layout.shard == "fsdp":
-        gather = across("all-gather", itemsize * layer, layers)
-        forward = (gather,)
-        backward = (gather, across("reduce-scatter", FLOAT32_BYTES * layer, layers))
-        ends = (across("all-gather", itemsize * rest, 1), across("reduce-scatter", FLOAT32_BYTES * rest, 1))
+        forward = (across("all-gather", model.itemsize * layer, layers),)
+        backward = (*forward, across("reduce-scatter", FLOAT32_BYTES * layer, layers))
+        ends = (across("all-gather", model.itemsize * rest, 1), across("reduce-scatter", FLOAT32_BYTES * rest, 1))
     if layout.tp > 1:
         stream, count = batch * sizes.stream_bytes, layers * _REDUCTIONS_OF_A_LAYER
         # A layer that is recomputed runs its collectives once more.
-        passes = 2 + (layout.checkpointing == "block")
+        passes = 2 + layout.recomputes_blocks
         if layout.sequence:
-            inside = (
-                within("all-gather", stream, (passes + 1) * count),
-                within("reduce-scatter", stream, passes * count),
-            )
+            gathers, scatters = (passes + 1) * count, passes * count
+            inside = (within("all-gather", stream, gathers), within("reduce-scatter", stream, scatters))
         else:
             inside = (within("all-reduce", stream, passes * count),)
     return Communication(forward, backward, ends, inside)

@@ -1,19 +1,20 @@
 """graph_work -- count forward and backward of a joint graph, as a partitioner cuts it and a compiler fuses it."""
 
 import operator
-from typing import Final
+from typing import Any, Final
 
-import torch
 import torch.fx as fx
 from torch import Tensor
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
+from ...partition import min_cut
 from ...partition.cost import flops_of
 from ...partition.draw_cut import module_of
 from ...partition.joint_graph import JointGraph
-from ...partition.node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, storage_of
+from ...partition.node_kinds import is_fusible, looks_at_its_input, num_bytes, storage_of
 from ...partition.partitioners import SavePolicy
-from ...partition.passes import mask_ops
-from .kernels import ATTENTION, EXPONENTIALS, LOSSES, attention_work, loss_work
+from .op_work import ATTENTION, exponentials_of, op_work
 from .work import Pass, Work
 
 _INSIDE: Final = frozenset({"attention", "cross_attention", "feedforward"})
@@ -38,10 +39,10 @@ def cut_pass(joint: JointGraph, policy: SavePolicy, *, hidden_dim: int) -> Pass:
     return Pass(saved_bytes, sharded, working, _work_of(forward), _work_of(backward))
 
 
-def selective_pass(joint: JointGraph, policy: SavePolicy, *, hidden_dim: int) -> Pass:
+def selective_pass(joint: JointGraph, *, hidden_dim: int) -> Pass:
     """Return the same where the results of attention and half of the matrix products are saved, and backward
     recomputes the rest: torchtitan's `selective` activation checkpointing, which saves every second product."""
-    without = cut_pass(joint, policy, hidden_dim=hidden_dim)
+    without = cut_pass(joint, min_cut, hidden_dim=hidden_dim)
     kept = kept_inside = repeated = 0.0
     for node in joint.nodes:
         if node not in joint.forward or node.op != "call_function":
@@ -114,8 +115,9 @@ def _work_of(module: fx.GraphModule) -> Work:
     for node in module.graph.nodes:
         if node.op != "call_function" or _is_free(node):
             continue
+        args, kwargs, result = map_arg((node.args, node.kwargs, node), _value_of)
         if not is_fusible(node):
-            work += _work_of_op(node)
+            work += op_work(node.target, args, kwargs, result)
             continue
         place = kernels.place[node]
         places.add(place)
@@ -126,36 +128,12 @@ def _work_of(module: fx.GraphModule) -> Work:
             if outside and (owner, place) not in read:
                 read.add((owner, place))
                 moved += min(num_bytes(owner), max(num_bytes(source), num_bytes(node)))
-        work += Work(moved_bytes=moved, exponentials=_exponentials(node))
+        work += Work(moved_bytes=moved, exponentials=exponentials_of(node.target, tree_leaves(result)))
     return work + Work(kernels=float(len(places)))
 
 
-def _work_of_op(node: fx.Node) -> Work:
-    """Return what an op does that is a kernel of its own."""
-    name, sources = _name(node), node.all_input_nodes
-    if name in LOSSES:
-        x, weight = (source.meta["val"] for source in sources[:2])
-        width = x.shape[-1]
-        return loss_work(name, rows=x.numel() // width, width=width, classes=weight.shape[0], itemsize=x.itemsize)
-    flops = flops_of(node)
-    if ATTENTION in name:
-        return attention_work(flops, causal=any(one is True for one in (*node.args, *node.kwargs.values())))
-    if flops:
-        return Work(matmul_flops=flops, kernels=1.0)
-    size = float(num_bytes(node))
-    if node.target in mask_ops():
-        return Work(draws=float(num_elements(node)), moved_bytes=size, kernels=1.0)
-    gathers = name in ("aten::embedding", "aten::index_select")
-    reads = sum(min(num_bytes(source), size) if gathers else num_bytes(source) for source in sources)
-    return Work(moved_bytes=reads + size, exponentials=_exponentials(node), kernels=1.0)
-
-
-def _exponentials(node: fx.Node) -> float:
-    return float(num_elements(node)) if _name(node) in EXPONENTIALS else 0.0
-
-
-def _name(node: fx.Node) -> str:
-    return node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
+def _value_of(node: fx.Node) -> Any:
+    return node.meta.get("val")
 
 
 def _working_bytes_of_forward(module: fx.GraphModule) -> float:
@@ -193,7 +171,7 @@ def _most_alive(module: fx.GraphModule, *, apart: frozenset[fx.Node], saved: fro
     most = 0.0
     done: list[fx.Node] = []
     for node in module.graph.nodes:
-        # What only exists inside a kernel takes no memory.
+        # A value that exists only inside a kernel takes no memory.
         in_memory = not is_fusible(node) or kernels.is_written(node)
         if node.op == "call_function" and not _is_free(node) and in_memory and node not in apart:
             alive[node] = float(num_bytes(node))

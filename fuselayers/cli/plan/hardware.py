@@ -1,14 +1,13 @@
 """hardware -- the rates of GPUs, from data sheets, with the shares of them that large kernels reach.
 
-Sources of the peaks:
+Sources of memory and links; `cli/data_sheets.py` has the peaks of arithmetic:
     a100    NVIDIA A100 Tensor Core GPU data sheet (SXM4, 80 GB)
     h100    NVIDIA H100 Tensor Core GPU data sheet (SXM5, 80 GB)
     h200    NVIDIA H200 Tensor Core GPU data sheet (SXM5, 141 GB)
     b200    NVIDIA DGX B200 data sheet (180 GB for each GPU)
     mi300x  AMD Instinct MI300X data sheet (192 GB)
-A peak is for dense matrices: data sheets state twice as much "with sparsity". A GB is 10^9 bytes, as on the sheets. A
-link's bandwidth is that of one direction. The network is one adapter for each GPU, as in DGX systems: 200 Gb/s beside
-an A100, 400 Gb/s beside the others.
+A GB is 10^9 bytes, as on the sheets. A link's bandwidth is that of one direction. The network is one adapter for each
+GPU, as in DGX systems: 200 Gb/s beside an A100, 400 Gb/s beside the others.
 
 Sources of the shares:
     matmul      Bekman, "Machine Learning Engineering", github.com/stas00/ml-engineering at 744d01e,
@@ -30,11 +29,12 @@ from types import MappingProxyType
 from typing import Final
 
 from ...names import no_such
+from ..data_sheets import PEAKS
 from .work import Rates
 
-# Of one exponential in float32, as `fuselayers tune` counts it.
+# FLOPs of one exponential in float32, as `fuselayers tune` counts it.
 _EXP_FLOPS: Final = 16.0
-# Of one number of Philox: ten rounds for four numbers, two wide products and some adds and exclusive ors in each.
+# FLOPs of one number of Philox: ten rounds for four numbers, two wide products and some adds and exclusive ors in each.
 _DRAW_FLOPS: Final = 30.0
 _BANDWIDTH_SHARE: Final = 0.9
 _LINK_SHARE: Final = 0.8
@@ -59,6 +59,7 @@ class Hardware:
         gpus_per_node: how many GPUs share the fast links.
         latency: seconds of a collective beside its bytes, for each doubling of the group.
         kernel_seconds: for a kernel to start where another one runs before it.
+        measured: rates in float32, in the place of those of the data sheet.
     """
 
     name: str
@@ -74,9 +75,12 @@ class Hardware:
     gpus_per_node: int = 8
     latency: float = 1e-5
     kernel_seconds: float = 3e-6
+    measured: Rates | None = None
 
     def rates(self, precision: str) -> Rates:
         """Return the rates that a training keeps in a precision, "bfloat16" or "float32"."""
+        if self.measured is not None:
+            return self.measured
         peak = self.sustained * self.peak(precision)
         return Rates(
             matmul=self.matmul_share * peak,
@@ -106,13 +110,18 @@ class Hardware:
         return _LINK_SHARE * min(self.link, members * self.network)
 
 
+def _peaks(name: str) -> tuple[float, float]:
+    bfloat16, _, float32 = PEAKS[name]
+    return bfloat16 * 1e12, float32 * 1e12
+
+
 GPUS: Final[Mapping[str, Hardware]] = MappingProxyType(
     {
-        "a100": Hardware("NVIDIA A100 SXM4 80 GB", 80e9, 2.039e12, 312e12, 19.5e12, 0.869, 0.6, 0.78, 300e9, 25e9),
-        "h100": Hardware("NVIDIA H100 SXM5 80 GB", 80e9, 3.35e12, 989e12, 67e12, 0.803, 0.35, 0.665, 450e9, 50e9),
-        "h200": Hardware("NVIDIA H200 SXM5 141 GB", 141e9, 4.8e12, 989e12, 67e12, 0.803, 0.35, 0.665, 450e9, 50e9),
-        "b200": Hardware("NVIDIA B200 180 GB", 180e9, 8.0e12, 2250e12, 80e12, 0.776, 0.35, 0.665, 900e9, 50e9),
-        "mi300x": Hardware("AMD MI300X 192 GB", 192e9, 5.3e12, 1307e12, 163.4e12, 0.514, 0.35, 0.665, 448e9, 50e9),
+        "a100": Hardware("NVIDIA A100 SXM4 80 GB", 80e9, 2.039e12, *_peaks("A100"), 0.869, 0.6, 0.78, 300e9, 25e9),
+        "h100": Hardware("NVIDIA H100 SXM5 80 GB", 80e9, 3.35e12, *_peaks("H100"), 0.803, 0.35, 0.665, 450e9, 50e9),
+        "h200": Hardware("NVIDIA H200 SXM5 141 GB", 141e9, 4.8e12, *_peaks("H200"), 0.803, 0.35, 0.665, 450e9, 50e9),
+        "b200": Hardware("NVIDIA B200 180 GB", 180e9, 8.0e12, *_peaks("B200"), 0.776, 0.35, 0.665, 900e9, 50e9),
+        "mi300x": Hardware("AMD MI300X 192 GB", 192e9, 5.3e12, *_peaks("MI300X"), 0.514, 0.35, 0.665, 448e9, 50e9),
     }
 )
 

@@ -1,7 +1,7 @@
 """layout -- how a training is spread over GPUs, and whether a model allows it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...configs import ParallelConfig
 from ...names import shown
@@ -9,7 +9,7 @@ from ...names import shown
 
 @dataclass(frozen=True)
 class Layout:
-    """What a plan takes from the section `parallel`, whose `dp` it counts.
+    """The options of the section `parallel` that a plan uses.
 
     Attributes:
         dp: data-parallel groups; 0 for all GPUs that `tp` leaves.
@@ -27,6 +27,11 @@ class Layout:
     sequence: bool = False
     shard: str = "none"
     checkpointing: str = "none"
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether a layer saves its input only."""
+        return self.checkpointing == "block"
 
     def __str__(self) -> str:
         tensor = f", tp {self.tp}{' + sequence' if self.sequence else ''}" if self.tp > 1 else ""
@@ -98,7 +103,7 @@ def fitted(layout: Layout, *, gpus: int, heads: int | None, kv_heads: int | None
         raise ValueError(
             f"parallel.shard=ddp cannot hold weights that parallel.tp={tp} divides; set parallel.shard=fsdp"
         )
-    return Layout(dp, tp, layout.sequence, layout.shard, layout.checkpointing)
+    return replace(layout, dp=dp)
 
 
 def _divisors(count: int) -> str:

@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_map_only
 from ... import ops
 from ..._torch.dispatch import FakeTensorMode, TorchDispatchMode
 from ...configs import Config, build, compose
-from ...configs.create import create_model
-from .kernels import ATTENTION
-from .op_work import op_work
-from .trace import EAGER, count, with_depth
+from ...configs.memory import device_memory
+from ...partition.machine import processor_name
+from .hardware import Hardware
+from .op_work import ATTENTION, fake_step, op_work
+from .trace import EAGER, count, depth_of, meta_model
 from .work import Rates, Work
 
 _ROUNDS: Final = 7
@@ -53,9 +54,14 @@ def example_of(model: Any, batch: int) -> tuple[Tensor, ...]:
     )
 
 
-def training_step(config: Config, batch: int, *, fused: bool) -> Callable[[], object]:
+def is_fused(config: Config) -> bool:
+    """Whether a model goes through `fuse`; if not, it runs op by op."""
+    return config.fusion.scope != "none"
+
+
+def training_step(config: Config, batch: int) -> Callable[[], object]:
     """Return a training step of a model on this CPU: forward, backward, clipping, AdamW."""
-    model = build(config, ["fusion=inductor" if fused else "fusion=off"])
+    model = build(config, ["fusion=inductor"] if is_fused(config) else [])
     inputs = example_of(model, batch)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
@@ -101,17 +107,15 @@ def _made(layout: Any) -> Any:
     return layout
 
 
-def measured_rates(config: Config, batch: int, *, fused: bool, kernel: float | None = None) -> Rates:
-    """Return this CPU's rates: for matrix products and attention those of the model's own shapes, for memory that of
-    tensors as large as the model's stream."""
+def this_machine(config: Config, batch: int) -> Hardware:
+    """Return this CPU with its rates: for matrix products and attention those of the model's own shapes, for memory
+    that of tensors as large as the model's stream."""
     products = _products_of(config, batch)
-    seconds = {True: 0.0, False: 0.0}
-    flops = {True: 0.0, False: 0.0}
+    seconds, flops = dict.fromkeys((True, False), 0.0), dict.fromkeys((True, False), 0.0)
     for key, calls in products.calls.items():
         op, layouts, named = key
-        arguments = [_made(one) for one in layouts]
+        run = functools.partial(op, *map(_made, layouts), **{name: _made(one) for name, one in named})
         is_attention = ATTENTION in op._schema.name
-        run = functools.partial(op, *arguments, **{name: _made(one) for name, one in named})
         seconds[is_attention] += calls * shortest(run, rounds=3)
         flops[is_attention] += calls * products.work[key].flops
     x = torch.rand(batch * config.model.options.get("context_length", 128) * config.model.options["hidden_dim"])
@@ -119,34 +123,35 @@ def measured_rates(config: Config, batch: int, *, fused: bool, kernel: float | N
     copy = shortest(lambda: torch.neg(x, out=out))
     curve = shortest(lambda: torch.ops.aten.gelu.out(x, out=out))
     drop = shortest(lambda: ops.dropout(x, 0.1))
-    return Rates(
-        matmul=flops[False] / seconds[False],
-        attention=flops[True] / seconds[True] if seconds[True] else math.inf,
+    matmul = flops[False] / seconds[False]
+    rates = Rates(
+        matmul=matmul,
+        attention=flops[True] / seconds[True] if seconds[True] else matmul,
         bandwidth=2.0 * x.nbytes / copy,
         exponentials=x.numel() / max(curve - copy, 1e-9),
         draws=x.numel() / max(drop - copy, 1e-9),
-        kernel_seconds=kernel_seconds(fused=fused) if kernel is None else kernel,
+        kernel_seconds=_kernel_seconds(is_fused(config), torch.get_num_threads()),
     )
+    memory = float(device_memory(torch.device("cpu")))
+    name = f"{processor_name()}, {torch.get_num_threads()} threads"
+    shares, links = (1.0, 1.0, 1.0), (1.0, 1.0)  # the rates are measured, and there are no links
+    return Hardware(name, memory, rates.bandwidth, matmul, matmul, *shares, *links, measured=rates)
 
 
 def _products_of(config: Config, batch: int) -> _Products:
-    with torch.device("meta"):
-        model: Any = create_model(with_depth(config, config.model.options["num_layers"]))
-    with FakeTensorMode(), torch.device("cpu"):
-        weights = {
-            name: torch.empty(one.shape, dtype=one.dtype, requires_grad=one.requires_grad)
-            for name, one in (*model.named_parameters(), *model.named_buffers())
-        }
-        inputs = tuple(torch.empty(one.shape, dtype=one.dtype) for one in model.example_inputs(batch, device="meta"))
+    model = meta_model(config, depth_of(config)[0])
+    with FakeTensorMode():
+        call, _ = fake_step(model, model.example_inputs(batch, device="meta"))
         products = _Products()
         with products:
-            torch.func.functional_call(model, weights, inputs).backward()
+            call().backward()  # type: ignore[no-untyped-call]
     return products
 
 
-def kernel_seconds(*, fused: bool) -> float:
+@functools.cache  # a check takes it for each batch
+def _kernel_seconds(fused: bool, threads: int) -> float:
     """Return what a kernel costs beside its work: a step of the smallest model, over its kernels."""
-    config = compose("gpt_nano", _SMALLEST)
+    config = compose("gpt_nano", [*_SMALLEST, *([] if fused else ["fusion=off"])])
     kind = "min_cut" if fused else EAGER
     one = count(config, kinds=[kind], tokens=None, dtype=torch.float32)[kind].step(1, num_layers=2)
-    return shortest(training_step(config, 1, fused=fused)) / (one.forward.kernels + one.backward.kernels)
+    return shortest(training_step(config, 1)) / (one.forward.kernels + one.backward.kernels)

@@ -16,46 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .layout import Layout
-from .work import Counted, Pass
+from .model import PlannedModel
+from .work import Pass
 
 FLOAT32_BYTES = 4
 _MOMENTS = 2
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The shapes of a model's parameters, tied ones once.
-
-    Attributes:
-        layer: of the parameters of one layer.
-        rest: of all others.
-        num_layers: how many layers there are.
-        stream_bytes: of the input of a layer, for an example.
-    """
-
-    layer: tuple[tuple[int, ...], ...]
-    rest: tuple[tuple[int, ...], ...]
-    num_layers: int
-    stream_bytes: float
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one layer."""
-        return sum(map(math.prod, self.layer))
-
-    @property
-    def rest_parameters(self) -> int:
-        """Outside of the layers."""
-        return sum(map(math.prod, self.rest))
-
-    @property
-    def parameters(self) -> int:
-        """Of the whole model.
-
-        >>> Sizes(((2, 3), (2,)), ((5, 2),), 4, 0.0).parameters
-        42
-        """
-        return self.num_layers * self.layer_parameters + self.rest_parameters
 
 
 @dataclass(frozen=True)
@@ -103,59 +68,39 @@ def parameters_of_a_rank(shapes: Sequence[tuple[int, ...]], *, dp: int, tp: int)
     return total
 
 
-def memory_of(
-    sizes: Sizes, counted: Counted, layout: Layout, *, batch: float, low_precision: bool, stream_only: bool
-) -> Memory:
+def memory_of(model: PlannedModel, layout: Layout, *, batch: float) -> Memory:
     """Return the bytes on the first GPU.
 
     Args:
-        sizes: of the model.
-        counted: what is saved.
+        model: its numbers.
         layout: with its data-parallel groups counted.
         batch: examples of a micro-batch of one data-parallel group.
-        low_precision: whether products run in bfloat16.
-        stream_only: whether a layer saves its input only, and recomputes all else: checkpointing "block".
     """
-    tp, dp = layout.tp, layout.dp if layout.shard == "fsdp" else 1
+    sizes, tp, dp = model.sizes, layout.tp, layout.dp if layout.shard == "fsdp" else 1
     layer = parameters_of_a_rank(sizes.layer, dp=dp, tp=tp)
     rest = parameters_of_a_rank(sizes.rest, dp=dp, tp=tp)
-    held = sizes.num_layers * layer + rest
-    itemsize = 2 if low_precision else FLOAT32_BYTES
+    held = float(sizes.num_layers * layer + rest)
     if layout.shard == "fsdp":
         # Two layers are gathered at a time; the gradients of one are whole until they are reduced, in float32.
         largest = max(parameters_of_a_rank(part, dp=1, tp=tp) for part in (sizes.layer, sizes.rest))
-        copies = float(2 * itemsize * largest + FLOAT32_BYTES * largest)
+        copies = float((2 * model.itemsize + FLOAT32_BYTES) * largest)
     else:
-        copies = float(itemsize * held) if low_precision else 0.0
-    saved, working = activations_of(
-        counted,
-        layout,
-        batch=batch,
-        num_layers=sizes.num_layers,
-        stream_bytes=sizes.stream_bytes,
-        stream_only=stream_only,
-    )
+        copies = model.itemsize * held if model.precision == "bfloat16" else 0.0
+    counted = model.counted_for(layout)
+    of_layer, of_rest = counted.layer(batch), counted.rest(batch)
+    saved, working = sizes.num_layers * _on_a_rank(of_layer, layout), of_rest.working_bytes / tp
+    if layout.recomputes_blocks:
+        # Backward of a layer begins with its forward, whose saved values exist for this layer alone.
+        saved = sizes.num_layers * batch * sizes.stream_bytes / (tp if layout.sequence else 1)
+        working += _on_a_rank(of_layer, layout)
     return Memory(
-        weights=float(FLOAT32_BYTES * held),
-        gradients=float(FLOAT32_BYTES * held),
-        optimizer=float(_MOMENTS * FLOAT32_BYTES * held),
+        weights=FLOAT32_BYTES * held,
+        gradients=FLOAT32_BYTES * held,
+        optimizer=_MOMENTS * FLOAT32_BYTES * held,
         copies=copies,
-        saved=saved,
+        saved=saved + _on_a_rank(of_rest, layout),
         working=working,
     )
-
-
-def activations_of(
-    counted: Counted, layout: Layout, *, batch: float, num_layers: int, stream_bytes: float, stream_only: bool
-) -> tuple[float, float]:
-    """Return the bytes saved for backward and those that a step needs beside them, on one GPU."""
-    layer, rest = counted.layer(batch), counted.rest(batch)
-    working = rest.working_bytes / layout.tp
-    if not stream_only:
-        return num_layers * _on_a_rank(layer, layout) + _on_a_rank(rest, layout), working
-    # Backward of a layer begins with its forward, whose saved values exist for this layer alone.
-    inputs = num_layers * batch * stream_bytes / (layout.tp if layout.sequence else 1)
-    return inputs + _on_a_rank(rest, layout), working + _on_a_rank(layer, layout)
 
 
 def _on_a_rank(one: Pass, layout: Layout) -> float:

@@ -1,5 +1,6 @@
 """model -- what a plan needs to know of a config's model: numbers only, once it is made."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +8,47 @@ from dataclasses import dataclass
 import torch
 
 from ...configs import Config
-from ...configs.create import create_model
 from .layout import Layout
-from .memory import Sizes
-from .trace import EAGER, count, depth_of, with_depth
+from .trace import EAGER, count, depth_of, meta_model
 from .work import Counted
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The shapes of a model's parameters, tied ones once.
+
+    Attributes:
+        layer: of the parameters of one layer.
+        rest: of all others.
+        num_layers: how many layers there are.
+        stream_bytes: of the input of a layer, for an example.
+    """
+
+    layer: tuple[Shape, ...]
+    rest: tuple[Shape, ...]
+    num_layers: int
+    stream_bytes: float
+
+    @property
+    def layer_parameters(self) -> int:
+        """The parameters of one layer."""
+        return sum(map(math.prod, self.layer))
+
+    @property
+    def rest_parameters(self) -> int:
+        """The parameters outside of the layers."""
+        return sum(map(math.prod, self.rest))
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of the whole model.
+
+        >>> Sizes(((2, 3), (2,)), ((5, 2),), 4, 0.0).parameters
+        42
+        """
+        return self.num_layers * self.layer_parameters + self.rest_parameters
 
 
 @dataclass(frozen=True)
@@ -24,7 +59,7 @@ class PlannedModel:
         name: of its config.
         sizes: of its parameters.
         tokens: of an example; 1 for a model without tokens.
-        low_precision: whether products run in bfloat16.
+        precision: of products: "bfloat16" or "float32".
         run_kind: how values are chosen to be saved without checkpointing: "eager", or a partitioner of `fuse`.
         counted: by kind: the step's numbers.
         heads: of the attention; None without.
@@ -34,76 +69,74 @@ class PlannedModel:
     name: str
     sizes: Sizes
     tokens: int
-    low_precision: bool
+    precision: str
     run_kind: str
     counted: Mapping[str, Counted]
     heads: int | None
     kv_heads: int | None
 
     @property
-    def precision(self) -> str:
-        """The dtype of products."""
-        return "bfloat16" if self.low_precision else "float32"
+    def itemsize(self) -> int:
+        """Bytes of a number in the products."""
+        return 2 if self.precision == "bfloat16" else 4
 
-    def kind_of(self, layout: Layout) -> str:
-        """Return the key in `counted` of what a layout saves."""
-        return self.run_kind if layout.checkpointing in ("none", "block") else layout.checkpointing
+    def counted_for(self, layout: Layout) -> Counted:
+        """Return the step's numbers for what a layout saves; for recomputed blocks, those of the block's own run."""
+        kind = layout.checkpointing
+        return self.counted[self.run_kind if kind == "none" or layout.recomputes_blocks else kind]
 
-    def flops(self, kind: str, *, stream_only: bool = False) -> float:
+    def flops(self, kind: str) -> float:
         """FLOPs of a step for one example; a causal attention's without the scores that its kernel skips."""
-        one = self.counted[kind].step(1, num_layers=self.sizes.num_layers)
-        again = self.counted[kind].layer(1).forward.flops * self.sizes.num_layers if stream_only else 0.0
-        return one.forward.flops + one.backward.flops + again
+        return self.counted[kind].step(1, num_layers=self.sizes.num_layers).flops
+
+    @property
+    def block_flops(self) -> float:
+        """The same where each layer is recomputed."""
+        return self.flops(self.run_kind) + self.sizes.num_layers * self.counted[self.run_kind].layer(1).forward.flops
 
     @property
     def model_flops(self) -> float:
         """FLOPs of a step for one example by the usual count for utilisation (Chowdhery et al., "PaLM", 2022, appendix
         B): nothing is recomputed, and a causal attention counts all scores, three times those of its forward."""
-        one = self.counted[self.run_kind].step(1, num_layers=self.sizes.num_layers)
+        steps = {kind: one.step(1, num_layers=self.sizes.num_layers) for kind, one in self.counted.items()}
         # Forward's matrix products and their two in backward, which no partitioner but a budget repeats.
-        products = min(
-            counted.step(1, num_layers=self.sizes.num_layers).forward.matmul_flops
-            + counted.step(1, num_layers=self.sizes.num_layers).backward.matmul_flops
-            for counted in self.counted.values()
-        )
-        return products + 6.0 * one.forward.attention_flops
+        products = min(one.forward.matmul_flops + one.backward.matmul_flops for one in steps.values())
+        return products + 6.0 * steps[self.run_kind].forward.attention_flops
 
 
 def planned_model(
-    config: Config, *, checkpointing: Sequence[str], low_precision: bool, name: str | None = None
+    config: Config, *, checkpointing: Sequence[str], precision: str, name: str | None = None
 ) -> PlannedModel:
     """Return the numbers of a config's model.
 
     Args:
         config: of the run.
         checkpointing: what layouts will ask for.
-        low_precision: whether products run in bfloat16.
+        precision: of products: "bfloat16" or "float32".
         name: of the model; None for that of its class.
 
     Raises:
         ValueError: the model does not say what it is called with.
         PartitionError: a budget is too small.
     """
-    fusion, options = config.fusion, config.model.options
+    fusion = config.fusion
     run_kind = EAGER if fusion.scope == "none" else fusion.partition
     kinds = dict.fromkeys([EAGER, run_kind, *(one for one in checkpointing if one not in ("none", "block"))])
-    dtype = torch.bfloat16 if low_precision else torch.float32
-    context = options.get("context_length")
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    context = config.model.options.get("context_length")
     tokens = config.data.sequence_length or context
     if tokens and context and tokens > context:
         raise ValueError(f"data.sequence_length is {tokens} tokens, and the model's context {context}; lower it")
-    counted = count(config, kinds=list(kinds), tokens=tokens if tokens != context else None, dtype=dtype)
-    attention = config.attention.options
-    heads = attention.get("num_heads")
+    heads = config.attention.options.get("num_heads")
     return PlannedModel(
         name=name or config.model.name,
         sizes=_sizes(config, tokens or 1, dtype),
         tokens=tokens or 1,
-        low_precision=low_precision,
+        precision=precision,
         run_kind=run_kind,
-        counted=counted,
+        counted=count(config, kinds=list(kinds), tokens=tokens if tokens != context else None, dtype=dtype),
         heads=heads,
-        kv_heads=attention.get("num_kv_heads") or heads,
+        kv_heads=config.attention.options.get("num_kv_heads") or heads,
     )
 
 
@@ -137,6 +170,4 @@ def _parts(shapes: Mapping[str, Shape], depth: int) -> tuple[tuple[Shape, ...], 
 
 
 def _shapes(config: Config, layers: int) -> dict[str, Shape]:
-    with torch.device("meta"):
-        model = create_model(with_depth(config, layers))
-    return {name: tuple(one.shape) for name, one in model.named_parameters()}
+    return {name: tuple(one.shape) for name, one in meta_model(config, layers).named_parameters()}

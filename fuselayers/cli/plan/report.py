@@ -27,9 +27,19 @@ def print_model(console: Console, model: PlannedModel) -> None:
         f"{amount(model.model_flops / model.tokens, 'FLOP')} a token",
         "",
     )
+    rows = savings(model)
     print_table(
         console,
-        [_saving_row(model, name, *saving) for name, saving in savings(model).items()],
+        [
+            {
+                "saved by": name,
+                "bytes": amount(saved, "B"),
+                "of eager": f"{saved / rows[EAGER][0]:.2f} x",
+                "a layer": amount(layer, "B"),
+                "FLOPs repeated": f"{max(again, 0.0):.1%}",
+            }
+            for name, (saved, layer, again) in rows.items()
+        ],
         title="activations of an example",
     )
     say(console, "")
@@ -38,31 +48,17 @@ def print_model(console: Console, model: PlannedModel) -> None:
 def savings(model: PlannedModel) -> dict[str, tuple[float, float, float]]:
     """Return, for each way to save, the bytes of the model and of a layer, and the FLOPs that are repeated as a share.
 
-    All are of an example. The first one is eager mode.
+    All are of an example.
     """
-    layers = model.sizes.num_layers
-    least = model.flops(EAGER)
+    layers, stream, least = model.sizes.num_layers, model.sizes.stream_bytes, model.flops(EAGER)
     rows = {}
     for kind, counted in model.counted.items():
-        name = "fuse, " + kind if kind not in (EAGER, SELECTIVE) else kind
+        name = kind if kind in (EAGER, SELECTIVE) else f"fuse, {kind}"
         saved, layer = counted.step(1, num_layers=layers).saved_bytes, counted.layer(1).saved_bytes
         rows[name] = (saved, layer, model.flops(kind) / least - 1)
     rest = model.counted[model.run_kind].rest(1).saved_bytes
-    stream = model.sizes.stream_bytes
-    again = model.flops(model.run_kind, stream_only=True) / least - 1
-    rows["block"] = (rest + layers * stream, stream, again)
+    rows["block"] = (rest + layers * stream, stream, model.block_flops / least - 1)
     return rows
-
-
-def _saving_row(model: PlannedModel, name: str, saved: float, layer: float, again: float) -> dict[str, str]:
-    eager = savings(model)[EAGER][0]
-    return {
-        "saved by": name,
-        "bytes": amount(saved, "B"),
-        "of eager": f"{saved / eager:.2f} x",
-        "a layer": amount(layer, "B"),
-        "FLOPs repeated": f"{max(again, 0.0):.1%}",
-    }
 
 
 def print_plans(console: Console, plans: Sequence[Plan], hardware: Hardware, *, gpus: int) -> None:
@@ -84,16 +80,11 @@ def print_plans(console: Console, plans: Sequence[Plan], hardware: Hardware, *, 
 
 def print_details(console: Console, plan: Plan) -> None:
     """Print the parts of one plan."""
-    memory, time = plan.memory, plan.time
+    time = plan.time
     say(console, f"{plan.layout}, batch {plan.batch}; the largest that fits is {plan.largest_batch}", bold=True)
     lines = {
         "memory of a GPU": {
-            "weights": amount(memory.weights, "B"),
-            "gradients": amount(memory.gradients, "B"),
-            "AdamW": amount(memory.optimizer, "B"),
-            "copies": amount(memory.copies, "B"),
-            "saved": amount(memory.saved, "B"),
-            "working": amount(memory.working, "B"),
+            "AdamW" if part == "optimizer" else part: amount(size, "B") for part, size in asdict(plan.memory).items()
         },
         "sent by a GPU": sent(plan.communication),
         "time of a step": {
@@ -112,7 +103,7 @@ def print_details(console: Console, plan: Plan) -> None:
 def sent(communication: Communication) -> dict[str, str]:
     """Return the bytes of a step by collective."""
     totals: dict[str, float] = {}
-    for one in (*communication.forward, *communication.backward, *communication.ends, *communication.inside):
+    for one in communication.all:
         totals[one.kind] = totals.get(one.kind, 0.0) + one.moved
     return {kind: amount(size, "B") for kind, size in totals.items()}
 

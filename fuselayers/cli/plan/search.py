@@ -10,7 +10,6 @@ from .layout import Layout, fitted
 from .memory import Memory, largest_batch, memory_of
 from .model import PlannedModel
 from .step_time import StepTime, step_time
-from .work import Rates
 
 # The rest is the driver's and the communication library's, and what the allocator cannot use. Assumed.
 USABLE: Final = 0.92
@@ -20,7 +19,7 @@ _LARGEST_BATCH: Final = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What a layout costs.
+    """A layout and its costs.
 
     Attributes:
         layout: with its data-parallel groups counted.
@@ -43,9 +42,7 @@ class Plan:
     utilisation: float
 
 
-def plan_of(
-    model: PlannedModel, hardware: Hardware, layout: Layout, *, gpus: int, batch: int | None, rates: Rates | None = None
-) -> Plan:
+def plan_of(model: PlannedModel, hardware: Hardware, layout: Layout, *, gpus: int, batch: int | None) -> Plan:
     """Return the plan of one layout.
 
     Args:
@@ -55,33 +52,17 @@ def plan_of(
         gpus: all of them.
         batch: examples of a micro-batch of a data-parallel group; None for the largest power of two that fits, at most
             32.
-        rates: measured ones; None for those of the data sheet.
 
     Raises:
         ValueError: the model or the number of GPUs does not allow the layout.
     """
     layout = fitted(layout, gpus=gpus, heads=model.heads, kv_heads=model.kv_heads)
-    counted, stream_only = model.counted[model.kind_of(layout)], layout.checkpointing == "block"
-
-    def memory_for(examples: float) -> Memory:
-        return memory_of(
-            *(model.sizes, counted, layout),
-            batch=examples,
-            low_precision=model.low_precision,
-            stream_only=stream_only,
-        )
-
-    most = largest_batch(memory_for, USABLE * hardware.memory)
+    most = largest_batch(lambda examples: memory_of(model, layout, batch=examples), USABLE * hardware.memory)
     if batch is None:
         batch = 1 << (min(max(most, 1), _LARGEST_BATCH).bit_length() - 1)
-    memory = memory_for(batch)
-    communication = communication_of(*(model.sizes, layout, hardware), batch=batch, low_precision=model.low_precision)
-    time = step_time(
-        *(counted, layout, communication, memory, rates or hardware.rates(model.precision)),
-        batch=batch,
-        num_layers=model.sizes.num_layers,
-        stream_only=stream_only,
-    )
+    memory = memory_of(model, layout, batch=batch)
+    communication = communication_of(model, layout, hardware, batch=batch)
+    time = step_time(model, layout, communication, memory, hardware.rates(model.precision), batch=batch)
     per_second = batch / layout.tp / time.total
     return Plan(
         layout=layout,

@@ -5,18 +5,19 @@
     then        clipping and AdamW, which read and write weights, gradients and moments
     and         collectives within layers, and those before the first layer and after the last one
 
-What is assumed to overlap: a layer's gathers and reductions with the computation of its neighbour, without slowing it
-down. What is not: the collectives of tensor parallelism, and the first and last ones of a step. A GPU's kernels start
-while the one before runs, so their start costs next to nothing.
+A layer's gathers and reductions are assumed to overlap with the computation of its neighbour, without slowing it down.
+The collectives of tensor parallelism do not overlap, nor do the first and the last ones of a step. A kernel starts
+while the one before runs, so its start costs next to nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from .communication import Communication, seconds
 from .layout import Layout
 from .memory import Memory
-from .work import Counted, Pass, Rates, Work, seconds_of
+from .model import PlannedModel
+from .work import Pass, Rates, Work, seconds_of
 
 # AdamW reads weight, gradient and two moments and writes three of them; clipping reads the gradient for its norm, and
 # reads and writes it to scale it. In parts of four bytes.
@@ -43,7 +44,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """Of a step."""
+        """The time of the step."""
         return self.forward + self.backward + self.update + self.exposed
 
 
@@ -57,54 +58,34 @@ def update_work(memory: Memory) -> Work:
 
 
 def step_time(
-    counted: Counted,
-    layout: Layout,
-    communication: Communication,
-    memory: Memory,
-    rates: Rates,
-    *,
-    batch: float,
-    num_layers: int,
-    stream_only: bool,
+    model: PlannedModel, layout: Layout, communication: Communication, memory: Memory, rates: Rates, *, batch: float
 ) -> StepTime:
     """Return the time of a step of one micro-batch; the arguments are as for `memory_of` and `communication_of`."""
-    layer, rest = (_of_a_rank(one, layout) for one in (counted.layer(batch), counted.rest(batch)))
-    layer_forward, layer_backward = seconds_of(layer.forward, rates), seconds_of(layer.backward, rates)
-    if stream_only:
-        layer_backward += layer_forward
+    counted, num_layers = model.counted_for(layout), model.sizes.num_layers
+    layer, rest = counted.layer(batch), counted.rest(batch)
+    forward, backward, rest_forward, rest_backward = (
+        seconds_of(_of_a_rank(work, one, layout), rates)
+        for one in (layer, rest)
+        for work in (one.forward, one.backward)
+    )
+    forward, backward = num_layers * forward, num_layers * (backward + forward * layout.recomputes_blocks)
     beside_forward, beside_backward = seconds(communication.forward), seconds(communication.backward)
-    forward, backward = num_layers * layer_forward, num_layers * layer_backward
     exposed = max(beside_forward - forward, 0.0) + max(beside_backward - backward, 0.0)
-    alone = seconds(communication.ends) + seconds(communication.inside)
     return StepTime(
-        forward=forward + seconds_of(rest.forward, rates),
-        backward=backward + seconds_of(rest.backward, rates),
+        forward=forward + rest_forward,
+        backward=backward + rest_backward,
         update=seconds_of(update_work(memory), rates),
-        exposed=exposed + alone,
+        exposed=exposed + seconds(communication.ends) + seconds(communication.inside),
         hidden=beside_forward + beside_backward - exposed,
     )
 
 
-def _of_a_rank(one: Pass, layout: Layout) -> Pass:
-    """Return the part that one GPU of a tensor-parallel group does.
+def _of_a_rank(work: Work, one: Pass, layout: Layout) -> Work:
+    """Return the part of some work of a pass that one GPU of a tensor-parallel group does.
 
     Of the bytes moved without sequence parallelism, the share is divided that is divided of the saved values.
     """
-    if layout.tp == 1:
-        return one
     share = 1 / layout.tp
     inside = one.sharded_bytes / one.saved_bytes if one.saved_bytes and not layout.sequence else 1.0
-
-    def part(work: Work) -> Work:
-        scaled = work * share
-        moved = work.moved_bytes * (1 - inside + inside * share)
-        return Work(
-            scaled.matmul_flops,
-            scaled.attention_flops,
-            moved,
-            scaled.exponentials,
-            scaled.draws,
-            work.kernels,
-        )
-
-    return Pass(one.saved_bytes, one.sharded_bytes, one.working_bytes, part(one.forward), part(one.backward))
+    moved = work.moved_bytes * (1 - inside + inside * share)
+    return replace(work * share, moved_bytes=moved, kernels=work.kernels)

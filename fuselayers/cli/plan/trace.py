@@ -12,13 +12,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..._torch.tracing import copy_of
-from ...components import Choice, MixtureOfExperts
+from ...components import Choice
 from ...configs import Config
-from ...configs.create import create_model
-from ...partition import min_cut, partitioner
+from ...configs.costs import balance_experts
+from ...configs.create import check_described, create_model
+from ...partition import partitioner
 from ...partition.capture import CapturedGraph, capture
-from ...partition.joint_graph import JointGraph
 from ...partition.partitioners import SavePolicy
 from .graph_work import cut_pass, selective_pass
 from .layout import is_budget
@@ -43,23 +42,23 @@ class _Traced:
     inputs: tuple[Tensor, ...]
     graphs: tuple[CapturedGraph, ...]
 
-    def cut(self, policy: SavePolicy) -> Pass:
+    def passes(self, kind: str) -> Pass:
+        """Return forward and backward as `kind` chooses what is saved."""
+        if kind == EAGER:
+            return eager_pass(self.model, self.inputs)
         hidden_dim = getattr(self.model, "hidden_dim", 0)
-        return sum((cut_pass(joint, policy, hidden_dim=hidden_dim) for joint in self._joints()), Pass())
-
-    def selective(self) -> Pass:
-        hidden_dim = getattr(self.model, "hidden_dim", 0)
-        return sum((selective_pass(joint, min_cut, hidden_dim=hidden_dim) for joint in self._joints()), Pass())
-
-    def _joints(self) -> Sequence[JointGraph]:
-        return [
-            JointGraph.of(
-                copy_of(graph.module),
-                num_forward_outputs=graph.num_forward_outputs,
-                static_input_indices=graph.static_input_indices,
-            )
-            for graph in self.graphs
-        ]
+        total = Pass()
+        for graph in self.graphs:
+            joint = graph.joint()
+            if kind == SELECTIVE:
+                total += selective_pass(joint, hidden_dim=hidden_dim)
+            else:
+                policy = partitioner(kind)
+                assert isinstance(policy, SavePolicy)
+                if isinstance(policy.limit, int):
+                    raise ValueError(f"plan needs a budget as a share, which fits any batch, as budget:0.5, got {kind}")
+                total += cut_pass(joint, policy, hidden_dim=hidden_dim)
+        return total
 
 
 def depth_of(config: Config) -> tuple[int, bool]:
@@ -114,39 +113,33 @@ def _counted(
         for batch in _BATCHES
     ]
 
-    def solved(cuts: Sequence[Pass]) -> Counted:
+    def solved(kind: str) -> Counted:
+        cuts = [one.passes(kind) for one in traced]
         return _solved(cuts, depths) if len(depths) == 2 else _spread(cuts, depths[0])
 
-    counted: dict[str, Counted] = {}
-    for kind in kinds:
-        if kind == EAGER:
-            counted[kind] = solved([eager_pass(one.model, one.inputs) for one in traced])
-        elif kind == SELECTIVE:
-            layers_alone = solved([one.selective() for one in traced])
-            # It is about layers: outside of them a run saves what the cheapest cut saves.
-            cheapest = counted.get(_MIN_CUT) or solved([one.cut(min_cut) for one in traced])
-            counted[kind] = replace(layers_alone, fixed=cheapest.fixed, example=cheapest.example)
-        else:
-            policy = partitioner(kind)
-            assert isinstance(policy, SavePolicy)
-            if isinstance(policy.limit, int):
-                raise ValueError(f"plan needs a budget as a share, which fits any batch, as budget:0.5, got {kind}")
-            counted[kind] = solved([one.cut(policy) for one in traced])
+    counted = {kind: solved(kind) for kind in kinds}
+    if SELECTIVE in counted:
+        # It is about layers: outside of them a run saves what the cheapest cut saves.
+        cheapest = counted.get(_MIN_CUT) or solved(_MIN_CUT)
+        counted[SELECTIVE] = replace(counted[SELECTIVE], fixed=cheapest.fixed, example=cheapest.example)
     return counted
 
 
-def _trace(config: Config, layers: int, batch: int, *, tokens: int | None, dtype: torch.dtype, fused: bool) -> _Traced:
+def meta_model(config: Config, num_layers: int, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the model of a config with so many layers, without memory.
+
+    Raises:
+        ValueError: the model does not say what it is called with.
+    """
     with torch.device("meta"):
-        model: Any = create_model(with_depth(config, layers)).to(dtype)
-    if not hasattr(model, "example_inputs"):
-        raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
-            'example_inputs(batch_size=1, device="meta")'
-        )
-    # Which tokens an expert gets depends on their values; how many, where all get as many, does not.
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and module.capacity_factor is None:
-            module.capacity_factor = 1.0
+        model: Any = create_model(with_depth(config, num_layers)).to(dtype)
+    check_described(config, model)
+    balance_experts(model)
+    return model
+
+
+def _trace(config: Config, layers: int, batch: int, *, tokens: int | None, dtype: torch.dtype, fused: bool) -> _Traced:
+    model = meta_model(config, layers, dtype)
     inputs = tuple(model.example_inputs(batch, device="meta"))
     if tokens is not None:
         inputs = tuple(one[:, :tokens].contiguous() if one.dim() == 2 else one for one in inputs)

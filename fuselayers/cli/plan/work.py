@@ -28,7 +28,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class Work(_Numbers):
-    """What some kernels do.
+    """The work of some kernels.
 
     Attributes:
         matmul_flops: of matrix products and convolutions, two for a multiplication and its addition.
@@ -73,6 +73,11 @@ class Pass(_Numbers):
     working_bytes: float = 0.0
     forward: Work = field(default_factory=Work)
     backward: Work = field(default_factory=Work)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of forward and backward."""
+        return self.forward.flops + self.backward.flops
 
 
 @dataclass(frozen=True)

@@ -16,24 +16,8 @@ import torch
 
 from ...configs import Config
 from ...configs.costs import model_costs
+from ..data_sheets import PEAKS
 
-# TFLOP/s of dense matrix products from the makers' data sheets, in bfloat16, TF32 and float32, by words of the device's
-# name as torch gives it. The entry with the most words is taken.
-_DATA_SHEETS: Final = {
-    "A100": (312, 156, 19.5),
-    "L4": (121, 60, 30.3),
-    "L40S": (362, 183, 91.6),
-    "H100": (989, 495, 67),
-    "H100 PCIe": (756, 378, 51),
-    "H100 NVL": (835, 418, 60),
-    "GH200": (989, 495, 67),
-    "H200": (989, 495, 67),
-    "H200 NVL": (835, 418, 60),
-    "B200": (2250, 1125, 75),
-    "GB200": (2500, 1250, 80),
-    "MI300X": (1307, 654, 163.4),
-    "MI325X": (1307, 654, 163.4),
-}
 _MATMUL_SIZE: Final = 512
 _MATMUL_SECONDS: Final = 0.1
 
@@ -95,7 +79,7 @@ def utilisation_of(config: Config, *, length: int, device: torch.device, devices
 
 
 def data_sheet_peak(device_name: str, dtype: torch.dtype) -> float | None:
-    """The FLOP/s of a GPU's data sheet; None for a GPU that is not in the table.
+    """The FLOP/s of a GPU's data sheet, of the entry with the most words; None for a GPU that is not in the table.
 
     float32 is TF32 where `torch.set_float32_matmul_precision` allows it.
 
@@ -103,10 +87,10 @@ def data_sheet_peak(device_name: str, dtype: torch.dtype) -> float | None:
     989000000000000.0
     """
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
-    fitting = [name for name in _DATA_SHEETS if set(name.split()) <= words]
+    fitting = [name for name in PEAKS if set(name.split()) <= words]
     if not fitting:
         return None
-    low, tf32, full = _DATA_SHEETS[max(fitting, key=len)]
+    low, tf32, full = PEAKS[max(fitting, key=len)]
     if dtype != torch.float32:
         return low * 1e12
     return (full if torch.get_float32_matmul_precision() == "highest" else tf32) * 1e12

@@ -18,7 +18,7 @@ from ..text import print_table
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
 _CHAIN: Final = 32
-# Of a vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
+# A vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
 _EXP_FLOPS: Final = 16
 # On a GPU: for each element, and elements of a program. 2^28 elements take 2 ms of an H200.
 _MULTIPLY_ADDS: Final = 256

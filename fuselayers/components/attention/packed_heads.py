@@ -32,7 +32,7 @@ class PackedHeads(nn.Module):
         ValueError: heads that do not divide, or a number out of its range.
     """
 
-    # What extra_repr shows beside the heads.
+    # The attributes that extra_repr shows beside the heads.
     shown: ClassVar[tuple[str, ...]] = ()
     layout: Layout = WHOLE
 

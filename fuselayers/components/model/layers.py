@@ -6,7 +6,7 @@ from typing import Final
 
 from ..registry import Choice
 
-# What a `LayerChange` may change.
+# The parts that a `LayerChange` may change.
 PARTS: Final = ("attention", "feedforward", "norm", "residual", "block")
 
 

@@ -50,7 +50,7 @@ FIRST: Final = Storage("first")
 
 @dataclass
 class Plan:
-    """What changes in a model.
+    """The changes to a model.
 
     Attributes:
         size: the number of processes.

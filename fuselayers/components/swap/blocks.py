@@ -1,6 +1,7 @@
 """Repeated blocks as one fused function per class."""
 
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 from ...partition import fuse
+from .fallbacks import note
+from .key_values import entry_to_fill, find_cache, with_states
 from .sites import subclass
 
 __all__ = ["block_class", "repeated_blocks"]
@@ -45,11 +48,28 @@ def block_class(cls: Any, backend: str) -> type:
     calls it: backward must drop the same elements.
     """
     forward = cls.forward
+    own = inspect.signature(forward).parameters.values()
+    names = tuple(one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD)[1:]
     fused = fuse(forward, backend=backend, dynamic=True)
+    # Made by the first call with a cache: there is none without transformers.
+    fused_with_states = functools.cache(lambda: fuse(with_states(forward), backend=backend, dynamic=True))
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (fused if torch.is_grad_enabled() or self.training else forward)(self, *args, **kwargs)
+        if not (torch.is_grad_enabled() or self.training):
+            return forward(self, *args, **kwargs)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        name = find_cache(arguments) if len(args) <= len(names) else None
+        if name is None:
+            return fused(self, *args, **kwargs)
+        entry = entry_to_fill(self, arguments[name]) if torch.is_grad_enabled() else None
+        if entry is None:
+            note(self, f"its {name} is not an empty DynamicCache; call the model with use_cache=False")
+            return forward(self, *args, **kwargs)
+        result, states = fused_with_states()(self, {**arguments, name: None}, name)
+        if states is not None:
+            arguments[name].update(*states, entry)
+        return result
 
     members = {"forward": fused_forward, "found": (), "block_backend": backend, "__reduce_ex__": _reduce}
     return subclass(cls, members)

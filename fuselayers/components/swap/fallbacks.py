@@ -13,7 +13,7 @@ from ...partition.fallback_warning import say_once
 from ..hooks import has_hooks
 from .report import Skipped
 
-__all__ = ["fallbacks", "forget", "note"]
+__all__ = ["fallbacks", "forget", "note", "why_not"]
 
 # Beside the modules and not in them: what a module holds is copied, pickled and guarded by Dynamo.
 _reasons: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
@@ -45,11 +45,10 @@ def fallbacks(model: nn.Module) -> tuple[Skipped, ...]:
     )
 
 
-def note(module: nn.Module, path: str, test: Callable[[Any], bool]) -> None:
-    """Keep that a call of the module takes the original forward, as the attribute at `path` fails a test, and warn."""
+def note(module: nn.Module, reason: str) -> None:
+    """Keep that a call of the module takes the original forward, and warn."""
     if is_compiling():
         return
-    reason = _reason(module, path, test)
     _reasons.setdefault(module, reason)
     say_once(f"{type(module).__name__} runs its original forward, not the fused one: {reason}; see swap.fallbacks")
 
@@ -59,7 +58,8 @@ def forget(module: nn.Module) -> None:
     _reasons.pop(module, None)
 
 
-def _reason(module: nn.Module, path: str, test: Callable[[Any], bool]) -> str:
+def why_not(module: nn.Module, path: str, test: Callable[[Any], bool]) -> str:
+    """Return why a call may not bypass the attribute at `path`, which fails a test."""
     if hasattr(test, "reason"):
         return str(test.reason)
     if not path:  # of a sequence

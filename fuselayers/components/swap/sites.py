@@ -14,7 +14,7 @@ from torch import nn
 from . import loss
 from .branches import decided, still
 from .children import child_class, expanded, is_child, plain_child
-from .fallbacks import forget, note
+from .fallbacks import forget, note, why_not
 from .match import Match, matches, replaced
 from .rules import Rule
 from .shipped import RULES
@@ -293,7 +293,7 @@ def _make_class(cls: type, forward: Forward, rewriting: _Rewriting, sequence: tu
     def fuses(module: nn.Module) -> bool:
         if may(module):
             return True
-        note(module, *next((path, test) for path, test in tests if not _passes(module, path, test)))
+        note(module, why_not(module, *next((path, test) for path, test in tests if not _passes(module, path, test))))
         return False
 
     added = {**rewriting.functions, f"{_PREFIX}may": fuses, f"{_PREFIX}original": forward.function}

@@ -16,6 +16,7 @@ from ..._torch.dispatch import SeeOps
 from ...partition import saved_bytes
 from ...partition.timer import Step, median_seconds, time_in_turns
 from . import loss
+from .key_values import is_cache
 from .sites import swap_class, unswap_class
 
 __all__ = ["Call", "Check", "check", "inputs_of_sites", "saved_by_model"]
@@ -47,7 +48,7 @@ class Check:
 
 
 def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
-    """Run the model once, in evaluation mode and without gradients, and return each module's first arguments by name.
+    """Run the model once, in evaluation mode, and return each module's first arguments by name.
 
     Args:
         model: its modes and torch's random state stay as they are.
@@ -58,14 +59,15 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
 
     def keeper(name: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.setdefault(name, tree_map(_copied, (args, kwargs)))
+            calls.setdefault(name, _copies((args, kwargs)))
 
         return keep
 
     modules = dict(model.named_modules())
     hooks = [modules[name].register_forward_pre_hook(keeper(name), with_kwargs=True) for name in names]
     try:
-        with torch.no_grad(), _as_it_was(model):
+        # With gradients: an input is a leaf of a comparison if backward comes to it in the model.
+        with torch.enable_grad(), _as_it_was(model):
             model.eval()
             args, kwargs = _as_call(batch)
             model(*args, **kwargs)
@@ -91,9 +93,16 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(kept)
 
 
+def _copies(values: Any) -> Any:
+    """Copies of the values of a call: a module may write into them."""
+    return tree_map(_copied, values, is_leaf=is_cache)
+
+
 def _copied(value: Any) -> Any:
-    # Other objects too: a call may write into a cache of keys and values.
-    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    # A second call would find the first one's keys and values in a cache.
+    return None if is_cache(value) else copy.deepcopy(value)
 
 
 def _as_call(batch: Any) -> Call:
@@ -113,6 +122,8 @@ def check(module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> 
     except Exception:  # a module may hold what cannot be copied
         return Check(None)
     unswap_inside(wide)
+    if not any(one.requires_grad for one in (*module.parameters(), *_tensors(call))):  # a frozen model, or its images
+        call = tree_map(_leaf, _copies(call))
     swap_class(swapped, kind)
     for one in (original, swapped, wide):  # a loss without logits is for training alone
         one.training = any(name == loss.NAME for name, _ in kind.found)  # type: ignore[attr-defined]
@@ -171,16 +182,18 @@ def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+def _tensors(values: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+
+
 def _leaf(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.detach().clone().requires_grad_()
-    return _copied(value)
+    return value.requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """The results of a call, and the gradients."""
-    leaves = tree_map(_leaf, call)
-    inputs = [one for one in tree_leaves(leaves) if isinstance(one, Tensor) and one.requires_grad]
+    leaves = _copies(call)
+    inputs = [one for one in _tensors(leaves) if one.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng():
         args, kwargs = _from_leaves(leaves)
         result = module(*args, **kwargs)
@@ -249,6 +262,6 @@ def saved_by_model(model: nn.Module, batch: Any) -> int | None:
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    args, kwargs = _from_leaves(tree_map(_leaf, call))
+    args, kwargs = _from_leaves(_copies(call))
     with torch.random.fork_rng():
         return saved_bytes(module.train(), *args, **kwargs)

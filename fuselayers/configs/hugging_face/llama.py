@@ -46,7 +46,7 @@ def read_mistral(fields: Fields) -> dict[str, Any]:
 
 
 def llama_like(fields: Fields, *, base: float = 10000.0, eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
-    """What Llama and its descendants share."""
+    """Return the config that Llama and its descendants share."""
     num_heads = fields.get("num_attention_heads")
     context_length = fields.get("max_position_embeddings")
     return {

@@ -131,7 +131,7 @@ def _renamed(
 def _arranged(tensor: Tensor, key: Key, num_heads: int) -> Tensor:
     """Return one of theirs with its rows and columns in our order."""
     tensor = (tensor.T if key.transposed else tensor)[key.first_row :]
-    # What does not divide has another shape than ours, which the error says.
+    # A tensor that cannot be divided has another shape than ours; the error says so.
     if key.by_head and tensor.shape[0] % (3 * num_heads) == 0:
         tensor = torch.unflatten(tensor, 0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return tensor

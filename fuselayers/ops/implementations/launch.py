@@ -42,7 +42,7 @@ class Launch(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What `recorded_launches` records, and the GPU that it stands for."""
+    """The launches that `recorded_launches` records, and the GPU that it stands for."""
 
     launches: list[Launch]
     processors: int
@@ -118,7 +118,7 @@ def _start(
 
 
 def _kind(one: Any) -> Any:
-    """What Triton specialises on: a tensor's dtype and alignment, an absent tensor, an integer's width."""
+    """Return what Triton specialises on: a tensor's dtype and alignment, an absent tensor, an integer's width."""
     if isinstance(one, Tensor):
         return one.dtype, not one.data_ptr() % _ALIGNMENT, _ON_AMD and one.untyped_storage().nbytes() < 1 << 31
     if isinstance(one, torch.dtype):

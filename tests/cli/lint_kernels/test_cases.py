@@ -7,7 +7,7 @@ import pytest
 
 import fuselayers.ops
 from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
-from fuselayers.cli.lint_kernels.compile import ARCHS, resident
+from fuselayers.cli.lint_kernels.compile import resident
 from fuselayers.cli.lint_kernels.roofline import GPUS
 from tests.cli.lint_kernels.kernels import compiles
 
@@ -47,7 +47,7 @@ def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
 
 
 @compiles
-@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in ARCHS])
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in GPUS])
 def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
     persistent = 0
     for case in (case for case in CASES if case.daily or arch != "sm_90"):

@@ -7,8 +7,9 @@ from fuselayers.cli.lint_kernels import command, figures
 from fuselayers.cli.lint_kernels import compile as compile_module
 from fuselayers.cli.lint_kernels.cases import CASES, Case
 from fuselayers.cli.lint_kernels.command import lint
-from fuselayers.cli.lint_kernels.compile import ARCHS, compiler
+from fuselayers.cli.lint_kernels.compile import compiler
 from fuselayers.cli.lint_kernels.figures import Figures, expected_of, faults, read_figures
+from fuselayers.cli.lint_kernels.roofline import GPUS
 from fuselayers.cli.main import main
 from tests.cli.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compiles
 
@@ -26,8 +27,8 @@ def test_kernels_have_no_faults() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_kernel_of_any_case_has_a_fault() -> None:
-    expected = (expected_of(case, arch) for case in CASES for arch in ARCHS)
-    assert faults(lint(CASES, archs=tuple(ARCHS)), read_figures(), compiler=compiler(), expected=expected) == []
+    expected = (expected_of(case, arch) for case in CASES for arch in GPUS)
+    assert faults(lint(CASES, archs=tuple(GPUS)), read_figures(), compiler=compiler(), expected=expected) == []
 
 
 @compiles
@@ -58,7 +59,7 @@ def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "figures.json"
     path.write_text('{"compiler": "none", "accepted": [], "kernels": {}, "expected": {}}')
     monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
-    monkeypatch.setattr(command, "ARCHS", {arch: ARCHS[arch] for arch in ("sm_90", "gfx942")})
+    monkeypatch.setattr(command, "GPUS", {arch: GPUS[arch] for arch in ("sm_90", "gfx942")})
     monkeypatch.setattr(command, "FIGURES", path)
     read, write = figures.read_figures, figures.write_figures
     monkeypatch.setattr(command, "read_figures", lambda: read(path))
@@ -96,7 +97,7 @@ def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[
     assert written["compiler"] == compiler()
     assert set(written["kernels"]) == {GOOD.title, NARROW.title}
     (figures_of_good,) = written["kernels"][GOOD.title].values()
-    assert set(figures_of_good) == set(command.ARCHS)
+    assert set(figures_of_good) == set(command.GPUS)
     (figures_of_narrow,) = written["kernels"][NARROW.title].values()
     assert figures_of_narrow["sm_90"][1] == 32
     figures_of_good["gfx942"][0] *= 0.9

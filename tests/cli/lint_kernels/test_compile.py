@@ -7,7 +7,8 @@ import pytest
 
 from fuselayers.cli.lint_kernels import compile as module
 from fuselayers.cli.lint_kernels.cases import launches_of
-from fuselayers.cli.lint_kernels.compile import ARCHS, check_compilers, compile_for, threads_of
+from fuselayers.cli.lint_kernels.compile import check_compilers, compile_for, threads_of
+from fuselayers.cli.lint_kernels.roofline import GPUS
 from fuselayers.ops.implementations.launch import Launch
 from fuselayers.partition import BackendUnavailableError
 from tests.cli.lint_kernels.kernels import GOOD, SPILLING, compiles
@@ -25,7 +26,7 @@ def my_kernel(x_ptr, BLOCK: tl.constexpr):
 
 
 @compiles
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", GPUS)
 def test_a_good_kernel(arch: str) -> None:
     (launch,) = launches_of(GOOD)
     code, shared = compile_for(launch, arch)

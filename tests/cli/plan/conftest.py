@@ -2,8 +2,7 @@
 
 import pytest
 
-from fuselayers.cli.plan.memory import Sizes
-from fuselayers.cli.plan.model import PlannedModel
+from fuselayers.cli.plan.model import PlannedModel, Sizes
 from fuselayers.cli.plan.work import Counted, Pass, Work
 
 # A layer of 1,000 weights, 200 beside the layers; in an example 40 bytes of stream.
@@ -17,7 +16,10 @@ COUNTED = Counted(
 )
 
 
+KINDS = dict.fromkeys(("eager", "min_cut", "selective", "budget:0.3"), COUNTED)
+TOY = PlannedModel("toy", SIZES, 10, "bfloat16", "min_cut", KINDS, 8, 4)
+
+
 @pytest.fixture
 def model() -> PlannedModel:
-    kinds = {"eager": COUNTED, "min_cut": COUNTED, "selective": COUNTED, "budget:0.3": COUNTED}
-    return PlannedModel("toy", SIZES, 10, True, "min_cut", kinds, 8, 4)
+    return TOY

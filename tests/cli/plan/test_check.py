@@ -20,7 +20,7 @@ from fuselayers.configs import compose
     ],
 )
 def test_a_step_takes_what_is_predicted(name: str, overrides: list[str], batch: int) -> None:
-    (row,) = checked_models(name, compose(name, overrides), batch=batch, fused=False)
+    (row,) = checked_models(name, compose(name, [*overrides, "fusion=off"]), batch=batch)
     assert row.predicted_seconds == pytest.approx(row.measured_seconds, rel=0.25)
 
 

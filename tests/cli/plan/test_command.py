@@ -39,7 +39,7 @@ def test_prints_the_best_layouts(counted: dict[str, Any], capsys: pytest.Capture
     assert "8 x NVIDIA H100 SXM5 80 GB, 92% of 80 GB to use" in out
     assert "dp 8 fsdp" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert counted["low_precision"] is True
+    assert counted["precision"] == "bfloat16"
     assert counted["config"].data.sequence_length == 64
 
 
@@ -51,7 +51,7 @@ def test_one_layout_as_json(counted: dict[str, Any], capsys: pytest.CaptureFixtu
     (plan,) = content["plans"]
     assert plan["layout"] == {"dp": 4, "tp": 2, "sequence": False, "shard": "fsdp", "checkpointing": "budget:0.3"}
     assert plan["memory"]["total"] == sum(size for part, size in plan["memory"].items() if part != "total")
-    assert counted["low_precision"] is False
+    assert counted["precision"] == "float32"
     assert "budget:0.3" in counted["checkpointing"]
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fuselayers.cli.plan.layout import Layout
-from fuselayers.cli.plan.memory import Memory, Sizes, largest_batch, memory_of, parameters_of_a_rank
-from tests.cli.plan.conftest import COUNTED, SIZES
+from fuselayers.cli.plan.memory import Memory, largest_batch, memory_of, parameters_of_a_rank
+from fuselayers.cli.plan.model import Sizes
+from tests.cli.plan.conftest import TOY
 
 
 def _model() -> nn.Module:
@@ -43,16 +45,15 @@ def test_weights_gradients_and_optimizer_are_what_pytorch_allocates() -> None:
     optimizer.step()
     moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     gradients = [one.grad for one in model.parameters() if one.grad is not None]
-    memory = memory_of(
-        Sizes((), shapes, 1, 0.0), COUNTED, Layout(dp=1), batch=0, low_precision=False, stream_only=False
-    )
+    float32 = replace(TOY, sizes=Sizes((), shapes, 1, 0.0), precision="float32")
+    memory = memory_of(float32, Layout(dp=1), batch=0)
     assert memory.weights == sum(one.nbytes for one in model.parameters())
     assert memory.gradients == sum(one.nbytes for one in gradients)
     assert memory.optimizer == sum(one.nbytes for one in moments)
 
 
-def _memory(layout: Layout, *, stream_only: bool = False) -> Memory:
-    return memory_of(SIZES, COUNTED, layout, batch=2, low_precision=True, stream_only=stream_only)
+def _memory(layout: Layout) -> Memory:
+    return memory_of(TOY, layout, batch=2)
 
 
 def test_ddp_holds_everything() -> None:
@@ -81,14 +82,14 @@ def test_tensor_parallelism_divides_the_inside_and_sequence_parallelism_the_rest
 
 
 def test_recomputed_blocks_save_their_inputs_and_one_block_at_a_time() -> None:
-    memory = _memory(Layout(dp=1, checkpointing="block"), stream_only=True)
+    memory = _memory(Layout(dp=1, checkpointing="block"))
     assert memory.saved == 2 * (100 + 4 * 40)
     assert memory.working == 64 + 2 * 300
 
 
 def test_the_largest_batch_is_the_last_that_fits() -> None:
     def memory_for(batch: float) -> Memory:
-        return memory_of(SIZES, COUNTED, Layout(dp=1), batch=batch, low_precision=True, stream_only=False)
+        return memory_of(TOY, Layout(dp=1), batch=batch)
 
     limit = memory_for(7).total
     assert largest_batch(memory_for, limit) == 7

@@ -20,7 +20,7 @@ TORCHTITANS = replace(GPUS["h100"], memory=96e9, bandwidth=2.4e12)
 
 @pytest.mark.slow
 def test_llama_8b_of_torchtitan() -> None:
-    model = planned_model(compose("llama3_8b", ["model.loss=plain"]), checkpointing=["selective"], low_precision=True)
+    model = planned_model(compose("llama3_8b", ["model.loss=plain"]), checkpointing=["selective"], precision="bfloat16")
     assert model.sizes.parameters == 8_030_261_248
     assert model.model_flops / model.tokens == pytest.approx(57.9e9, rel=0.01)  # 5,762 tokens/s are 33 % of the peak
     fsdp = Layout(shard="fsdp", checkpointing="selective")
@@ -54,7 +54,7 @@ def _mpt(tokens: int) -> list[str]:
     ],
 )
 def test_mpt_7b(gpu: str, tokens: int, batch: int, checkpointing: str, gpus: int, published: int) -> None:
-    model = planned_model(compose("gpt2_small", _mpt(tokens)), checkpointing=[], low_precision=True)
+    model = planned_model(compose("gpt2_small", _mpt(tokens)), checkpointing=[], precision="bfloat16")
     layout = Layout(shard="fsdp", checkpointing=checkpointing)
     plan = plan_of(model, GPUS[gpu], layout, gpus=gpus, batch=batch)
     assert plan.tokens_per_second == pytest.approx(published, rel=0.12)

@@ -5,14 +5,14 @@ from fuselayers.cli.plan.layout import Layout
 from fuselayers.cli.plan.memory import Memory
 from fuselayers.cli.plan.step_time import StepTime, step_time
 from fuselayers.cli.plan.work import Rates
-from tests.cli.plan.conftest import COUNTED
+from tests.cli.plan.conftest import TOY
 
 RATES = Rates(matmul=1e3, attention=1e3, bandwidth=60.0, exponentials=1.0, draws=1.0, kernel_seconds=0.0)
 NOTHING = Memory(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def _time(layout: Layout, communication: Communication, *, stream_only: bool = False) -> StepTime:
-    return step_time(COUNTED, layout, communication, NOTHING, RATES, batch=1, num_layers=4, stream_only=stream_only)
+def _time(layout: Layout, communication: Communication) -> StepTime:
+    return step_time(TOY, layout, communication, NOTHING, RATES, batch=1)
 
 
 def _gather(seconds: float) -> tuple[Sent, ...]:
@@ -24,7 +24,7 @@ def test_computing_is_layers_and_the_rest() -> None:
     # A layer: 4 + 1 + 1 seconds forward, 8 + 2.5 + 2 backward.
     assert (time.forward, time.backward) == (4 * 6.0 + 1, 4 * 12.5 + 2)
     assert time.exposed == time.hidden == 0
-    assert _time(Layout(dp=1), Communication(), stream_only=True).backward == 4 * (12.5 + 6) + 2
+    assert _time(Layout(dp=1, checkpointing="block"), Communication()).backward == 4 * (12.5 + 6) + 2
 
 
 def test_collectives_hide_behind_layers_and_what_is_left_counts() -> None:

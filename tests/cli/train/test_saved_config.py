@@ -54,7 +54,14 @@ def _check_same_model(saved: Path, model: torch.nn.Module) -> None:
     assert torch.equal(_forward(again), _forward(model))
 
 
-@pytest.mark.parametrize("model", ["gpt_nano", "llama_tiny", "gemma2_tiny", "mixtral_tiny", "phi_tiny"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gpt_nano",
+        "mixtral_tiny",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("llama_tiny", "gemma2_tiny", "phi_tiny")),
+    ],
+)
 def test_a_runs_config_builds_the_model_of_its_checkpoint(model: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a line of text\n" * 300)

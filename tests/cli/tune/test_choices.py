@@ -38,7 +38,9 @@ def test_a_model_is_tuned_in_both_uses_and_the_times_are_stored() -> None:
     assert machine == {name: seconds for one in tuned for name, seconds in one.graphs.items()}
 
 
-@pytest.mark.parametrize("best", ["inductor", "eager", "plain"])
+@pytest.mark.parametrize(
+    "best", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("inductor", "plain")), "eager"]
+)
 def test_the_pinned_choice_serves_the_same_graphs(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
     eager_for_inductor(monkeypatch)
     seconds = {"inductor": 2.0, "eager": 2.0, "plain": 2.0, best: 1.0}
@@ -55,6 +57,7 @@ def test_the_pinned_choice_serves_the_same_graphs(best: str, monkeypatch: pytest
     assert (graph.identity, graph.served_by, graph.reason) == (identity_of(name), best, "pinned")
 
 
+@pytest.mark.slow
 def test_times_of_an_earlier_run_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     eager_for_inductor(monkeypatch)
     for best in ("eager", "plain"):

@@ -1,29 +1,30 @@
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from fuselayers.components.swap import swap, unswap
-from fuselayers.partition import saved_bytes
+from fuselayers.components.swap import fallbacks, swap, unswap
+from fuselayers.partition import FallbackWarning, saved_bytes
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
+
+transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("name", "backend"),
     [
-        ("llama", 0.6),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("gpt2", 0.36), ("bert", 0.55), ("vit", 0.66))),
+        ("vit", "eager"),
+        *(pytest.param(name, "auto", marks=pytest.mark.slow) for name in ("llama", "gpt2", "bert")),
     ],
 )
-def test_blocks_share_a_graph_and_save_less(name: str, most: float) -> None:
-    model, batch = FAMILIES[name][0]().train(), batch_for(name)
-    before = saved_bytes(model, **batch)
-    model.eval()
+def test_blocks_share_a_graph(name: str, backend: str) -> None:
+    model, batch = FAMILIES[name][0]().eval(), batch_for(name)
     expected = loss_of(model, batch)
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
-    report = swap(model, level="blocks", batch=batch)
+    report = swap(model, level="blocks", backend=backend, batch=batch)
     blocks = [site for site in report.sites if site.rules == ("block",)]
     assert len(blocks) == 2
     assert report.skipped == ()
@@ -32,15 +33,72 @@ def test_blocks_share_a_graph_and_save_less(name: str, most: float) -> None:
     got = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     for one, wanted in zip(got, gradients, strict=True):
         torch.testing.assert_close(one, wanted, atol=1e-6, rtol=1e-3)
-    assert saved_bytes(model.train(), **batch) <= most * before
     if name != "vit":
         counters.clear()
-        loss_of(model, batch_for(name, tokens=7)).backward()
-        assert counters["stats"]["unique_graphs"] == 0, "another length is compiled again"
+        loss_of(model.train(), batch_for(name, tokens=7)).backward()
+        loss_of(model, batch_for(name, tokens=9)).backward()
+        # Training is a mode of its own, one graph for both blocks and all lengths.
+        assert counters["stats"]["unique_graphs"] <= 1, "another length is compiled again"
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert [type(one) for one in other.modules()] == [type(one) for one in model.modules()]
     unswap(model)
     torch.testing.assert_close(loss_of(model.eval(), batch), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "tokens", "most"), [("gpt2", 12, 0.35), ("bert", 12, 0.55), ("llama", 32, 0.55), ("vit", 12, 0.65)]
+)
+def test_fewer_bytes_are_saved(name: str, tokens: int, most: float) -> None:
+    # With 24 tokens of 32 values Llama saves 0.58: the gradient of its logits, for 99 words, is as large as its states.
+    model, batch = FAMILIES[name][0]().train(), batch_for(name, tokens)
+    before = saved_bytes(model, **batch)
+    swap(model, level="blocks", verify=False)
+    assert saved_bytes(model, **batch) <= most * before
+
+
+def _decoder(layers: int = 4) -> Any:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=99))
+
+
+def test_a_model_that_fills_a_cache_in_training_has_one_graph_too() -> None:
+    plain, model = _decoder().train(), _decoder().train()
+    swap(model, level="blocks", backend="eager", verify=False)
+    counters.clear()
+    for tokens in (12, 7):
+        batch = batch_for("llama", tokens)
+        results = [one(**batch) for one in (plain, model)]
+        torch.testing.assert_close(results[1].loss, results[0].loss)
+        for entry, wanted in zip(results[1].past_key_values.layers, results[0].past_key_values.layers, strict=True):
+            torch.testing.assert_close(entry.keys, wanted.keys)
+            torch.testing.assert_close(entry.values, wanted.values)
+    gradients = [
+        torch.autograd.grad(one.loss, [*kind.parameters()]) for one, kind in zip(results, (plain, model), strict=True)
+    ]
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert fallbacks(model) == ()
+    # A filled cache is continued by the block's own forward.
+    token = {"input_ids": torch.tensor([[5], [6]])}
+    with pytest.warns(
+        FallbackWarning, match="its past_key_values is not an empty DynamicCache; call the model with us"
+    ):
+        again = model(**token, past_key_values=results[1].past_key_values).logits
+    torch.testing.assert_close(again, plain(**token, past_key_values=results[0].past_key_values).logits)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert [one.kind for one in fallbacks(model)] == ["LlamaDecoderLayer"] * 4
+
+
+def test_a_fixed_cache_is_filled_by_the_blocks_own_forward() -> None:
+    plain, model = _decoder(2).train(), _decoder(2).train()
+    swap(model, level="blocks", backend="eager", verify=False)
+    batch = batch_for("llama")
+    caches = [transformers.StaticCache(config=plain.config, max_cache_len=16) for _ in range(2)]
+    wanted = plain(**batch, past_key_values=caches[0]).loss
+    with pytest.warns(FallbackWarning, match="is not an empty DynamicCache"):
+        torch.testing.assert_close(model(**batch, past_key_values=caches[1]).loss, wanted)
 
 
 def test_generate_runs_the_blocks_own_forward() -> None:

@@ -50,10 +50,7 @@ def curve(model: nn.Module, folder: Path, **options: Any) -> torch.Tensor:
     [
         pytest.param(
             *(name, level, option),
-            marks=()
-            if (name, level, option)
-            in {("gpt2", "layers", "checkpointing"), ("gpt2", "layers", "bf16"), ("bert", "blocks", "checkpointing")}
-            else pytest.mark.slow,
+            marks=() if (name, level, option) == ("gpt2", "layers", "checkpointing") else pytest.mark.slow,
         )
         for name in ("gpt2", "bert")
         for level in LEVELS
@@ -72,6 +69,7 @@ def test_it_trains_as_the_plain_model(name: str, level: str, option: str, tmp_pa
     assert bytes_of(swapped) == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_the_plain_model(tmp_path: Path) -> None:
     plain, swapped = pair("gpt2", "layers")
     options = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}

@@ -97,30 +97,24 @@ class Published:
 
 
 BIASES = {"attention_bias": True, "feedforward_bias": True}
+DENSE = {"norm": "LayerNorm", "eps": 1e-5, "residual": "PreResidual", "head_dim": 64, "scale": 0.125, **BIASES}
 # config.json of openai-community/gpt2*. Its attn_pdrop of 0.1 is left out, as the file says.
 GPT2 = {
+    **DENSE,
     "entries": 50257,
     "context_length": 1024,
-    "head_dim": 64,
-    "scale": 0.125,
     "activation": "gelu_tanh",
-    "norm": "LayerNorm",
-    "eps": 1e-5,
-    "residual": "PreResidual",
     "position": ("LearnedPosition",),
     "tied": True,
     "dropout": 0.1,
     "embedding_dropout": 0.1,
-    **BIASES,
 }
 # google-bert/bert-*-uncased.
 BERT = {
+    **DENSE,
     "entries": 30522,
     "context_length": 512,
-    "head_dim": 64,
-    "scale": 0.125,
     "activation": "gelu",
-    "norm": "LayerNorm",
     "eps": 1e-12,
     "residual": "PostResidual",
     "position": ("LearnedPosition",),
@@ -128,22 +122,17 @@ BERT = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
     "segments": 2,
-    **BIASES,
 }
 # google/vit-*-patch16-224. The context is the 14 x 14 patches and the class token.
 VIT = {
+    **DENSE,
     "entries": 1000,
     "context_length": 197,
-    "head_dim": 64,
-    "scale": 0.125,
     "activation": "gelu",
-    "norm": "LayerNorm",
     "eps": 1e-12,
-    "residual": "PreResidual",
     "position": ("LearnedPosition",),
     "tied": False,
     "image": (224, 16),
-    **BIASES,
 }
 # google-t5/t5-*. Its dropout on the probabilities is left out, as the file says.
 OF_T5 = {
@@ -189,29 +178,22 @@ GEMMA2 = {
 }
 # facebook/opt-*.
 OPT = {
+    **DENSE,
     "entries": 50272,
     "context_length": 2048,
-    "head_dim": 64,
-    "scale": 0.125,
     "activation": "relu",
-    "norm": "LayerNorm",
-    "eps": 1e-5,
-    "residual": "PreResidual",
     "position": ("LearnedPosition",),
     "tied": True,
     "dropout": 0.1,
-    **BIASES,
 }
 # EleutherAI/gpt-neox-20b and pythia-*.
 NEOX = {
+    **DENSE,
     "context_length": 2048,
-    "norm": "LayerNorm",
-    "eps": 1e-5,
     "residual": "ParallelResidual",
     "norms": 2,
     "position": ("RotaryPosition", 10000.0, 0.25),
     "tied": False,
-    **BIASES,
 }
 # Qwen/Qwen2.5-*.
 QWEN2 = {**GATED, "eps": 1e-6, "position": ("RotaryPosition", 1000000.0), "qkv_bias": True}
@@ -224,94 +206,81 @@ QWEN3 = {
     "position": ("RotaryPosition", 1000000.0),
     "qk_norm": True,
 }
+# mistralai/M*-v0.1.
+MISTRAL = {
+    **GATED,
+    "entries": 32000,
+    "context_length": 32768,
+    "hidden_dim": 4096,
+    "num_layers": 32,
+    "num_heads": 32,
+    "width": 14336,
+    "eps": 1e-5,
+    "tied": False,
+}
+
+
+def sizes(hidden_dim: int, num_layers: int, num_heads: int) -> dict[str, Any]:
+    """Those of a model with as many key-value heads as heads, and a feedforward of four times its width."""
+    return {
+        "hidden_dim": hidden_dim,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "width": 4 * hidden_dim,
+    }
+
 
 PUBLISHED = {
-    "gpt2_small": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **GPT2),
-    "gpt2_medium": Published(hidden_dim=1024, num_layers=24, num_heads=16, num_kv_heads=16, width=4096, **GPT2),
-    "gpt2_large": Published(hidden_dim=1280, num_layers=36, num_heads=20, num_kv_heads=20, width=5120, **GPT2),
-    "gpt2_xl": Published(hidden_dim=1600, num_layers=48, num_heads=25, num_kv_heads=25, width=6400, **GPT2),
-    "bert_base": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **BERT),
-    "bert_large": Published(hidden_dim=1024, num_layers=24, num_heads=16, num_kv_heads=16, width=4096, **BERT),
-    "vit_b16": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **VIT),
-    "vit_l16": Published(hidden_dim=1024, num_layers=24, num_heads=16, num_kv_heads=16, width=4096, **VIT),
-    "t5_small": Published(
-        hidden_dim=512, num_layers=6, num_heads=8, num_kv_heads=8, width=2048, logit_scale=512**-0.5, **OF_T5
+    "gpt2_small": Published(**GPT2, **sizes(768, 12, 12)),
+    "gpt2_medium": Published(**GPT2, **sizes(1024, 24, 16)),
+    "gpt2_large": Published(**GPT2, **sizes(1280, 36, 20)),
+    "gpt2_xl": Published(**GPT2, **sizes(1600, 48, 25)),
+    "bert_base": Published(**BERT, **sizes(768, 12, 12)),
+    "bert_large": Published(**BERT, **sizes(1024, 24, 16)),
+    "vit_b16": Published(**VIT, **sizes(768, 12, 12)),
+    "vit_l16": Published(**VIT, **sizes(1024, 24, 16)),
+    "t5_small": Published(**OF_T5, **sizes(512, 6, 8), logit_scale=512**-0.5),
+    "t5_base": Published(**OF_T5, **sizes(768, 12, 12), logit_scale=768**-0.5),
+    "opt_125m": Published(**OPT, **sizes(768, 12, 12)),
+    "opt_1_3b": Published(**OPT, **sizes(2048, 24, 32)),
+    "pythia_160m": Published(**NEOX, **sizes(768, 12, 12), entries=50304, activation="gelu"),
+    "gpt_neox_20b": Published(
+        **{**NEOX, "head_dim": 96, "scale": 1 / math.sqrt(96)},
+        **sizes(6144, 44, 64),
+        entries=50432,
+        activation="gelu_tanh",
     ),
-    "t5_base": Published(
-        hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, logit_scale=768**-0.5, **OF_T5
+    # microsoft/phi-2.
+    "phi_2": Published(
+        **{
+            **NEOX,
+            "head_dim": 80,
+            "scale": 1 / math.sqrt(80),
+            "norms": 1,
+            "position": ("RotaryPosition", 10000.0, 0.4),
+        },
+        **sizes(2560, 32, 32),
+        entries=51200,
+        activation="gelu_tanh",
+        head_bias=True,
+        dropout=0.1,
+    ),
+    # bigscience/bloom-560m.
+    "bloom_560m": Published(
+        **DENSE,
+        **sizes(1024, 24, 16),
+        entries=250880,
+        context_length=2048,
+        activation="gelu_tanh",
+        position=("ALiBiPosition",),
+        tied=True,
+        embedding_norm=True,
     ),
     "gemma2_2b": Published(**{**GEMMA2, "num_kv_heads": 4}, hidden_dim=2304, num_layers=26, num_heads=8, width=9216),
     "gemma2_9b": Published(**GEMMA2, hidden_dim=3584, num_layers=42, num_heads=16, width=14336),
     "qwen3_0_6b": Published(hidden_dim=1024, num_layers=28, num_heads=16, width=3072, tied=True, **QWEN3),
     "qwen3_8b": Published(hidden_dim=4096, num_layers=36, num_heads=32, width=12288, tied=False, **QWEN3),
-    "opt_125m": Published(hidden_dim=768, num_layers=12, num_heads=12, num_kv_heads=12, width=3072, **OPT),
-    "opt_1_3b": Published(hidden_dim=2048, num_layers=24, num_heads=32, num_kv_heads=32, width=8192, **OPT),
-    "pythia_160m": Published(
-        entries=50304,
-        hidden_dim=768,
-        num_layers=12,
-        num_heads=12,
-        num_kv_heads=12,
-        head_dim=64,
-        scale=0.125,
-        width=3072,
-        activation="gelu",
-        **NEOX,
-    ),
-    "gpt_neox_20b": Published(
-        entries=50432,
-        hidden_dim=6144,
-        num_layers=44,
-        num_heads=64,
-        num_kv_heads=64,
-        head_dim=96,
-        scale=1 / math.sqrt(96),
-        width=24576,
-        activation="gelu_tanh",
-        **NEOX,
-    ),
-    # microsoft/phi-2.
-    "phi_2": Published(
-        entries=51200,
-        hidden_dim=2560,
-        num_layers=32,
-        context_length=2048,
-        num_heads=32,
-        num_kv_heads=32,
-        head_dim=80,
-        scale=1 / math.sqrt(80),
-        width=10240,
-        activation="gelu_tanh",
-        norm="LayerNorm",
-        eps=1e-5,
-        residual="ParallelResidual",
-        norms=1,
-        position=("RotaryPosition", 10000.0, 0.4),
-        tied=False,
-        head_bias=True,
-        dropout=0.1,
-        **BIASES,
-    ),
-    # bigscience/bloom-560m.
-    "bloom_560m": Published(
-        entries=250880,
-        hidden_dim=1024,
-        num_layers=24,
-        context_length=2048,
-        num_heads=16,
-        num_kv_heads=16,
-        head_dim=64,
-        scale=0.125,
-        width=4096,
-        activation="gelu_tanh",
-        norm="LayerNorm",
-        eps=1e-5,
-        residual="PreResidual",
-        position=("ALiBiPosition",),
-        tied=True,
-        embedding_norm=True,
-        **BIASES,
-    ),
     "qwen2_5_0_5b": Published(
         **{**QWEN2, "num_kv_heads": 2, "head_dim": 64, "scale": 0.125},
         entries=151936,
@@ -358,34 +327,8 @@ PUBLISHED = {
         position=("RotaryPosition", 500000.0, "llama3", 32.0, 8192, 1.0, 4.0),
         tied=True,
     ),
-    # mistralai/Mistral-7B-v0.1.
-    "mistral_7b": Published(
-        entries=32000,
-        hidden_dim=4096,
-        num_layers=32,
-        context_length=32768,
-        num_heads=32,
-        width=14336,
-        eps=1e-5,
-        position=("RotaryPosition", 10000.0),
-        tied=False,
-        windows=(4096,),
-        **GATED,
-    ),
-    # mistralai/Mixtral-8x7B-v0.1.
-    "mixtral_8x7b": Published(
-        entries=32000,
-        hidden_dim=4096,
-        num_layers=32,
-        context_length=32768,
-        num_heads=32,
-        width=14336,
-        eps=1e-5,
-        position=("RotaryPosition", 1000000.0),
-        tied=False,
-        experts=(8, 2, 0.02 / 32),
-        **GATED,
-    ),
+    "mistral_7b": Published(**MISTRAL, position=("RotaryPosition", 10000.0), windows=(4096,)),
+    "mixtral_8x7b": Published(**MISTRAL, position=("RotaryPosition", 1000000.0), experts=(8, 2, 0.02 / 32)),
 }
 # Sizes of our own: nothing is published to compare them with.
 OWN = {"gpt_nano", "llama_tiny", "hierarchical_vision"}

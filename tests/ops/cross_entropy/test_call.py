@@ -11,7 +11,6 @@ from fuselayers.ops import cross_entropy
 from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse, saved_bytes
-from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from fuselayers.testing.meter import Launch
 from tests.ops.contract import (
@@ -19,28 +18,20 @@ from tests.ops.contract import (
     DTYPES,
     SHAPES,
     assert_as_good_as,
+    both_backends,
     check_dynamic,
     check_fused,
     check_layouts,
     check_mixed_dtypes,
     check_poisoned,
     check_single_gradients,
+    every_backend,
+    on_inductor,
+    on_kernels,
+    on_triton,
     tensors,
 )
 
-on_kernels = pytest.mark.kernels
-both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
-compiled = pytest.param(
-    "inductor",
-    marks=[
-        # Each shape is compiled, forward and backward; test_compiled has the daily tests.
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-        ),
-    ],
-)
-every_backend = pytest.mark.parametrize("backend", ["eager", compiled, pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
 
@@ -249,7 +240,7 @@ def test_autocast_leaves_float64() -> None:
         assert op(torch.zeros(2, 5, device=DEVICE, dtype=torch.float64)).dtype == torch.float64
 
 
-@pytest.mark.parametrize("backend", [compiled, pytest.param("triton", marks=on_kernels)])
+@pytest.mark.parametrize("backend", [on_inductor, on_triton])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @reductions
 def test_kernels_save_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype, backend: str) -> None:

@@ -12,16 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from fuselayers import ops
 from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.implementations.compiled import _Compiled, compiled, why_not_compiled
-from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import BackendUnavailableError, FallbackWarning, saved_bytes
-from fuselayers.partition.compilers import why_inductor_is_unavailable
 from tests.ops.cases import CASES
-from tests.ops.contract import assert_as_good_as, check_layouts, check_single_gradients, tensors
-
-pytestmark = pytest.mark.skipif(
-    INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
+from tests.ops.contract import (
+    assert_as_good_as,
+    check_layouts,
+    check_single_gradients,
+    tensors,
+    where_inductor_compiles,
 )
+
+pytestmark = where_inductor_compiles
 FEW = (
     "dropout",
     "bias_activation_dropout, gelu",

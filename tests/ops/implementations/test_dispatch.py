@@ -15,13 +15,8 @@ from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_ke
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.cases import CASES, Case, all_cases
-from tests.ops.contract import (
-    DEVICE,
-    seed_of,
-    tensors,
-)
+from tests.ops.contract import DEVICE, on_kernels, seed_of, tensors
 
-on_kernels = pytest.mark.kernels
 FAR_APART = (
     "dropout",
     "bias_activation_dropout, gelu",

@@ -18,9 +18,7 @@ from tests.ops.cross_entropy.test_call import target_of
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
 R, D, V = 96, 8, 300
 CHUNK = 8 * V
-on_kernels = pytest.mark.kernels
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
-both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=on_kernels)])
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 

@@ -16,17 +16,13 @@ from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.linear_cross_entropy import chunks
 from fuselayers.ops.linear_cross_entropy.chunks import chunk_rows
-from tests.ops.contract import (
-    DTYPES,
-    assert_as_good_as,
-)
+from tests.ops.contract import DTYPES, assert_as_good_as, both_backends
 from tests.ops.linear_cross_entropy.inputs import (
     CHUNK,
     FULL,
     D,
     R,
     V,
-    both_backends,
     gradients,
     inputs_of,
     leaves_of,

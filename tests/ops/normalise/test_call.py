@@ -1,13 +1,20 @@
+import inspect
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fuselayers import ops
 from fuselayers.ops.normalise import norm_reference, normalise
-from tests.ops.contract import tensors
+from tests.ops.contract import both_backends, tensors
 
-BACKENDS = ["eager", pytest.param("triton", marks=pytest.mark.kernels)]
+NORMS = (
+    *(ops.layer_norm, ops.residual_layer_norm, ops.bias_dropout_residual_layer_norm),
+    *(ops.rms_norm, ops.residual_rms_norm, ops.bias_dropout_residual_rms_norm),
+)
 
 
 def inputs_of(**dtypes: torch.dtype) -> dict[str, Tensor]:
@@ -22,7 +29,7 @@ def reference(x: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, bi
     return norm_reference(s, weight, norm_bias, eps=1e-2, rms=False), s
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@both_backends
 @pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
 def test_gradients_of_either_output_alone(outputs: tuple[int, ...], backend: str) -> None:
     def gradients(fn: Any, **options: Any) -> tuple[Tensor | None, ...]:
@@ -38,7 +45,7 @@ def test_gradients_of_either_output_alone(outputs: tuple[int, ...], backend: str
         torch.testing.assert_close(one, other.to(one), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@both_backends
 def test_every_gradient_has_the_dtype_of_its_input(backend: str) -> None:
     half = torch.bfloat16
     inputs = inputs_of(x=half, weight=half, bias=half)
@@ -48,7 +55,7 @@ def test_every_gradient_has_the_dtype_of_its_input(backend: str) -> None:
     assert [one.dtype for one in found] == [one.dtype for one in inputs.values()]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@both_backends
 def test_without_anything_before_the_norm_the_second_output_is_the_input(backend: str) -> None:
     x, weight = tensors((4, 9), (9,))
     assert normalise(x, weight=weight, eps=1e-2, rms=True, backend=backend)[1] is x
@@ -60,3 +67,38 @@ def test_without_autograd() -> None:
     y, _ = normalise(x, weight=weight, eps=1e-2, rms=True, backend="triton")
     assert not y.requires_grad
     torch.testing.assert_close(y, norm_reference(x, weight, None, eps=1e-2, rms=True))
+
+
+@pytest.mark.parametrize("op", NORMS)
+def test_errors_of_every_norm(op: Callable[..., Any]) -> None:
+    x, weight, taken = torch.ones(3, 5), torch.ones(5), inspect.signature(op).parameters
+    joins = "residual" in taken
+
+    def call(x: Tensor, weight: Tensor | None, **options: Any) -> Any:
+        return op(x, *([x] if joins else []), weight=weight, **options)
+
+    with pytest.raises(ValueError, match=r"^weight must be \[5\] to fit x \[3, 5\], got \[2\]$"):
+        call(x, torch.ones(2))
+    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
+        call(x[0, 0], x[0, 0])
+    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
+        call(x, None)
+    for name in {"bias", "norm_bias"} & taken.keys():
+        with pytest.raises(ValueError, match=rf"^{name} must be \[5\] to fit x \[3, 5\], got \[2\]$"):
+            call(x, weight, **{name: torch.ones(2)})
+    for shape in ([1, 5], [3, 4]) if joins else ():
+        with pytest.raises(ValueError, match=rf"^residual must have x's shape \[3, 5\], got {re.escape(str(shape))}$"):
+            op(x, torch.ones(shape), weight=weight)
+
+
+@pytest.mark.parametrize("op", [op for op in NORMS if "style" in inspect.signature(op).parameters])
+def test_errors_of_style_and_probability(op: Callable[..., Any]) -> None:
+    x, weight = torch.ones(3, 5), torch.ones(5)
+    with pytest.raises(
+        ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\? there are: post, pre, prenorm$"
+    ):
+        op(x, x, weight=weight, style="prenrom")
+    with pytest.raises(TypeError, match=r"^norm style must be a name, got a list$"):
+        op(x, x, weight=weight, style=["post"])
+    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 2$"):
+        op(x, x, weight=weight, p=2)

@@ -15,7 +15,6 @@ from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.softmax import log_softmax_reference, softmax_reference
 from fuselayers.ops.softmax.forward import _mask_levels
 from fuselayers.partition import fuse, saved_bytes
-from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing import poisoned_memory
 from tests.ops import truth
 from tests.ops.cases import mask_of
@@ -23,12 +22,13 @@ from tests.ops.contract import (
     DEVICE,
     assert_as_good_as,
     check_fused,
+    on_inductor,
+    on_kernels,
     tensors,
 )
 
 Form = Callable[..., Tensor]
 SCORES = (2, 3, 5, 16)
-on_kernels = pytest.mark.kernels
 
 
 def causal_mask(queries: int, keys: int) -> Tensor:
@@ -91,16 +91,7 @@ def _form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fo
     return partial(softmax, backend={"formula": "eager", "compiled": "inductor"}.get(request.param, "triton"))
 
 
-COMPILED = pytest.param(
-    "compiled",
-    marks=[
-        # Each shape is compiled, forward and backward; test_compiled has what is tested every day.
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-        ),
-    ],
-)
+COMPILED = pytest.param("compiled", marks=on_inductor.marks)
 form = pytest.fixture(params=["formula", COMPILED, *KERNELS], name="form")(_form)
 kernels = pytest.fixture(params=KERNELS, name="kernels")(_form)
 
