@@ -178,8 +178,8 @@ class ParallelConfig:
     )
     reshard: bool = setting("whether fsdp frees a block's gathered weights after forward: less memory, more sending")
     checkpointing: str = setting(
-        "what backward recomputes: none, block (each block), selective (all but the matrix products), or budget:0.5, a "
-        "share of the bytes to keep, chosen by the fusion core"
+        "what backward recomputes: none, block (each block), selective (all but attention and every second "
+        "matrix product), or budget:0.5, a share of the bytes to keep, chosen by the fusion core"
     )
     engine: Literal["torch", "fabric"] = setting("torch alone, or Lightning Fabric (the extra fuselayers[fabric])")
 

@@ -10,8 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of
 
-# The products whose recomputation costs most. Attention counts as one; it is tagged as random.
-_KEPT = frozenset(
+_PRODUCTS = frozenset(
     {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -45,7 +44,8 @@ def fusion_of(config: Config) -> FusionConfig:
 
 
 def checkpoint_blocks(model: nn.Module, way: str) -> None:
-    """Make backward recompute each block of a model: all of it ("block"), or all but the matrix products ("selective").
+    """Make backward recompute each block of a model: all of it ("block"), or all but attention and every second
+    matrix product ("selective").
 
     It changes the forward of each block, below the hooks of FSDP and inside of what is fused later: the fusion core
     obeys the tags of checkpointing.
@@ -66,10 +66,16 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
 
 
 def _selective() -> Any:
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    """The contexts of one call of a block: attention and every second matrix product are kept, as in torchtitan."""
+    counts = {False: 0, True: 0}  # of products, in forward and in its repetition
 
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        # All random results or none: a replay that skips one draw gives the next ones other numbers. Attention is
+        # tagged as random too.
+        kept = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+        if op in _PRODUCTS:
+            counts[context.is_recompute] += 1
+            kept = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    # All random results or none: a replay that skips one draw gives the next ones other numbers.
-    random = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT or random else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.cli.train.engine.checkpointing import checkpoint_blocks, fusion_of
 from fuselayers.configs import build, compose
@@ -43,6 +44,18 @@ def test_less_is_saved_and_the_masks_are_the_same(way: str, share: float, fused:
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
     kept, before = (saved_bytes(one, *_tokens(), parameters=list(one.parameters())) for one in (model, plain))
     assert kept < share * before if not fused else kept < before
+
+
+def test_selective_repeats_about_half_of_the_products_that_block_does() -> None:
+    flops = {}
+    for way in ("none", "selective", "block"):
+        model = _model()
+        if way != "none":
+            checkpoint_blocks(model, way)
+        with FlopCounterMode(display=False) as counter:
+            model(*_tokens()).backward()
+        flops[way] = counter.get_total_flops()
+    assert 0.2 < (flops["selective"] - flops["none"]) / (flops["block"] - flops["none"]) < 0.7
 
 
 def test_a_reversible_block_is_refused() -> None:
