@@ -29,13 +29,28 @@ def written_text(folder: Path) -> Path:
     return path
 
 
-def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The end of a program that torchrun started, in a folder."""
+def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
+    """Start a program by torchrun, in a folder."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, *launcher, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def ended(program: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+    """Wait for the end of a program that torchrun started."""
+    try:
+        printed, errors = program.communicate(timeout=280)
+    finally:
+        program.terminate()  # torchrun ends its processes then
+    return subprocess.CompletedProcess(program.args, program.returncode, printed, errors)
+
+
+def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The end of a program that torchrun started, in a folder."""
+    return ended(start(processes, *arguments, folder=folder))
 
 
 def run_all(
