@@ -1,7 +1,8 @@
 """Several trainings by the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
 
-FOLDER/runs.json maps a name to overrides, and to the rank and the step that get a SIGTERM, if any. FOLDER/name.json
-then holds the exit code, what the run printed, and the text of a refusal, which is the same on every process.
+FOLDER/runs.json maps a name to overrides, and to what happens to a rank before a step, if anything: see `_happens`.
+FOLDER/name.json then holds the exit code, what the run printed, and the text of a refusal, which is the same on every
+process.
 """
 
 import io
@@ -12,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from torch.distributed.tensor import DTensor
 
 from fuselayers.cli.train import train
 from fuselayers.cli.train.engine import Processes, joined_processes
@@ -22,22 +25,38 @@ from fuselayers.partition import warm_up
 _step = Trainer.step
 
 
-def _stopped_at(rank: int, at: int) -> Any:
+def _happens(rank: int, at: int, what: str, layer: str = "") -> Any:
+    """A rank gets a SIGTERM ("signal"), or what it has of a layer goes wrong ("output", "weight", "gradient")."""
+
     def step(trainer: Trainer, number: int) -> Update:
         if trainer.engine.processes.rank == rank and number == at:
-            signal.raise_signal(signal.SIGTERM)
+            if what == "signal":
+                signal.raise_signal(signal.SIGTERM)
+            elif what == "output":
+                module = trainer.engine.module.get_submodule(layer)
+                module.register_forward_hook(lambda module, args, output: output * math.nan)
+            elif what == "gradient":
+                module = trainer.engine.module.get_submodule(layer)
+                # The square of the gradient is above float32's 3.4e38.
+                module.register_full_backward_hook(lambda module, before, after: (before[0] * 1e23,))
+            else:
+                weight = trainer.engine.module.get_submodule(layer).weight
+                local = weight.to_local() if isinstance(weight, DTensor) else weight
+                with torch.no_grad():
+                    local.fill_(math.nan)
         return _step(trainer, number)
 
     return step
 
 
-def _run(name: str, overrides: list[str], stop: list[int] | None, folder: Path, group: Processes) -> None:
+def _run(name: str, overrides: list[str], event: list[Any] | None, folder: Path, group: Processes) -> None:
     output, refused, code = io.StringIO(), "", None
-    Trainer.step = _step if stop is None else _stopped_at(*stop)  # type: ignore[method-assign]
+    Trainer.step = _step if event is None else _happens(*event)  # type: ignore[method-assign]
     try:
         code = train(overrides, console=Console(file=output, width=200), processes=group)
     except ValueError as error:
         refused = str(error)
+    assert group.from_main(refused) == refused, refused
     code_of_all = group.largest(-1 if code is None else code)
     if group.is_main:
         result = {"code": code_of_all, "output": output.getvalue(), "refused": refused}
@@ -47,5 +66,5 @@ def _run(name: str, overrides: list[str], stop: list[int] | None, folder: Path, 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     with warm_up(math.inf), joined_processes() as group:
-        for name, (overrides, stop) in json.loads((root / "runs.json").read_text()).items():
-            _run(name, overrides, stop, root, group)
+        for name, (overrides, event) in json.loads((root / "runs.json").read_text()).items():
+            _run(name, overrides, event, root, group)

@@ -71,7 +71,7 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
     # Stopped by a signal to rank 1, then continued in another layout.
     given["stopped"] = [*overrides(text), "parallel=fsdp", f"train.output={root / 'stopped'}"]
     given["continued"] = [f"train.resume={root / 'stopped'}", "parallel=ddp"]
-    return run_all(2, given, stops={"stopped": (1, 3)}, folder=root)
+    return run_all(2, given, events={"stopped": (1, 3, "signal")}, folder=root)
 
 
 @pytest.mark.parametrize(

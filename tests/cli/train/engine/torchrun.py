@@ -57,7 +57,7 @@ def run_all(
     processes: int,
     runs: Mapping[str, Sequence[str]],
     *,
-    stops: Mapping[str, tuple[int, int]] | None = None,
+    events: Mapping[str, Sequence[Any]] | None = None,
     folder: Path,
 ) -> dict[str, dict[str, Any]]:
     """What became of trainings by the same processes, by name; see runs.py.
@@ -65,10 +65,10 @@ def run_all(
     Args:
         processes: how many.
         runs: the overrides of each; its files are in folder / name, unless it continues another run.
-        stops: the rank and the step that get a SIGTERM.
+        events: what happens to a rank before a step, see runs.py: (rank, step, what) or (rank, step, what, layer).
         folder: of all runs.
     """
-    given = {name: (list(overrides), (stops or {}).get(name)) for name, overrides in runs.items()}
+    given = {name: (list(overrides), (events or {}).get(name)) for name, overrides in runs.items()}
     (folder / "runs.json").write_text(json.dumps(given))
     ended = torchrun(processes, str(_RUNS), str(folder), folder=folder)
     assert ended.returncode == 0, ended.stderr
