@@ -1,8 +1,8 @@
 """Several trainings by the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
 
-FOLDER/runs.json maps a name to overrides, and to what happens to a rank before a step, if anything: see `_happens`.
-FOLDER/name.json then holds the exit code, what the run printed, and the text of a refusal, which is the same on every
-process.
+FOLDER/runs.json maps a name to overrides, in which {rank} is the process's own, and to what happens to a rank before a
+step, if anything: see `_happens`. FOLDER/name.json then holds the exit code, what the run printed, and the text of a
+refusal, which is the same on every process.
 """
 
 import io
@@ -52,6 +52,8 @@ def _happens(rank: int, at: int, what: str, layer: str = "") -> Any:
 def _run(name: str, overrides: list[str], event: list[Any] | None, folder: Path, group: Processes) -> None:
     output, refused, code = io.StringIO(), "", None
     Trainer.step = _step if event is None else _happens(*event)  # type: ignore[method-assign]
+    # What each machine has under one name may differ.
+    overrides = [text.replace("{rank}", str(group.rank)) for text in overrides]
     try:
         code = train(overrides, console=Console(file=output, width=200), processes=group)
     except ValueError as error:
