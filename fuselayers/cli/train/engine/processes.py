@@ -12,6 +12,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 
+from ...text import is_launched
+
 Value = TypeVar("Value")
 
 _FAILED: Final = "fuselayers/failed"
@@ -151,8 +153,8 @@ class _Launched(Processes):
             raise SystemExit(_BAD_INPUT) from error
         if _is_a_lost_process(error):
             raise ConnectionError(
-                f"rank {self.rank} lost another process of this run, which was killed or whose machine is not reached "
-                f"any more ({str(error).splitlines()[0]:.200}); continue with train.resume="
+                "lost another process of this run, which was killed or whose machine is not reached any more "
+                f"({str(error).splitlines()[0]:.200}); continue with train.resume="
             ) from error
         raise error
 
@@ -183,12 +185,12 @@ def _failed_key() -> str:
 def joined_processes() -> Iterator[Processes]:
     """The processes of this run; they have the same end.
 
-    torchrun sets the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; so do the operators of
-    Kubernetes. Without RANK and WORLD_SIZE this process is alone.
+    torchrun sets the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Without RANK and WORLD_SIZE
+    this process is alone.
 
     An error in one process ends all: it is raised there, and the others end with exit code 2, without a word.
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not is_launched():
         yield Processes()
         return
     group = _Launched()
