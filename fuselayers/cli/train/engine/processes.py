@@ -31,7 +31,6 @@ class Processes:
         world_size: how many there are.
         local_rank: of this process among those on its machine.
         local_size: how many are on its machine.
-        backend: of the process group, as torch names it; "" without one.
 
     >>> alone = Processes()
     >>> alone.is_main, alone.mean(3.0), alone.largest(2), alone.from_main("a folder")
@@ -42,7 +41,6 @@ class Processes:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    backend: str = ""
 
     @property
     def is_main(self) -> bool:
@@ -78,9 +76,6 @@ class Processes:
         """The smallest value of the processes that have one, on every process."""
         return value
 
-    def barrier(self) -> None:
-        """Wait for the others."""
-
 
 class _Launched(Processes):
     """The processes of torchrun."""
@@ -92,8 +87,7 @@ class _Launched(Processes):
             int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        self.backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(self.backend)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         # A connection of its own: one that waits for a key would keep the watch from asking.
         self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
         self._ended = threading.Event()
@@ -120,10 +114,6 @@ class _Launched(Processes):
         torch.distributed.all_gather_object(values, value)
         return min((one for one in values if one is not None), default=None)  # type: ignore[type-var]
 
-    def barrier(self) -> None:
-        # Not `dist.barrier`, which for nccl waits on a GPU.
-        self.largest(0)
-
     def _reduced(self, value: float, op: Any, dtype: torch.dtype) -> float:
         # On the CPU, so by gloo: a GPU goes on meanwhile.
         tensor = torch.tensor(value, dtype=dtype)
@@ -133,7 +123,7 @@ class _Launched(Processes):
     def close(self) -> None:
         """Leave the group, all at the same time. gloo may abort a process that still holds tensors of a group."""
         gc.collect()
-        self.barrier()
+        self.largest(0)  # a barrier; that of torch waits on a GPU for nccl
         self._stop_watching()
         torch.distributed.destroy_process_group()
 
