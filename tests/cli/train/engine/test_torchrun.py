@@ -151,6 +151,26 @@ def test_one_process_splits_nothing_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_fused_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    text = written_text(tmp_path)
+    _alone(overrides(text), tmp_path / "alone")
+    blocks, model = ["fusion=inductor", "fusion.scope=block"], ["fusion=eager", "fusion.scope=model"]
+    runs = {
+        "fsdp_blocks": ["parallel=fsdp", *blocks],
+        "sequence_blocks": ["parallel.tp=2", "parallel.sequence=true", *blocks],
+        "ddp_model": ["parallel=ddp", *model],
+        "tp_model": ["parallel.tp=2", *model],
+    }
+    given = {name: [*overrides(text, *more), f"train.output={tmp_path / name}"] for name, more in runs.items()}
+    ended = run_all(2, given, folder=tmp_path)
+    for name in runs:
+        assert ended[name]["code"] == 0, ended[name]["refused"]
+        modules, served_by = (2, "inductor") if name.endswith("blocks") else (1, "eager")
+        assert ended[name]["fused"] == {"modules": modules, "served_by": [served_by]}, name
+        _assert_same_curve(tmp_path / name, tmp_path / "alone")
+
+
+@pytest.mark.slow
 def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     text = written_text(tmp_path)
     _alone(overrides(text), tmp_path / "alone")
@@ -170,6 +190,7 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     for name in ("fsdp", "fsdp_tp", "fsdp_tp_sequence", "fsdp_tp_fused", "fabric"):
         assert ended[name]["code"] == 0
         _assert_same_curve(tmp_path / name, tmp_path / "alone")
+    assert ended["fsdp_tp_fused"]["fused"] == {"modules": 2, "served_by": ["inductor"]}
     assert (
         "dp 2 x tp 2, FSDP2 with 9 parameters (_S(0, 2), S(0)), 4 parameters (S(0), S(1))" in ended["fabric"]["output"]
     )
