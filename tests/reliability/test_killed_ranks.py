@@ -56,10 +56,10 @@ def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
         for _ in range(_KILLS):
             before = _step_of(run)
             program = _start(tmp_path, *([f"train.resume={run}"] if before else begin))
-            victim, in_a_write = random.randrange(2), random.random() < 0.7
+            victim, in_a_write = random.randrange(2), random.random() < 0.8
             _wait_for_a_write(run, program, count=random.randint(1, 3))
-            # A write takes some 20 ms.
-            time.sleep(random.random() * (0.02 if in_a_write else 0.2))
+            # A write takes some 10 ms.
+            time.sleep(random.random() * (0.01 if in_a_write else 0.2))
             with suppress(ProcessLookupError):
                 kill(_process_of(victim, tmp_path), signal.SIGKILL)
             killed = ended(program)
