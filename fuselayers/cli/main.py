@@ -16,7 +16,7 @@ from rich.console import Console
 from .._version import __version__
 from ..names import shown
 from .parser import Parser
-from .text import complain
+from .text import complain, is_launched
 
 # Only the command that is called is imported: see Note: [imported when used].
 _COMMANDS: Final = {
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         if show_traceback or not (_is_the_users(error) or _is_for_want_of_memory(error)):
+            if is_launched():
+                complain(f"{type(error).__name__}, with the traceback that follows")
             raise
         complain(_one_line(error))
         return _BAD_INPUT

@@ -34,9 +34,15 @@ def say(console: Console, *lines: str, bold: bool = False) -> None:
 
 
 def complain(text: str) -> None:
-    """Print one line on stderr, if it can still be written."""
+    """Print one line on stderr, if it can still be written; one of several processes says which it is."""
+    rank = f", rank {os.environ['RANK']}" if is_launched() else ""
     with suppress(OSError):
-        print(f"fuselayers: {text}", file=sys.stderr, flush=True)
+        print(f"fuselayers{rank}: {text}", file=sys.stderr, flush=True)
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or something like it, started this process. The operators of Kubernetes set these too."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def line_width(console: Console) -> int | None:

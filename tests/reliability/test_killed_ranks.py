@@ -1,122 +1,135 @@
-"""One of two ranks is killed while they write a checkpoint: the newest one is whole, and the run continues from it."""
+"""One of the two processes of a training is killed: the run continues from its newest checkpoint, bit for bit."""
 
 from __future__ import annotations
 
 import random
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from contextlib import suppress
+from os import kill
 from pathlib import Path
 
 import pytest
 import torch
 
-from fuselayers.cli.train.checkpoint import Saver, Texts, newest, read_checkpoint, state_of, whole_tensors
-from tests.cli.train.checkpoint import sharded
+from fuselayers.cli.train.checkpoint import newest, read_checkpoint, whole_tensors
+from tests.cli.train.engine.torchrun import ended, start
+from tests.reliability.runs import assert_same_run, curve, overrides, rows_of
 from tests.reliability.tally import Tally
 
-_KILLS = 4
-_STEPS = 200
-# A write takes some milliseconds. A power of two: vector instructions and the rest after them round differently, and
-# the halves of a parameter must have such a rest where the whole has one.
-_WIDTH = 256
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed"),
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]
+
+_KILLS = 5
+_STEPS = 60
+_EVERY = 2
+# As `--import`: each rank says which process it is.
+_SAYS_ITS_NUMBER = """
+import os
+from pathlib import Path
+
+written = Path(f"rank-{os.environ['RANK']}.part")
+written.write_text(str(os.getpid()))
+written.rename(written.with_suffix(".pid"))
+"""
 
 
-def _train(run: str, steps: str, asynchronous: str) -> None:
-    """Continue a run, with a checkpoint after each step; print each loss, and each step whose checkpoint is there."""
-    model, optimizer = sharded.build("fsdp", width=_WIDTH)
-    folder = Path(run)
-    done = sharded.resume(model, optimizer, folder)
-    with Saver(folder, asynchronous=asynchronous == "True") as saver:
-        for step in range(done + 1, int(steps) + 1):
-            loss = sharded.train(model, optimizer, step)
-            print(step, loss.hex(), flush=True)
-            saver.save(state_of(model, optimizer), step=step, texts=Texts(curve=str(step)))
-            if asynchronous != "True":
-                print("saved", step, flush=True)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    # As the ranks.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_ranks_killed_while_they_write(tally: Tally, tmp_path: Path) -> None:
-    model, optimizer = sharded.build("single", width=_WIDTH)
-    losses: dict[int, float] = {}
-    states: dict[int, dict[str, torch.Tensor]] = {}
-
-    def reach(last: int) -> None:
-        """Train the uninterrupted run up to a step: one process has the bits of two that shard their parameters."""
-        for step in range(len(losses) + 1, last + 1):
-            losses[step] = sharded.train(model, optimizer, step)
-            states[step] = {name: tensor.detach().clone() for name, tensor in state_of(model, optimizer).items()}
+def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
+    (tmp_path / "says_its_number.py").write_text(_SAYS_ITS_NUMBER)
+    asked = [text for text in overrides(tmp_path) if not text.startswith(("train.steps=", "train.checkpoint_every="))]
+    asked += [f"train.steps={_STEPS}", f"train.checkpoint_every={_EVERY}", "parallel.shard=fsdp"]
+    whole = tmp_path / "whole"
+    finished = ended(_start(tmp_path, *asked, f"train.output={whole}", f"train.keep_checkpoints={_STEPS}"))
+    assert finished.returncode == 0, finished.stderr
+    losses = curve(whole)
 
     def check(random: random.Random) -> None:
         run = tmp_path / "run"
         shutil.rmtree(run, ignore_errors=True)
         asynchronous = random.random() < 0.5
-        for kill in range(_KILLS + 1):
+        begin = [*asked, f"train.output={run}", f"train.async_checkpoint={asynchronous}"]
+        for _ in range(_KILLS):
             before = _step_of(run)
-            steps = before + 2 if kill == _KILLS else _STEPS
-            ranks = sharded.start(_train, run, steps, asynchronous, size=2, store=tmp_path / "store")
-            if kill < _KILLS:
-                # The write of some step, and a moment in it: the temporary folder is there from its begin to its end.
-                writes_before = random.randint(0, 5)
-                while _step_of(run) < before + writes_before and ranks[0].runs():
-                    time.sleep(0.0002)
-                while not _is_writing(run) and ranks[0].runs():
-                    time.sleep(0.0002)
-                time.sleep(random.random() * 0.02)
-                victim = random.randrange(2)
-                ranks[victim].send(signal.SIGKILL)
-                time.sleep(random.random() * 0.02)
-                ranks[1 - victim].send(signal.SIGKILL)
-            ended = [one.wait() for one in ranks]
-            if kill == _KILLS:
-                assert all(one.printed.endswith("done\n") for one in ended), [one.errors for one in ended]
-            else:
-                assert ended[victim].code == -signal.SIGKILL, ended[victim].errors
-                print(f"rank {victim} killed after step {_step_of(run)}, left: {_left(run)}")
-            saved = _step_of(run)
-            reach(saved + 2)
-            lines = [line.split() for line in ended[0].printed.splitlines() if line[-1:].isalnum()]
-            for words in lines:
-                if words[0] == "saved":
-                    assert int(words[1]) <= saved, "a checkpoint was lost"
-                elif words[0].isdecimal():
-                    reach(int(words[0]))
-                    assert float.fromhex(words[1]) == losses[int(words[0])], words
+            program = _start(tmp_path, *([f"train.resume={run}"] if before else begin))
+            victim, in_a_write = random.randrange(2), random.random() < 0.8
+            _wait_for_a_write(run, program, count=random.randint(1, 3))
+            # A write takes some 10 ms.
+            time.sleep(random.random() * (0.01 if in_a_write else 0.2))
+            with suppress(ProcessLookupError):
+                kill(_process_of(victim, tmp_path), signal.SIGKILL)
+            killed = ended(program)
+            assert killed.returncode == 1, killed.stderr
+            assert "exitcode  : -9" in killed.stderr, killed.stderr
+            _assert_continues(killed.stdout, before)
+            saved, rows = _step_of(run), rows_of(run)
+            print(f"rank {victim} killed: {rows} steps, {saved} of them in the newest checkpoint, left {_left(run)}")
             assert saved >= before, "a checkpoint was lost"
+            # A row is written just before its checkpoint; one that a thread writes may be one behind.
+            assert saved >= ((rows - 1) // _EVERY - asynchronous) * _EVERY, "steps were lost"
+            assert curve(run) == losses[:rows]
             if saved:
-                path = newest(run)
-                assert path is not None
-                tensors = whole_tensors(path, read_checkpoint(path))
-                assert tensors.keys() == states[saved].keys()
-                assert all(torch.equal(tensor, states[saved][name]) for name, tensor in tensors.items()), (
-                    "steps are mixed"
-                )
-        assert saved == before + 2
-        assert {path.name for path in run.iterdir()} == {f"step-{saved - 1:06}", f"step-{saved:06}"}
+                _assert_same_tensors(run, whole)
+        before = _step_of(run)
+        assert before, "the kills came before the first checkpoint"
+        last = ended(_start(tmp_path, f"train.resume={run}"))
+        assert last.returncode == 0, last.stderr
+        _assert_continues(last.stdout, before)
+        assert_same_run(run, whole)
 
-    tally.seeds(check, few=1, all=6)
+    tally.seeds(check, few=1, all=4)
 
 
-def _step_of(run: Path) -> int:
-    path = newest(run)
-    return 0 if path is None else int(path.name.removeprefix("step-"))
+def _start(folder: Path, *asked: str) -> subprocess.Popen[str]:
+    for path in folder.glob("rank-*.pid"):
+        path.unlink()
+    return start(2, "-m", "fuselayers", "train", *asked, "--import", "says_its_number", folder=folder)
+
+
+def _process_of(rank: int, folder: Path) -> int:
+    return int((folder / f"rank-{rank}.pid").read_text())
+
+
+def _wait_for_a_write(run: Path, program: subprocess.Popen[str], *, count: int) -> None:
+    """Wait until a checkpoint is being written, the first or a later one of this session."""
+    left = set(_temporary(run))
+    seen: set[Path] = set()
+    while len(seen) < count and program.poll() is None:
+        seen |= {path for path in _temporary(run) if path not in left}
+        time.sleep(0.0005)
+
+
+def _temporary(run: Path) -> list[Path]:
+    # A removed checkpoint has such a name too, but its numbers are all there.
+    with suppress(FileNotFoundError):
+        return [path for path in (run / "checkpoints").glob("*.part") if not (path / "index.json").exists()]
+    return []
 
 
 def _left(run: Path) -> str:
     """What the kill left of a write."""
-    left = [sorted(file.name for file in path.iterdir()) for path in run.glob("*.part")]
-    return ", ".join(f"[{' '.join(names)}]" for names in left) or "nothing"
+    left = [" ".join(sorted(file.name for file in path.iterdir())) or "an empty folder" for path in _temporary(run)]
+    return ", ".join(left) or "nothing"
 
 
-def _is_writing(run: Path) -> bool:
-    return run.is_dir() and any(path.suffix == ".part" for path in run.iterdir())
+def _step_of(run: Path) -> int:
+    path = newest(run / "checkpoints")
+    return 0 if path is None else int(path.name.removeprefix("step-"))
+
+
+def _assert_continues(printed: str, step: int) -> None:
+    assert (f"continuing after step {step}\n" in printed) == (step > 0), printed
+
+
+def _assert_same_tensors(run: Path, whole: Path) -> None:
+    """The newest checkpoint has the bits of the uninterrupted run's at its step: no two steps are mixed."""
+    path = newest(run / "checkpoints")
+    assert path is not None
+    tensors, wanted = (whole_tensors(one, read_checkpoint(one)) for one in (path, whole / "checkpoints" / path.name))
+    assert tensors.keys() == wanted.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, wanted[name]), f"{name} is of another step"

@@ -162,10 +162,12 @@ def _train(
     length, unit = sequence_length(config, text), text.vocabulary.unit
     if config.train.sample_bytes:
         text.vocabulary.decoder()  # else a missing package is only found when the run has ended
-    if processes.from_main(text.fingerprint) != text.fingerprint:
+    same = processes.from_main(text.fingerprint) == text.fingerprint
+    other = processes.first_of(None if same else (processes.rank, text.source))
+    if other is not None:
         raise ValueError(
-            f"rank {processes.rank} reads another text than rank 0 in {text.source}; set data.path= to a file or a "
-            "folder that all machines see"
+            f"rank {other[0]} reads another text than rank 0 in {other[1]}; set data.path= to a file or a folder that "
+            "all machines see"
         )
     check_length(text, sequence_length=length)
     check_training_memory(config, length=length, device=device, parts=layout.parts(config.parallel))

@@ -6,15 +6,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ...partition import disable_fusion
 
 
 class Finding(NamedTuple):
-    """What went wrong, and when: forward is pass 0 and backward 1, and layers and gradients are counted in each."""
+    """What went wrong, and when: a smaller one is earlier.
 
-    backward: int
-    number: int
+    Forward is pass 0, backward is pass 1, and layers and gradients are counted in each. Where nothing went wrong pass 2
+    has the largest gradient, with its negative size as the number.
+    """
+
+    order: int
+    number: float
     text: str
 
 
@@ -72,8 +77,9 @@ def first_not_finite(
         for handle in handles:
             handle.remove()
         model.zero_grad(set_to_none=True)
-    found = watch.found if agreed is None else agreed(watch.found)
-    return found.text if found else watch.largest_gradient()
+    found = watch.found or watch.largest_gradient()
+    found = found if agreed is None else agreed(found)
+    return found.text if found else "without fusion every layer's output is finite"
 
 
 class _Watch:
@@ -106,16 +112,19 @@ class _Watch:
                 f"{name}"
             )
             self.found = Finding(1, self._gradients, text)
-        elif parameter.grad.numel():
-            self._largest = max(self._largest or (0.0, ""), (parameter.grad.abs().max().item(), name))
+            return
+        (gradient,) = _floating(parameter.grad)
+        if gradient.numel():
+            self._largest = max(self._largest or (0.0, ""), (gradient.abs().max().item(), name))
 
-    def largest_gradient(self) -> str:
+    def largest_gradient(self) -> Finding | None:
         if self._largest is None:
-            return "without fusion every layer's output is finite"
+            return None
         size, name = self._largest
-        return (
+        text = (
             f"without fusion every output and every gradient is finite; the largest gradient is {size:.2g}, of {name}"
         )
+        return Finding(2, -size, text)
 
 
 def _is_finite(value: Any) -> bool:
@@ -123,9 +132,10 @@ def _is_finite(value: Any) -> bool:
 
 
 def _floating(value: Any) -> Iterator[Tensor]:
+    """The tensors of numbers in a value; of a DTensor this process's part, since the others may not ask for theirs."""
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex():
-            yield value.detach()
+            yield (value.to_local() if isinstance(value, DTensor) else value).detach()
     elif isinstance(value, Mapping):
         for entry in value.values():
             yield from _floating(entry)

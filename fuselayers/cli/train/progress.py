@@ -66,10 +66,6 @@ class TrainingProgress:
             text = f"step {row.step}/{self._steps}  {first}\n    {second}"
             self.console.print(text, highlight=False, soft_wrap=True)
 
-    def note(self, text: str) -> None:
-        """Print a line without breaking the bar."""
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
-
 
 class _Bar(Progress):
     """rich's bar, with lines of numbers below it."""

@@ -18,7 +18,6 @@ def _show(*, terminal: bool) -> str:
     with TrainingProgress(console, steps=40, done=10) as progress:
         for step in range(11, 41):
             progress.step(_row(step, validation_loss=3.25 if step == 33 else None))
-        progress.note("a note with [brackets]")
     return output.getvalue()
 
 
@@ -29,7 +28,6 @@ def test_without_a_terminal_it_writes_lines() -> None:
     first, second = lines[22:24]
     assert re.fullmatch(r"step 33/40  loss 35\.000  validation 3\.250  1,000 tokens/s  \d:\d\d left", first)
     assert second == "    MFU 45.7 %  peak memory 1.23 GB  gradient norm 1  learning rate 1.0e-03"
-    assert lines[-1] == "a note with [brackets]"
     assert "\x1b" not in "".join(lines)
 
 

@@ -12,6 +12,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import torch
 
+from ...text import is_launched
+
 Value = TypeVar("Value")
 
 _FAILED: Final = "fuselayers/failed"
@@ -29,7 +31,6 @@ class Processes:
         world_size: how many there are.
         local_rank: of this process among those on its machine.
         local_size: how many are on its machine.
-        backend: of the process group, as torch names it; "" without one.
 
     >>> alone = Processes()
     >>> alone.is_main, alone.mean(3.0), alone.largest(2), alone.from_main("a folder")
@@ -40,7 +41,6 @@ class Processes:
     world_size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    backend: str = ""
 
     @property
     def is_main(self) -> bool:
@@ -76,9 +76,6 @@ class Processes:
         """The smallest value of the processes that have one, on every process."""
         return value
 
-    def barrier(self) -> None:
-        """Wait for the others."""
-
 
 class _Launched(Processes):
     """The processes of torchrun."""
@@ -90,8 +87,7 @@ class _Launched(Processes):
             int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size))
-        self.backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(self.backend)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         # A connection of its own: one that waits for a key would keep the watch from asking.
         self._store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
         self._ended = threading.Event()
@@ -118,10 +114,6 @@ class _Launched(Processes):
         torch.distributed.all_gather_object(values, value)
         return min((one for one in values if one is not None), default=None)  # type: ignore[type-var]
 
-    def barrier(self) -> None:
-        # Not `dist.barrier`, which for nccl waits on a GPU.
-        self.largest(0)
-
     def _reduced(self, value: float, op: Any, dtype: torch.dtype) -> float:
         # On the CPU, so by gloo: a GPU goes on meanwhile.
         tensor = torch.tensor(value, dtype=dtype)
@@ -131,7 +123,7 @@ class _Launched(Processes):
     def close(self) -> None:
         """Leave the group, all at the same time. gloo may abort a process that still holds tensors of a group."""
         gc.collect()
-        self.barrier()
+        self.largest(0)  # a barrier; that of torch waits on a GPU for nccl
         self._stop_watching()
         torch.distributed.destroy_process_group()
 
@@ -151,8 +143,8 @@ class _Launched(Processes):
             raise SystemExit(_BAD_INPUT) from error
         if _is_a_lost_process(error):
             raise ConnectionError(
-                f"rank {self.rank} lost another process of this run, which was killed or whose machine is not reached "
-                f"any more ({str(error).splitlines()[0]:.200}); continue with train.resume="
+                "lost another process of this run, which was killed or whose machine is not reached any more "
+                f"({str(error).splitlines()[0]:.200}); continue with train.resume="
             ) from error
         raise error
 
@@ -183,12 +175,12 @@ def _failed_key() -> str:
 def joined_processes() -> Iterator[Processes]:
     """The processes of this run; they have the same end.
 
-    torchrun sets the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; so do the operators of
-    Kubernetes. Without RANK and WORLD_SIZE this process is alone.
+    torchrun sets the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Without RANK and WORLD_SIZE
+    this process is alone.
 
     An error in one process ends all: it is raised there, and the others end with exit code 2, without a word.
     """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not is_launched():
         yield Processes()
         return
     group = _Launched()

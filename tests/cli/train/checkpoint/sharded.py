@@ -1,4 +1,4 @@
-"""A small model, split over ranks in several ways, that trains a few steps: for the tests of resharding and of kills.
+"""A small model, split over ranks in several ways, that trains a few steps: for the tests of saving and resharding.
 
 Every rank has the same batches, so the losses of a replicated model, and of one whose parameters are gathered before
 use, are those of one process to the bit.
@@ -122,21 +122,17 @@ with process_group(int(rank), int(size), Path(store)):
 _ROOT = Path(__file__).parents[4]
 
 
-def start(function: Callable[..., None], *arguments: object, size: int, store: Path) -> list[Program]:
-    """Start a function of a test module on each rank of a group, with texts as arguments."""
-    program = _PROGRAM.format(module=function.__module__, function=function.__name__)
-    texts = [str(argument) for argument in arguments]
-    store.unlink(missing_ok=True)
-    return [Program(program, str(rank), str(size), str(store), *texts, folder=_ROOT) for rank in range(size)]
-
-
 def run(function: Callable[..., None], *arguments: object, size: int, store: Path) -> list[Ended]:
-    """Run a function on each rank of a group.
+    """Run a function of a test module on each rank of a group, with texts as arguments.
 
     Raises:
         AssertionError: a rank did not come to its end.
     """
-    ended = [program.wait() for program in start(function, *arguments, size=size, store=store)]
+    program = _PROGRAM.format(module=function.__module__, function=function.__name__)
+    texts = [str(argument) for argument in arguments]
+    store.unlink(missing_ok=True)
+    programs = [Program(program, str(rank), str(size), str(store), *texts, folder=_ROOT) for rank in range(size)]
+    ended = [program.wait() for program in programs]
     for one in ended:
         assert one.printed.endswith("done\n"), one.errors[-3000:]
     return ended

@@ -43,11 +43,13 @@ def _ended(failure: str, folder: Path) -> str:
     return ended.stderr
 
 
+def _complaints(errors: str) -> list[str]:
+    return [line for line in errors.splitlines() if line.startswith("fuselayers, rank ")]
+
+
 def test_an_error_on_one_rank_ends_all_with_one_message(tmp_path: Path) -> None:
-    errors = _ended('raise OSError("the disk of rank 1 is full")', tmp_path)
-    assert [line for line in errors.splitlines() if line.startswith("fuselayers: ")] == [
-        "fuselayers: the disk of rank 1 is full"
-    ]
+    errors = _ended('raise OSError("the disk is full")', tmp_path)
+    assert _complaints(errors) == ["fuselayers, rank 1: the disk is full"]
     # torchrun's own report has a traceback, of torchrun.
     assert "exitcode  : 2" in errors
     assert "fuselayers/cli" not in errors
@@ -56,9 +58,17 @@ def test_an_error_on_one_rank_ends_all_with_one_message(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_all_with_one_message(tmp_path: Path) -> None:
     errors = _ended("os.kill(os.getpid(), signal.SIGKILL)", tmp_path)
-    (line,) = (line for line in errors.splitlines() if line.startswith("fuselayers: "))
-    assert line.startswith("fuselayers: rank 0 lost another process of this run, which was killed or whose machine")
+    (line,) = _complaints(errors)
+    assert line.startswith("fuselayers, rank 0: lost another process of this run, which was killed or whose machine")
     assert "exitcode  : -9" in errors
+
+
+@pytest.mark.slow
+def test_a_traceback_says_of_which_rank_it_is(tmp_path: Path) -> None:
+    errors = _ended('raise LookupError("a bug")', tmp_path)
+    assert _complaints(errors) == ["fuselayers, rank 1: LookupError, with the traceback that follows"]
+    assert errors.count("LookupError: a bug") == 1
+    assert "exitcode  : 1" in errors
 
 
 @pytest.mark.slow
@@ -67,5 +77,5 @@ def test_a_folder_that_holds_a_run_is_refused_once(tmp_path: Path) -> None:
     first = torchrun(2, "-m", "fuselayers", "train", *asked, folder=tmp_path)
     assert first.returncode == 0, first.stderr
     second = torchrun(2, "-m", "fuselayers", "train", *asked, folder=tmp_path)
-    (line,) = (line for line in second.stderr.splitlines() if line.startswith("fuselayers: "))
+    (line,) = _complaints(second.stderr)
     assert "already holds a run" in line

@@ -15,7 +15,6 @@ def test_without_torchrun_this_process_is_alone(monkeypatch: pytest.MonkeyPatch)
         assert type(group) is Processes
         assert (group.is_main, group.launched, group.world_size) == (True, False, 1)
         assert group.from_main([3]) == [3]
-        group.barrier()
         assert not torch.distributed.is_initialized()
 
 
@@ -83,9 +82,7 @@ def test_only_the_first_process_that_fails_says_so() -> None:
     assert isinstance(second, SystemExit)
     assert second.code == 2
     lost = RuntimeError("gloo: Connection closed by peer")
-    text = (
-        r"^rank 1 lost another process of this run, which was killed or whose machine is not reached any more \(gloo:"
-    )
+    text = r"^lost another process of this run, which was killed or whose machine is not reached any more \(gloo:"
     for gone in (_Store(), _Store(gone=True)):
         found = _failed(gone, lost)
         assert isinstance(found, ConnectionError)

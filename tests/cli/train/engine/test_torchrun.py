@@ -68,10 +68,13 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
         runs["fabric_ddp"] = [*_LLAMA, "parallel=ddp", "parallel.engine=fabric"]
         runs["fabric_fsdp"] = [*_LLAMA, "parallel=fsdp", "parallel.engine=fabric"]
     given = {name: [*overrides(text, *more), f"train.output={root / name}"] for name, more in runs.items()}
+    for rank in range(2):
+        (root / f"text-{rank}.py").write_text(f"{text.read_text()}# machine {rank}\n")
+    given["other_text"] = [*overrides(root / "text-{rank}.py", "parallel=ddp"), f"train.output={root / 'other_text'}"]
     # Stopped by a signal to rank 1, then continued in another layout.
     given["stopped"] = [*overrides(text), "parallel=fsdp", f"train.output={root / 'stopped'}"]
     given["continued"] = [f"train.resume={root / 'stopped'}", "parallel=ddp"]
-    return run_all(2, given, stops={"stopped": (1, 3)}, folder=root)
+    return run_all(2, given, events={"stopped": (1, 3, "signal")}, folder=root)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +129,17 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(ended: dict[str, dic
         ("three", "parallel.tp=3 needs a multiple of 3 processes, and torchrun started 2; start torchrun --nproc-per-"),
         ("no_shard", "parallel.shard=none trains one copy of the model, and there are 2 processes, 2 of them for data"),
         ("odd_batch", "train.batch_size=3 is split over parallel.dp=2 groups and must be a multiple of 2; take 4"),
+        (
+            "other_text",
+            "rank 1 reads another text than rank 0 in {root}/text-1.py; set data.path= to a file or a folder",
+        ),
         ("one_device", "train.device=cuda:0 is one device for 2 processes; leave it at auto, and each takes the GPU"),
     ],
 )
 def test_a_world_that_does_not_fit_is_refused(
     ended: dict[str, dict[str, Any]], root: Path, name: str, text: str
 ) -> None:
-    assert ended[name]["refused"].startswith(text)
+    assert ended[name]["refused"].startswith(text.replace("{root}", str(root)))
     assert not (root / name).exists()
 
 
@@ -141,6 +148,26 @@ def test_one_process_splits_nothing_and_says_so(tmp_path: Path) -> None:
     assert (
         "one process: parallel.shard=fsdp splits nothing; for two, torchrun --nproc-per-node 2 -m fuselayers" in output
     )
+
+
+@pytest.mark.slow
+def test_what_is_fused_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    text = written_text(tmp_path)
+    _alone(overrides(text), tmp_path / "alone")
+    blocks, model = ["fusion=inductor", "fusion.scope=block"], ["fusion=eager", "fusion.scope=model"]
+    runs = {
+        "fsdp_blocks": ["parallel=fsdp", *blocks],
+        "sequence_blocks": ["parallel.tp=2", "parallel.sequence=true", *blocks],
+        "ddp_model": ["parallel=ddp", *model],
+        "tp_model": ["parallel.tp=2", *model],
+    }
+    given = {name: [*overrides(text, *more), f"train.output={tmp_path / name}"] for name, more in runs.items()}
+    ended = run_all(2, given, folder=tmp_path)
+    for name in runs:
+        assert ended[name]["code"] == 0, ended[name]["refused"]
+        modules, served_by = (2, "inductor") if name.endswith("blocks") else (1, "eager")
+        assert ended[name]["fused"] == {"modules": modules, "served_by": [served_by]}, name
+        _assert_same_curve(tmp_path / name, tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -163,6 +190,7 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     for name in ("fsdp", "fsdp_tp", "fsdp_tp_sequence", "fsdp_tp_fused", "fabric"):
         assert ended[name]["code"] == 0
         _assert_same_curve(tmp_path / name, tmp_path / "alone")
+    assert ended["fsdp_tp_fused"]["fused"] == {"modules": 2, "served_by": ["inductor"]}
     assert (
         "dp 2 x tp 2, FSDP2 with 9 parameters (_S(0, 2), S(0)), 4 parameters (S(0), S(1))" in ended["fabric"]["output"]
     )

@@ -29,20 +29,40 @@ def written_text(folder: Path) -> Path:
     return path
 
 
-def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The end of a program that torchrun started, in a folder."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
+    """Start a program by torchrun, in a folder."""
+    return launch("--standalone", "--nproc-per-node", str(processes), *arguments, folder=folder)
+
+
+def launch(*arguments: str, folder: Path, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    """Start torchrun with these arguments and variables, in a folder."""
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, *launcher, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    environment.update(variables or {})
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def ended(program: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+    """Wait for the end of a program that torchrun started."""
+    try:
+        printed, errors = program.communicate(timeout=280)
+    finally:
+        program.terminate()  # torchrun ends its processes then
+    return subprocess.CompletedProcess(program.args, program.returncode, printed, errors)
+
+
+def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """The end of a program that torchrun started, in a folder."""
+    return ended(start(processes, *arguments, folder=folder))
 
 
 def run_all(
     processes: int,
     runs: Mapping[str, Sequence[str]],
     *,
-    stops: Mapping[str, tuple[int, int]] | None = None,
+    events: Mapping[str, Sequence[Any]] | None = None,
     folder: Path,
 ) -> dict[str, dict[str, Any]]:
     """What became of trainings by the same processes, by name; see runs.py.
@@ -50,10 +70,10 @@ def run_all(
     Args:
         processes: how many.
         runs: the overrides of each; its files are in folder / name, unless it continues another run.
-        stops: the rank and the step that get a SIGTERM.
+        events: what happens to a rank before a step, see runs.py: (rank, step, what) or (rank, step, what, layer).
         folder: of all runs.
     """
-    given = {name: (list(overrides), (stops or {}).get(name)) for name, overrides in runs.items()}
+    given = {name: (list(overrides), (events or {}).get(name)) for name, overrides in runs.items()}
     (folder / "runs.json").write_text(json.dumps(given))
     ended = torchrun(processes, str(_RUNS), str(folder), folder=folder)
     assert ended.returncode == 0, ended.stderr

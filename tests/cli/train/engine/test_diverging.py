@@ -1,0 +1,73 @@
+"""A number that goes wrong on one process stops all, with the same words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .torchrun import curve, overrides, run_all, written_text
+
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed"),
+    pytest.mark.slow,
+]
+
+_LAYERS = {
+    "output": "blocks.1.feedforward.up",
+    "weight": "blocks.1.feedforward.down",
+    "gradient": "blocks.1.feedforward.up",
+}
+_LAYOUTS = {
+    "fsdp": ("parallel=fsdp",),
+    "accumulated": ("parallel=fsdp", "train.accumulate=2"),
+    "fused": ("parallel=fsdp", "fusion=eager", "fusion.scope=block"),
+    "ddp": ("parallel=ddp",),
+    "tp": ("parallel.tp=2",),
+    "sequence": ("parallel.tp=2", "parallel.sequence=true"),
+}
+# What is compiled ignores the hook that spoils an output.
+_CASES = [
+    *((layout, what) for layout in _LAYOUTS for what in ("output", "weight") if (layout, what) != ("fused", "output")),
+    ("fsdp", "gradient"),
+    ("tp", "gradient"),
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("diverging")
+
+
+@pytest.fixture(scope="module")
+def ended(root: Path) -> dict[str, dict[str, Any]]:
+    """What became of runs of two processes whose rank 1 has a NaN from the third step on."""
+    text = written_text(root)
+    given: dict[str, list[str]] = {}
+    events: dict[str, tuple[object, ...]] = {}
+    for layout, what in _CASES:
+        name = f"{layout}_{what}"
+        given[name] = [*overrides(text, "feedforward=mlp", *_LAYOUTS[layout]), f"train.output={root / name}"]
+        events[name] = (1, 3, what, _LAYERS[what])
+    return run_all(2, given, events=events, folder=root)
+
+
+@pytest.mark.parametrize(("layout", "what"), [case for case in _CASES if case[1] != "gradient"])
+def test_all_stop_and_name_the_layer_of_one_rank(
+    ended: dict[str, dict[str, Any]], root: Path, layout: str, what: str
+) -> None:
+    refused = ended[f"{layout}_{what}"]["refused"]
+    assert refused.startswith("training diverged at step 3: the loss is nan and the norm of its gradient nan; "), (
+        refused
+    )
+    layer = "the first layer with an output that is not finite, from finite inputs, is "
+    assert f"{layer}{_LAYERS[what]} (" in refused
+    assert (", whose weight is not finite" in refused) == (what == "weight")
+    assert [row.step for row in curve(root / f"{layout}_{what}")] == [1, 2]
+
+
+@pytest.mark.parametrize("layout", ["fsdp", "tp"])
+def test_the_largest_gradient_is_that_of_all(ended: dict[str, dict[str, Any]], layout: str) -> None:
+    refused = ended[f"{layout}_gradient"]["refused"]
+    assert "the norm of its gradient inf; without fusion every output and every gradient is finite; the " in refused
+    assert float(refused.split("largest gradient is ")[1].split(", of ")[0]) > 1e19
