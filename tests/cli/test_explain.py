@@ -40,6 +40,7 @@ def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("text", "limit"), [("budget:0.3", 0.3), pytest.param("budget:20000", 20_000, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     assert main(["explain", *MODEL, "--batch", "2x16", "--partition", text, "--json", str(file)]) == 0

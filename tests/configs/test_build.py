@@ -254,6 +254,7 @@ def test_a_large_number_that_is_no_size_needs_no_memory(overrides: list[str]) ->
     assert parameters(build("gpt_nano", [*TINY, *overrides])) > 0
 
 
+@pytest.mark.slow
 def test_a_model_of_fake_tensors_may_be_larger_than_the_machine() -> None:
     with FakeTensorMode():
         assert parameters(build("llama3_8b", ["model.num_layers=256", "fusion=off"])) > 5e10

@@ -217,6 +217,7 @@ def test_example_inputs_are_what_a_training_step_takes(model: str) -> None:
     assert all(value.is_meta for value in built.example_inputs())
 
 
+@pytest.mark.slow
 def test_every_shipped_model_says_what_it_is_called_with() -> None:
     for model in choices("model"):
         with torch.device("meta"):

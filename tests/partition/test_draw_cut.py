@@ -64,6 +64,7 @@ def deep() -> MemoryReport:
     return explain(Model(5), torch.zeros(2, 8, dtype=torch.int64), backend="eager")
 
 
+@pytest.mark.slow
 def test_blocks_that_look_the_same_are_drawn_once(deep: MemoryReport) -> None:
     root = picture(deep)
     found = texts(root)

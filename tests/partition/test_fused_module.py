@@ -315,6 +315,7 @@ def test_a_view_is_exported_for_any_size(by_name: bool) -> None:
     torch.testing.assert_close(exported.module()(x_BD), fused.module(x_BD))
 
 
+@pytest.mark.slow
 def test_generate_of_transformers_says_that_it_runs_unfused_and_how_it_does_not() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -41,7 +41,7 @@ def _gated(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
     return ops.gated_activation(a, b) + v
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_calls_at_once(backend: str, tally: Tally) -> None:
     def check(random: random.Random) -> None:
         torch.compiler.reset()

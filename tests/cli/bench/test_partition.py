@@ -54,6 +54,7 @@ def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name:
         assert kept["fuse"] * UNIT == (1 + 3 + 1 + 1 + 4) * UNIT + 4 * 4 * 128 * 4 + 2 * 8
 
 
+@pytest.mark.slow
 def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
     rows = bench.budgets(SMALL)
     assert [row["torch's budget"] for row in rows] == sorted((row["torch's budget"] for row in rows), reverse=True)

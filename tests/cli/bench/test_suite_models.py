@@ -31,6 +31,7 @@ def measure(*, deadline: float) -> tuple[Suite, list[str], list[int]]:
     return suite, said, kept
 
 
+@pytest.mark.slow
 def test_every_candidate_with_and_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(suite_models, "FUSED", "eager")

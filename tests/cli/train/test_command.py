@@ -334,6 +334,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 def test_output_that_is_lost_at_the_end_loses_no_file(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     compared = ("train.compare=true", "train.sample_bytes=3", "feedforward=fused_mlp")
@@ -356,6 +357,7 @@ print("later", len(counters["inductor"]) > 0)
 """
 
 
+@pytest.mark.slow
 def test_without_fusion_nothing_is_compiled(tiny: list[str], tmp_path: Path) -> None:
     sizes = ("model.hidden_dim=64", "model.context_length=128", "train.batch_size=16", "model.dropout=0.1")
     others = ("feedforward=fused_mlp", "train.steps=2", "train.warmup_steps=1", f"train.output={tmp_path / 'run'}")

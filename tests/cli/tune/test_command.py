@@ -41,6 +41,7 @@ def test_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert not auto_file().exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that draws torch's own random numbers."""
     monkeypatch.setattr(backends, "AUTO_ORDER", ("eager",))

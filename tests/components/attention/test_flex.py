@@ -71,6 +71,7 @@ def test_an_empty_batch(options: dict[str, Any], inputs: tuple[str, ...]) -> Non
     assert all(not parameter.grad.any() for parameter in layer.parameters())
 
 
+@pytest.mark.slow
 def test_one_graph_for_a_compiler() -> None:
     x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
     torch._dynamo.reset()

@@ -293,6 +293,7 @@ def test_low_precision(autocast: bool, dtype: torch.dtype) -> None:
     assert gradient.dtype == blocks[0].attention.qkv.weight.dtype
 
 
+@pytest.mark.slow
 def test_a_compiler_takes_the_formula() -> None:
     model = Reversible(blocks_of(1, p=0.3))
     x = torch.randn(2, 5, 8)
@@ -479,6 +480,7 @@ def test_a_model_of_reversible_experts_learns_from_their_loss_once() -> None:
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) + before)
 
 
+@pytest.mark.slow
 def test_experts_in_a_compiled_model() -> None:
     tokens, targets = torch.randint(13, (2, 4, 16))
     capped = Choice("mixture_of_experts", {**EXPERTS.options, "capacity_factor": 2.0})

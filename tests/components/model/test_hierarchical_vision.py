@@ -96,6 +96,7 @@ def test_the_shipped_config_trains() -> None:
     assert other(images).shape == (6, 10)
 
 
+@pytest.mark.slow
 def test_a_fused_model_and_experts() -> None:
     mixture = ["feedforward=mixture_of_experts", "feedforward.num_experts=2", "feedforward.capacity_factor=2"]
     sizes = ["model.image_size=8", "model.widths=[8,8,16]", "model.depths=[1,1,1]"]

@@ -18,6 +18,7 @@ def _run(size: int, folder: Path, function: object, *arguments: object) -> list[
     return run(size, function, *arguments, folder=folder, seconds=500)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_graphs_of_blocks_keep_the_numbers(tmp_path: Path) -> None:
     engines = ["block eager"]
     for found in _run(2, tmp_path / "run", under, "gated", engines, True, str(tmp_path / "cache")):

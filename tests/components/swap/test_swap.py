@@ -170,6 +170,7 @@ def test_own_dropout_is_swapped_in_place_of_torchs() -> None:
     assert 0.3 < (dropped == 0).float().mean() < 0.7
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_no_graph_break() -> None:
     model, batch = FAMILIES["llama"][0]().eval(), batch_for("llama")
     swap(model, level="layers", verify=False)

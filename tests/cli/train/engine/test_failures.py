@@ -47,6 +47,7 @@ def _complaints(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if line.startswith("fuselayers, rank ")]
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_all_with_one_message(tmp_path: Path) -> None:
     errors = _ended('raise OSError("the disk is full")', tmp_path)
     assert _complaints(errors) == ["fuselayers, rank 1: the disk is full"]
