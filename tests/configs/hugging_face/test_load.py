@@ -14,7 +14,6 @@ from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
 from tests.configs.hugging_face.published import OWN, PARAMETERS, PUBLISHED, of_full_size, what_it_is
 from tests.configs.hugging_face.twins import TWINS, inputs, small_state, theirs
 
-
 # They are of full size, if without memory: every third one each day.
 PUBLISHED_MODELS = [
     pytest.param(name, marks=pytest.mark.slow if number % 3 else ()) for number, name in enumerate(PARAMETERS)
