@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..._torch.dispatch import is_compiling
 from ...partition import fuse
 from .fallbacks import note
-from .key_values import entry_to_fill, find_cache, with_states
+from .key_values import entry_to_fill, find_cache, with_callers, with_states
 from .sites import subclass
 
 __all__ = ["block_class", "repeated_blocks"]
@@ -56,20 +57,24 @@ def block_class(cls: Any, backend: str) -> type:
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not (torch.is_grad_enabled() or self.training):
+        if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-        name = find_cache(arguments) if len(args) <= len(names) else None
-        if name is None:
+        given = dict(zip(names, args, strict=False))
+        arguments = {**given, **kwargs}
+        name = find_cache(arguments)
+        if name is None or len(args) > len(names) or not given.keys().isdisjoint(kwargs):
             return fused(self, *args, **kwargs)
-        entry = entry_to_fill(self, arguments[name]) if torch.is_grad_enabled() else None
+        cache = arguments[name]
+        entry = entry_to_fill(self, cache) if torch.is_grad_enabled() else None
         if entry is None:
-            note(self, f"its {name} is not an empty DynamicCache; call the model with use_cache=False")
+            note(
+                self, f"its {name} is a cache that it fills in a way of its own; in training, use_cache=False avoids it"
+            )
             return forward(self, *args, **kwargs)
         result, states = fused_with_states()(self, {**arguments, name: None}, name)
         if states is not None:
-            arguments[name].update(*states, entry)
-        return result
+            cache.update(*states, entry)
+        return with_callers(result, cache)
 
     members = {"forward": fused_forward, "found": (), "block_backend": backend, "__reduce_ex__": _reduce}
     return subclass(cls, members)

@@ -13,7 +13,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from torch import nn
@@ -26,17 +26,16 @@ _OF_TESTS: Final = (ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.Compare, a
 def decided(module: nn.Module, tests: Iterable[str]) -> tuple[tuple[str, bool], ...]:
     """Return those tests that plain attributes of the module decide, and whether they hold.
 
-    An attribute that a method of the class assigns is none of them: it may change between the guard of a call and the
-    branch.
+    Attributes that a method of their class assigns do not count, nor do properties of modules: they may change between
+    the guard of a call and the branch.
     """
     found = ((test, _holds(module, test)) for test in sorted(tests))
     return tuple((test, holds) for test, holds in found if holds is not None)
 
 
 def _holds(module: nn.Module, test: str) -> bool | None:
-    kind: Any = type(module)
     paths = _paths(test)
-    if paths is None or not _assigned(kind).isdisjoint(path.rpartition(".")[2] for path in paths):
+    if paths is None or not all(_stays(module, path.split(".")) for path in paths):
         return None
     try:
         values = [functools.reduce(getattr, path.split("."), module) for path in paths]
@@ -44,6 +43,19 @@ def _holds(module: nn.Module, test: str) -> bool | None:
         return bool(_function(test)(module)) if plain else None
     except (AttributeError, TypeError):  # None > 1
         return None
+
+
+def _stays(owner: Any, names: Sequence[str]) -> bool:
+    """Whether no class on a path assigns the attribute that it owns. Nobody assigns to a config of transformers."""
+    if not names or {"PreTrainedConfig", "PretrainedConfig"} & {one.__name__ for one in type(owner).__mro__}:
+        return True
+    if not hasattr(owner, "__dict__"):
+        return False
+    name, *rest = names
+    kind: Any = type(owner)
+    held = name in vars(owner) or name in vars(owner).get("_modules", ())
+    assigned = _assigned(kind)
+    return held and assigned is not None and name not in assigned and _stays(getattr(owner, name), rest)
 
 
 @functools.cache
@@ -65,8 +77,8 @@ def _paths(test: str) -> tuple[str, ...] | None:
 
 
 @functools.cache
-def _assigned(cls: type) -> frozenset[str]:
-    """The names of attributes that may be assigned outside of `__init__`: of any object, in methods of a class."""
+def _assigned(cls: type) -> frozenset[str] | None:
+    """The attributes, of any object, that methods of a class assign outside of `__init__`; None for any."""
     methods = [value for one in cls.__mro__ if one not in (nn.Module, object) for value in vars(one).values()]
     steps = [
         step
@@ -74,6 +86,8 @@ def _assigned(cls: type) -> frozenset[str]:
         if isinstance(method, types.FunctionType) and method.__name__ != "__init__"
         for step in dis.get_instructions(method)
     ]
+    if any(step.argval in ("setattr", "delattr", "__setattr__", "__dict__") for step in steps):
+        return None
     return frozenset({"training", *(step.argval for step in steps if step.opname in ("STORE_ATTR", "DELETE_ATTR"))})
 
 
@@ -89,7 +103,10 @@ def still(test: str, holds: bool) -> Callable[[Any], bool]:
     function = _function(test)
 
     def same(module: Any) -> bool:
-        return bool(function(module)) is holds
+        try:
+            return bool(function(module)) is holds
+        except TypeError:  # None > 1
+            return False
 
     same.reason = f"{test} is {not holds} now"  # type: ignore[attr-defined]
     return same

@@ -16,7 +16,7 @@ from .rules import Rule
 from .sharded import as_in_forward
 from .shipped import RULES
 from .sites import is_swapped, layer_class, swap_class, unswap_class
-from .verify import Check, check, inputs_of_sites, saved_by_model
+from .verify import Check, check, inputs_of_sites, saved_by_model, tensors_of, with_gradients
 
 __all__ = ["swap", "unswap"]
 
@@ -132,11 +132,14 @@ def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, ba
     sites: list[tuple[Site, type]] = []
     skipped: list[Skipped] = []
     seen: dict[type, Check | None] = {}
+    # Of blocks that share a graph one is compared: with gradients of its inputs, if any of them has such inputs.
+    trained = {kinds[name] for name, call in calls.items() if any(one.requires_grad for one in tensors_of(call))}
     for name, kind in kinds.items():
         site = _site(name, kind)
         if name in calls:
             found = seen.get(kind) if site.rules == ("block",) else None  # one graph serves all blocks
-            found = found or check(modules[name], kind, calls[name], timed=timed)
+            call = with_gradients(calls[name]) if site.rules == ("block",) and kind in trained else calls[name]
+            found = found or check(modules[name], kind, call, timed=timed)
             seen[kind] = found
             if found.reason is not None:
                 skipped.append(Skipped(name, site.kind, found.reason))

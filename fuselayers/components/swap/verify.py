@@ -19,7 +19,7 @@ from . import loss
 from .key_values import is_cache
 from .sites import swap_class, unswap_class
 
-__all__ = ["Call", "Check", "check", "inputs_of_sites", "saved_by_model"]
+__all__ = ["Call", "Check", "check", "inputs_of_sites", "saved_by_model", "tensors_of", "with_gradients"]
 
 _ALLOWED: Final = 2.0
 """How many times the original's error, or the dtype's own, a swapped module may have."""
@@ -59,7 +59,9 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
 
     def keeper(name: str) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.setdefault(name, _copies((args, kwargs)))
+            # A call with an argument that cannot be copied, such as an object that holds activations, is not kept.
+            with contextlib.suppress(Exception):
+                calls.setdefault(name, _copies((args, kwargs)))
 
         return keep
 
@@ -122,8 +124,8 @@ def check(module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> 
     except Exception:  # a module may hold what cannot be copied
         return Check(None)
     unswap_inside(wide)
-    if not any(one.requires_grad for one in (*module.parameters(), *_tensors(call))):  # a frozen model, or its images
-        call = tree_map(_leaf, _copies(call))
+    if not any(one.requires_grad for one in module.parameters()):  # a frozen model, or a layer without weights
+        call = with_gradients(call)
     swap_class(swapped, kind)
     for one in (original, swapped, wide):  # a loss without logits is for training alone
         one.training = any(name == loss.NAME for name, _ in kind.found)  # type: ignore[attr-defined]
@@ -182,8 +184,17 @@ def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors in a tree of values."""
     return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
+
+
+def with_gradients(call: Call) -> Call:
+    """Return the call with gradients for all floating inputs, if it has none."""
+    if any(one.requires_grad for one in tensors_of(call)):
+        return call
+    found: Call = tree_map(_leaf, _copies(call))
+    return found
 
 
 def _leaf(value: Any) -> Any:
@@ -193,7 +204,7 @@ def _leaf(value: Any) -> Any:
 def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """The results of a call, and the gradients."""
     leaves = _copies(call)
-    inputs = [one for one in _tensors(leaves) if one.requires_grad]
+    inputs = [one for one in tensors_of(leaves) if one.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng():
         args, kwargs = _from_leaves(leaves)
         result = module(*args, **kwargs)

@@ -1,9 +1,11 @@
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 
 from fuselayers.components.swap import fallbacks, swap, unswap
@@ -83,12 +85,85 @@ def test_a_model_that_fills_a_cache_in_training_has_one_graph_too() -> None:
     # A filled cache is continued by the block's own forward.
     token = {"input_ids": torch.tensor([[5], [6]])}
     with pytest.warns(
-        FallbackWarning, match="its past_key_values is not an empty DynamicCache; call the model with us"
+        FallbackWarning, match="its past_key_values is a cache that it fills in a way of its own; in training, use_"
     ):
         again = model(**token, past_key_values=results[1].past_key_values).logits
     torch.testing.assert_close(again, plain(**token, past_key_values=results[0].past_key_values).logits)
     assert counters["stats"]["unique_graphs"] == 1
     assert [one.kind for one in fallbacks(model)] == ["LlamaDecoderLayer"] * 4
+
+
+class _Attention(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_idx = number
+        self.key = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, past_key_value: Any) -> tuple[torch.Tensor, Any]:
+        key = self.key(x)[:, None]
+        past_key_value.update(key, 2 * key, self.layer_idx)
+        return key[:, 0], past_key_value
+
+
+class _Returning(nn.Module):
+    """A block in the style of transformers before version 4.56, which returns its cache."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.attention = _Attention(number)
+
+    def forward(self, x: torch.Tensor, past_key_value: Any = None) -> tuple[torch.Tensor, Any]:
+        y, present = self.attention(x, past_key_value)
+        return x + y, present
+
+
+class _Shifted(_Attention):
+    def forward(self, x: torch.Tensor, past_key_value: Any) -> tuple[torch.Tensor, Any]:
+        key = self.key(x)[:, None]
+        past_key_value.update(key, 2 * key, self.layer_idx + 1)
+        return key[:, 0], past_key_value
+
+
+class _Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([_Returning(0), _Returning(1)])
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        cache = transformers.DynamicCache()
+        for block in self.blocks:
+            x, cache = block(x, past_key_value=cache)
+        return x, cache
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_block_that_returns_its_cache_returns_the_callers(shifted: bool) -> None:
+    model = _Stack()
+    if shifted:  # it writes under another number than its own, so that its own forward has to run
+        for number, block in enumerate(model.blocks):
+            block.attention = _Shifted(number)
+    plain = copy.deepcopy(model)
+    swap(model, level="blocks", backend="eager", verify=False)
+    x = torch.randn(2, 3, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        (got, cache), (wanted, other) = model(x), plain(x)
+    torch.testing.assert_close(got, wanted)
+    assert type(cache) is transformers.DynamicCache
+    assert len(fallbacks(model)) == (2 if shifted else 0)
+    for entry, expected in zip(cache.layers, other.layers, strict=True):
+        assert entry.is_initialized == expected.is_initialized
+        if entry.is_initialized:
+            torch.testing.assert_close((entry.keys, entry.values), (expected.keys, expected.values))
+
+
+def test_a_compiler_sees_the_blocks_own_forward() -> None:
+    model, batch = _decoder(2).train(), batch_for("llama")
+    swap(model, level="blocks", backend="eager", verify=False)
+    counters.clear()
+    torch.compile(model, backend="eager")(**batch).loss.backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
 
 
 def test_a_fixed_cache_is_filled_by_the_blocks_own_forward() -> None:
@@ -97,7 +172,7 @@ def test_a_fixed_cache_is_filled_by_the_blocks_own_forward() -> None:
     batch = batch_for("llama")
     caches = [transformers.StaticCache(config=plain.config, max_cache_len=16) for _ in range(2)]
     wanted = plain(**batch, past_key_values=caches[0]).loss
-    with pytest.warns(FallbackWarning, match="is not an empty DynamicCache"):
+    with pytest.warns(FallbackWarning, match="is a cache that it fills in a way of its own"):
         torch.testing.assert_close(model(**batch, past_key_values=caches[1]).loss, wanted)
 
 

@@ -168,8 +168,54 @@ class Alternating(Layer):
         return self.down(self.act(self.up(x)))
 
 
-def test_an_attribute_that_the_class_assigns_is_not_fixed() -> None:
-    module = Alternating().eval()
+class Flag(nn.Module):
+    """Has a flag that it turns in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.on = not self.on
+        return x
+
+
+class OfAnother(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = Flag()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.flag(x)
+        if self.flag.on:
+            x = self.norm(x)
+        return self.down(self.act(self.up(x)))
+
+
+class Counting(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    @property
+    def even(self) -> bool:
+        return len(self.calls) % 2 == 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(1)
+        if self.even:
+            x = self.norm(x)
+        return self.down(self.act(self.up(x)))
+
+
+class ByName(Alternating):
+    def turn(self) -> None:
+        setattr(self, "norm_" + "first", not self.norm_first)
+
+
+@pytest.mark.parametrize("kind", [Alternating, OfAnother, Counting, ByName])
+def test_an_attribute_that_a_call_changes_is_not_fixed(kind: type[Layer]) -> None:
+    module = kind().eval()
     plain = copy.deepcopy(module)
     swapped(module, verify=False)
     for _ in range(3):

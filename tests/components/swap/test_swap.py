@@ -1,6 +1,7 @@
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +253,45 @@ def test_t5_in_16_bits_with_its_last_layers_in_32() -> None:
     assert report.skipped == ()
     assert "wide_rms_norm_gated_mlp" in {rule for site in report.sites for rule in site.rules}
     torch.testing.assert_close(loss_of(model, batch), expected, atol=2e-2, rtol=1e-2)
+
+
+def test_a_call_that_cannot_be_copied_is_not_verified() -> None:
+    class State:
+        def __init__(self, x: torch.Tensor) -> None:
+            self.x = x
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.act, self.down = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
+
+        def forward(self, state: State) -> torch.Tensor:
+            return self.down(self.act(self.up(state.x)))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(8, 8), Inner()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(State(self.first(x)))
+
+    (site,) = swap(Outer(), level="layers", batch=torch.randn(2, 8)).sites
+    assert (site.name, site.error) == ("inner", None)
+
+
+def test_the_gradient_of_a_blocks_input_is_compared_behind_a_frozen_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuselayers.components.swap import call
+
+    model, batch = FAMILIES["gpt2"][0](), batch_for("gpt2")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("wte" not in name and "wpe" not in name)
+    seen = []
+
+    def check(module: nn.Module, kind: type, given: Any, **options: Any) -> Any:
+        seen.append([one.requires_grad for one in given[0] if isinstance(one, torch.Tensor)])
+        return call.Check(None)
+
+    monkeypatch.setattr(call, "check", check)
+    swap(model, level="blocks", backend="eager", batch=batch)
+    assert seen[0] == [True]
