@@ -1,6 +1,8 @@
 """graph_work -- count forward and backward of a joint graph, as a partitioner cuts it and a compiler fuses it."""
 
 import operator
+import re
+from collections import Counter
 from typing import Any, Final
 
 import torch.fx as fx
@@ -40,23 +42,34 @@ def cut_pass(joint: JointGraph, policy: SavePolicy, *, hidden_dim: int) -> Pass:
 
 
 def selective_pass(joint: JointGraph, *, hidden_dim: int) -> Pass:
-    """Return the same where the results of attention and half of the matrix products are saved, and backward
-    recomputes the rest: torchtitan's `selective` activation checkpointing, which saves every second product."""
+    """Return the same under selective checkpointing: of each block its input, the results of attention, and those of
+    the first, third, ... matrix product are saved, and backward recomputes the rest.
+
+    What is outside of blocks is left out.
+    """
     without = cut_pass(joint, min_cut, hidden_dim=hidden_dim)
     kept = kept_inside = repeated = 0.0
+    inputs: dict[str, float] = {}
+    products: Counter[str] = Counter()
     for node in joint.nodes:
-        if node not in joint.forward or node.op != "call_function":
+        block = re.match(r".*?\.\d+(?=\.|$)", module_of(node))
+        if block is None or node not in joint.forward or node.op != "call_function" or _is_free(node):
             continue
-        inside = _is_inside_a_sublayer(node, hidden_dim)
+        value, inside = node.meta.get("val"), _is_inside_a_sublayer(node, hidden_dim)
+        if isinstance(value, Tensor) and value.shape[-1:] == (hidden_dim,):
+            inputs.setdefault(block[0], num_bytes(node))  # as large as the block's input
         if ATTENTION in str(node.target):
             kept, kept_inside = kept + num_bytes(node), kept_inside + num_bytes(node)
         elif (flops := flops_of(node)) > 0:
-            kept += num_bytes(node) / 2
-            kept_inside += num_bytes(node) / 2 if inside else 0.0
-            repeated += flops / 2
+            products[block[0]] += 1
+            if products[block[0]] % 2 == 0:
+                repeated += flops
+                continue
+            kept += num_bytes(node)
+            kept_inside += num_bytes(node) if inside else 0.0
     again = without.forward - Work(without.forward.matmul_flops, without.forward.attention_flops)
     backward = without.backward + again + Work(matmul_flops=repeated)
-    return Pass(kept, kept_inside, without.working_bytes, without.forward, backward)
+    return Pass(kept + sum(inputs.values()), kept_inside, without.working_bytes, without.forward, backward)
 
 
 def _is_inside_a_sublayer(node: fx.Node, hidden_dim: int) -> bool:

@@ -17,9 +17,9 @@ class Layout:
         sequence: whether the values outside of attention and feedforward are spread over a tensor-parallel group too.
         shard: "fsdp" spreads weights, gradients and optimizer over the data-parallel groups; "ddp" has all of them on
             each GPU; "none" is one group.
-        checkpointing: what a layer saves: "none" what the run's partitioner or eager mode saves, "selective" the
-            results of attention and of half of the matrix products, "block" its input, "budget:0.5" that share of what
-            eager mode saves.
+        checkpointing: what a layer saves: "none" what the run's partitioner or eager mode saves, "selective" its input
+            and the results of attention and of its first, third, ... matrix product, "block" its input, "budget:0.5"
+            that share of what eager mode saves.
     """
 
     dp: int = 0

@@ -82,8 +82,8 @@ def count(config: Config, *, kinds: Sequence[str], tokens: int | None, dtype: to
 
     Args:
         config: of the model.
-        kinds: "eager" (op by op, without `fuse`), a partitioner of `fuse` as in its config, or "selective" (the results
-            of attention and half of the matrix products are saved, the rest of a layer is recomputed).
+        kinds: "eager" (op by op, without `fuse`), a partitioner of `fuse` as in its config, or "selective" (see
+            `graph_work.selective_pass`).
         tokens: of an example; None for all that the model takes.
         dtype: of weights and activations.
 

@@ -66,7 +66,7 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
 
 
 def _selective() -> Any:
-    """The contexts of one call of a block: attention and every second matrix product are kept, as in torchtitan."""
+    """The contexts of one call of a block: attention and every second matrix product are kept."""
     counts = {False: 0, True: 0}  # of products, in forward and in its repetition
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
