@@ -20,19 +20,7 @@ from .verify import placements, verify
 
 
 class TorchEngine(Engine):
-    """A model over the processes of torchrun.
-
-    Args:
-        module: of `build`, without fusion of blocks, with the same weights on every process.
-        config: of the run.
-        processes: of the run.
-        layout: of `layout_of`.
-        device: of this process.
-
-    Raises:
-        ValueError: as `prepared`.
-        RuntimeError: the model is not split as the config asks for.
-    """
+    """A model over the processes of torchrun; arguments and errors are those of `start_engine`."""
 
     name = "torch"
 
