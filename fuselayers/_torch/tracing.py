@@ -5,8 +5,10 @@ import functools
 import importlib.metadata
 import inspect
 import re
+import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, cast
 
@@ -298,6 +300,28 @@ def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
         returned = enumerate(cast(Sequence[Any], output.args[0]))
         output.meta["user_visible_output_idxs"] = [index for index, node in returned if isinstance(node, fx.Node)]
         return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
+
+
+def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
+    """Let Inductor run the calls of an op in the graph's order, each with the result of the one before as its first
+    argument. To be called while a graph with the op is traced; nothing happens where Inductor is not loaded.
+
+    Inductor reorders calls that do not depend on each other to save memory, also those of random ops, which read and
+    change the generator (https://github.com/pytorch/pytorch/issues/192635).
+    """
+    lowering = sys.modules.get("torch._inductor.lowering")
+    if lowering is None or op in lowering.lowerings:
+        return
+    from torch._inductor.virtualized import V
+
+    call = lowering.fallback_handler(op, add_to_fallback_set=False)
+    last_of_graph: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def after_the_last(first: Any, *rest: Any, **named: Any) -> Any:
+        last_of_graph[V.graph] = call(last_of_graph.get(V.graph, first), *rest, **named)
+        return last_of_graph[V.graph]
+
+    lowering.register_lowering(op, type_promotion_kind=None)(after_the_last)
 
 
 def cpp_compiler() -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_intercepted
+from .._torch.tracing import keep_order_in_inductor
 from .philox import check_probability, check_seed
 
 __all__ = ["draw_seed", "seed_or_draw"]
@@ -69,6 +70,12 @@ def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
     return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
 
 
+def _empty_seed(fresh: Tensor, *, device: torch.device) -> Tensor:
+    # The n-th dropout of a model gets the n-th number of the generator, whatever order a compiler prefers.
+    keep_order_in_inductor(torch.ops.fuselayers.draw_seed.default)
+    return torch.empty((), dtype=torch.int64, device=device)
+
+
 def _draw_for_every_sample(
     info: Any, in_dims: tuple[int | None, ...], fresh: Tensor, *, device: torch.device
 ) -> tuple[Tensor, int]:
@@ -78,7 +85,5 @@ def _draw_for_every_sample(
 
 
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake(
-    "fuselayers::draw_seed", lambda fresh, *, device: torch.empty((), dtype=torch.int64, device=device), lib=_library
-)
+torch.library.register_fake("fuselayers::draw_seed", _empty_seed, lib=_library)
 torch.library.register_vmap("fuselayers::draw_seed", _draw_for_every_sample, lib=_library)

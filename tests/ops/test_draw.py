@@ -1,7 +1,12 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from fuselayers.ops import draw_seed, keep_mask
+from fuselayers import fuse
+from fuselayers.ops import draw_seed, dropout, keep_mask
 
 
 def test_a_draw_takes_one_number_from_the_generator() -> None:
@@ -23,6 +28,37 @@ def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
     torch.manual_seed(1)
     torch.testing.assert_close(torch.compile(two_masks, backend=backend)(x), expected)
     assert 0.15 < (expected != 1).double().mean() < 0.35  # a quarter survives two masks, a half would survive one
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        torch.compile,
+        fuse(backend="inductor"),
+        pytest.param(fuse(backend="inductor", torch_random=True), marks=pytest.mark.slow),
+    ],
+)
+def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any]) -> None:
+    # To save memory Inductor would look up the second row of tokens, and drop some, before all else.
+    def two_branches(
+        first: torch.Tensor, second: torch.Tensor, table: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        read = dropout(F.embedding(first, table), 0.5)
+        for _ in range(2):
+            read = read + dropout(F.layer_norm(read, (64,)) @ weight, 0.5)
+        written = dropout(F.embedding(second, table), 0.5)
+        attended = F.scaled_dot_product_attention(written @ weight, read @ weight, read)
+        return (written + dropout(attended, 0.5)).square().mean()
+
+    first, second = torch.randint(0, 20, (2, 3, 7))
+    table, weight = torch.randn(20, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    run = compiled(two_branches)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            torch.manual_seed(3)
+            expected = two_branches(first, second, table, weight)
+            torch.manual_seed(3)
+            torch.testing.assert_close(run(first, second, table, weight), expected)
 
 
 def test_torch_accepts_the_drawing_op() -> None:
