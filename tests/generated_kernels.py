@@ -20,6 +20,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from fuselayers._torch.dispatch import FakeTensor
 from fuselayers.ops import philox
+from fuselayers.ops.implementations import dispatch
 from fuselayers.ops.implementations.interpreter import patch_interpreter
 from fuselayers.ops.implementations.triton_language import tl
 
@@ -46,10 +47,12 @@ class Gpu:
 
     Attributes:
         kernels: the source of each kernel that Inductor generated for it.
+        ops: the names of this library's ops in each graph, forward and then backward.
     """
 
     def __init__(self) -> None:
         self.kernels: list[str] = []
+        self.ops: list[set[str]] = []
         self._real: dict[int, Tensor] = {}
 
     def run(self, compiled: Callable[..., Any], *tensors: Tensor) -> Any:
@@ -61,7 +64,13 @@ class Gpu:
     def _compile(
         self, compile_fx: Callable[..., Any], graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
-        compiled = compile_fx(graph_module, inputs, **{"inner_compile": _compile_on_cuda, **options})
+        def on_cuda(one: fx.GraphModule, given: Sequence[Any], **rest: Any) -> Callable[..., Any]:
+            called = (node.target for node in one.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+            names = (target.name() for target in called)
+            self.ops.append({name.partition("::")[2] for name in names if name.startswith("fuselayers::")})
+            return _compile_on_cuda(one, given, **rest)
+
+        compiled = compile_fx(graph_module, inputs, **{"inner_compile": on_cuda, **options})
         return lambda *now: compiled(*(self._real.get(id(one), one) for one in now))
 
 
@@ -89,6 +98,7 @@ def fake_gpu() -> Iterator[Gpu]:
     settings = {"force_disable_caches": True, "joint_custom_pre_pass": _move_to_cpu}
     with pytest.MonkeyPatch.context() as patch, config.patch(settings), _bool_masks():
         patch.setattr(philox, "_dtype_on_cpu", torch.bool)
+        patch.setattr(dispatch, "_is_on_gpu", lambda tensor: tensor.is_meta)
         patch.setattr(compile_fx, "compile_fx", functools.partial(gpu._compile, compile_fx.compile_fx))
         patch.setattr(AsyncCompile, "triton", noted)
         patch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu)

@@ -96,6 +96,11 @@ def is_compiling() -> bool:
     )
 
 
+def is_dynamo_tracing() -> bool:
+    """True in a function that Dynamo traces, but not for `torch.export`, whose graphs load without this library."""
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+
+
 def is_intercepted() -> bool:
     """True where something sees the calls of torch's ops before they run: a compiler, a transform, a dispatch mode."""
     return (
@@ -104,6 +109,12 @@ def is_intercepted() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )
+
+
+def decomposes(op: torch._ops.OpOverload) -> bool:
+    """True for an op that torch replaces by others whenever it traces it."""
+    name: str = op.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ from torch import Tensor
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
 from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, define, needs_grad, run
+from .implementations import COMPILED_FROM, define, needs_grad, one_node, run
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
@@ -75,6 +75,7 @@ def dropout(
         *(backend, dropout_formula, _fused, (x, seed, row_R), (column, p)),
         compiled_from=COMPILED_FROM,
         unsupported_reason=reason,
+        node=_node,
     )
     return y
 
@@ -207,3 +208,4 @@ dropout_op = define(
     _empty,
     formula=_masked,
 )
+_node = one_node("dropout", dropout_formula, _fused)

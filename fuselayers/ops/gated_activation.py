@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .implementations import COMPILED_FROM, define, differentiable_gradients, run
+from .implementations import COMPILED_FROM, define, differentiable_gradients, one_node, run
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .rows import as_rows, column_tile, elementwise_plan
@@ -58,7 +58,11 @@ def gated_activation(
         check_like("up", up, gate)
     elif gate.shape[-1] % 2:
         raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-    y: Tensor = run(backend, _formula, _GatedActivation.apply, (gate, up), (activation,), compiled_from=COMPILED_FROM)
+    y: Tensor = run(
+        *(backend, _formula, _GatedActivation.apply, (gate, up), (activation,)),
+        compiled_from=COMPILED_FROM,
+        node=_node,
+    )
     return y
 
 
@@ -228,3 +232,4 @@ _backward = define(
     _empty_gradients,
     formula=_gradients_formula,
 )
+_node = one_node("gated_activation", _formula, _GatedActivation.apply)

@@ -3,7 +3,8 @@
 A graph begins with the first backend that works. When its calls have taken as long as `warm_up` says, every candidate
 runs on copies of the inputs of that call, forward and backward, in turns and in random order:
 
-    the backends     each that works for the graph's device
+    the backends     each that works for the graph's device; on a GPU "inductor" has the formulas of this library's ops,
+                     and "triton" their kernels
     "plain"          the graph as Dynamo traced it, op by op under plain autograd
 
 The fastest serves from then on, behind Dynamo's guards. Later processes read the times from `auto_file` and compile
@@ -40,6 +41,7 @@ from .backends import (
     main_device,
     why_unavailable,
 )
+from .compilers import holds_own_ops
 from .partitioners import Partitioner, SavePolicy, partitioner
 from .report import GraphReport, ServedGraph, cache_key
 from .side_effects import Modes, holds_checkpoints, sharing_memory, side_effects, switches_modes
@@ -86,7 +88,7 @@ def compile_auto(
     if not measurable or holds_checkpoints(graph_module):
         return compile_chain(graph_module, example_inputs, chain=chain, report=report, **options)
     known = remembered(cache_key(report), main_device(example_inputs)) if not _size_indices(graph_module) else None
-    if known and known.keys() == {*_candidates_on(device_types_of(example_inputs)), PLAIN}:
+    if known and known.keys() == {*_candidates_for(graph_module, example_inputs), PLAIN}:
         report = _measured_report(report, known, "measured before")
         if report.served_by == PLAIN:
             return _as_traced(graph_module), ServedGraph(report)
@@ -274,7 +276,7 @@ class _Undecided:
                 # A backend writes to one of them through another, which is no copy.
                 self._stay(sizes, "since it writes to inputs that share memory")
                 return
-            names = [self._first_name] if sizes else _candidates_on(device_types_of(inputs))
+            names = [self._first_name] if sizes else _candidates_for(self._graph_module, inputs)
             candidates = self._candidates(names, inputs)
             measured = seconds_of(candidates, inputs, overwritten=effects.overwritten)
         except Exception as error:
@@ -332,9 +334,11 @@ def _measured_report(report: GraphReport, seconds: Mapping[str, float | None], r
     return replace(report, served_by=best, reason=reason, seconds=known)
 
 
-def _candidates_on(device_types: set[str]) -> list[str]:
+def _candidates_for(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> list[str]:
     """The backends to measure, in the order in which ties are settled."""
-    return [name for name in CANDIDATES if why_unavailable(name, device_types) is None]
+    device_types, has_own_ops = device_types_of(inputs), holds_own_ops(graph_module)
+    names = [name for name in CANDIDATES if name != "triton" or has_own_ops]
+    return [name for name in names if why_unavailable(name, device_types) is None]
 
 
 def _candidates_are_interchangeable(partition: str | Partitioner, example_inputs: Sequence[Any]) -> bool:

@@ -16,6 +16,7 @@ from .compilers import (
     compile_eager,
     compile_inductor,
     compile_nvfuser,
+    compile_triton,
     nvfuser_hint,
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
@@ -25,9 +26,8 @@ from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
 
-# "triton" is Inductor, but only on a GPU, where Inductor writes Triton.
 _COMPILERS: Final = MappingProxyType(
-    {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_inductor, "nvfuser": compile_nvfuser}
+    {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
 _NAMES: Final = ("auto", *_COMPILERS)
 _PINNED: Final = "pinned:"
@@ -36,8 +36,8 @@ _GET_TRITON: Final = "pip install triton"
 AUTO_ORDER: Final = ("inductor", "eager")
 """The backends that "auto" begins with: the first that works."""
 
-CANDIDATES: Final = ("inductor", "nvfuser", "eager")
-"""The backends that "auto" measures, in the order in which it settles ties; on a GPU "triton" is Inductor again."""
+CANDIDATES: Final = ("inductor", "triton", "nvfuser", "eager")
+"""The backends that "auto" measures, in the order in which it settles ties; "triton" where the graph has own ops."""
 
 PLAIN: Final = "plain"
 """The graph as it was traced, op by op: no backend, but "auto" and a pinned choice may take it."""
@@ -74,7 +74,7 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
     on_cpu = device_type == "cpu"
     described = {
         "inductor": (f"compiles to {'C++' if on_cpu else 'Triton'}", "apt install g++" if on_cpu else _GET_TRITON),
-        "triton": ("Inductor, which compiles to Triton", "" if on_cpu else _GET_TRITON),
+        "triton": ("Inductor, with this library's kernels", "" if on_cpu else _GET_TRITON),
         "nvfuser": ("nvFuser runs what can be fused, and torch the rest", nvfuser_hint()),
     }
     missing = {name: why_unavailable(name, {device_type}) for name in described}

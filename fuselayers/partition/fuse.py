@@ -85,8 +85,9 @@ def fuse(
             buffers, mode and state_dict keys; the module itself stays as it is.
         backend: "auto" (starts with Inductor if it can compile, else with eager; then measures and keeps the fastest of
             the working backends and the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor
-            on a GPU), or "nvfuser" (NVIDIA's package, on a GPU). "pinned:inductor+3f2a91b0:plain" is a choice that
-            `fuselayers tune` printed: a backend, and others for single graphs.
+            with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
+            "pinned:inductor+3f2a91b0:plain" is a choice that `fuselayers tune` printed: a backend, and others for
+            single graphs.
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.

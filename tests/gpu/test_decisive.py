@@ -5,6 +5,7 @@ Those that ask nothing of the GPU itself run in Triton's interpreter too.
 
 import copy
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fuselayers import ops, testing
 from fuselayers.cli.tune import prices
 from fuselayers.components import FusedMLP
 from fuselayers.ops.implementations import launch
-from fuselayers.partition import machine_of
+from fuselayers.partition import fuse, machine_of
 from tests.ops.contract import DEVICE, assert_as_good_as, seed_of, tensors
 
 pytestmark = pytest.mark.kernels
@@ -28,10 +29,10 @@ ROWS, WIDTH = (8192, 4096) if ON_A_GPU else (9, 264)
 FORMS = {"kernel": "triton", "formula": "eager"}
 
 
-def kept(x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def kept(x: Tensor, drop: Callable[..., Tensor] = ops.dropout, **options: Any) -> tuple[Tensor, Tensor]:
     """The masks of a forward and of its backward."""
     x = x.clone().requires_grad_()
-    y = ops.dropout(x, 0.3, **options)
+    y = drop(x, 0.3, **options)
     y.backward(torch.ones_like(y))
     assert x.grad is not None
     return y != 0, x.grad != 0
@@ -44,6 +45,9 @@ def test_masks_are_equal() -> None:
     x = torch.ones(min(ROWS, 1024), WIDTH, device=DEVICE)
     masks = {name: kept(x, seed=seed_of(), backend=backend) for name, backend in FORMS.items()}
     masks["compiled"] = compiled(x, seed=seed_of())
+    for backend in ("inductor", "triton") if ON_A_GPU else ("eager",):
+        fused = fuse(ops.dropout, backend=backend, fallback=(), static_argnames="p")
+        masks[f"fused by {backend}"] = kept(x, fused, seed=seed_of())
     first = masks["kernel"][0]
     assert 0.65 < first.float().mean().item() < 0.75
     for name, both in masks.items():

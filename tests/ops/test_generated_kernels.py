@@ -76,6 +76,29 @@ def test_every_op_has_the_same_masks(name: str, compile: Compile, dynamic: bool,
     assert_same_masks(fn, compile, dynamic, [tensors(*case.shapes(shape)) for shape in shapes])
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "bias_dropout_residual" else [slow]) for name in CASES]
+)
+def test_the_triton_backend_has_the_kernels_of_the_ops(name: str) -> None:
+    case: Case = CASES[name]
+    seeded = "seed" in case.options
+    given = tensors(*case.shapes((2, 64)))
+
+    def fn(seed: Tensor, *given: Tensor) -> Any:
+        return case.op(*given, **{**case.options, **({"seed": seed} if seeded else {})})
+
+    fused = fuse(fn, backend="triton", fallback=(), fullgraph=True, dynamic=False)
+    wanted = results_of(fn, seed_of(), *given)
+    if not INTERPRETED:
+        torch.testing.assert_close(results_of(fused, seed_of(), *given), wanted)
+        return
+    with fake_gpu() as gpu:
+        torch.testing.assert_close(results_of(lambda *now: gpu.run(fused, *now), seed_of(), *given), wanted)
+    forward = gpu.ops[0]
+    assert len(forward) == 1, forward
+    assert not {"keep_factors", "keep_mask"} & set().union(*gpu.ops)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
 @pytest.mark.parametrize("first", [(2**32 - 2, 0), (5, 4), (2**20, 2**40)], ids=str)

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import sys
 import threading
 import time
 from typing import Any, cast
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselayers import ops
 from fuselayers._torch.dispatch import as_a_compiler
+from fuselayers.ops.implementations import dispatch
 from fuselayers.partition import (
     BackendUnavailableError,
     auto,
@@ -380,6 +382,20 @@ class TestWhatAChoiceIsFor:
         torch.compiler.reset()
         fuse(wave)(*inputs())
         assert clock.asked == [["eager", "plain"], ["inductor", "eager", "plain"]]
+
+    def test_on_a_gpu_the_kernels_are_a_candidate_where_a_graph_has_some(
+        self, measured: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = measured("triton")
+        monkeypatch.setattr(dispatch, "_is_on_gpu", lambda tensor: True)
+        for one in (auto, sys.modules["fuselayers.partition.backends"]):  # by attributes the second is the function
+            monkeypatch.setattr(one, "why_unavailable", lambda name, _: "no GPU" if name == "nvfuser" else None)
+        fused = fuse(ops.gated_activation)
+        x = torch.randn(2, 8, requires_grad=True)
+        torch.testing.assert_close(fused(x), ops.gated_activation(x))
+        assert only(fused).served_by == "triton"
+        fuse(wave)(*inputs())
+        assert clock.asked == [["inductor", "triton", "eager", "plain"], ["inductor", "eager", "plain"]]
 
     def test_a_candidate_that_cannot_be_compiled_is_out(self, measured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         clock, fused = measured("plain"), fuse(wave)

@@ -166,11 +166,11 @@ def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:
         fuse(torch.tan, backend="triton", fallback=())(x)
 
 
-def test_triton_on_a_gpu_is_inductors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_on_a_gpu_needs_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
     monkeypatch.setattr(module, "why_inductor_is_unavailable", lambda kind: looked_at.append(kind))
     status = {one.name: one for one in backends(device="cuda")}["triton"]
-    assert (status.available, status.reason) == (True, "Inductor, which compiles to Triton")
+    assert (status.available, status.reason) == (True, "Inductor, with this library's kernels")
     assert set(looked_at) == {"cuda"}
     monkeypatch.setattr(module, "why_inductor_is_unavailable", lambda kind: f"Triton cannot compile for {kind} here")
     status = {one.name: one for one in backends(device="cuda")}["triton"]

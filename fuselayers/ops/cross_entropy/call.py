@@ -35,7 +35,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..implementations import differentiable_gradients, needs_grad, run
+from ..implementations import differentiable_gradients, needs_grad, one_node, run
 from ..implementations.launch import INTERPRETED
 from ..losses import check_loss_options, check_target, loss_dtype
 from ..shapes import check_rows
@@ -88,12 +88,15 @@ def cross_entropy(
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
     check_target(target, "logits", logits)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    loss: Tensor = run(backend, _formula, _fused, (logits, target), options, compiled_from=_COMPILED_FROM)
+    loss: Tensor = run(backend, _formula, _fused, (logits, target), options, compiled_from=_COMPILED_FROM, node=_node)
     return loss
 
 
-def _formula(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-    return loss_by_formula(logits, target, *(*options, loss_dtype(logits.dtype, logits.device)))
+def _formula(
+    logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, reduction: str
+) -> Tensor:
+    dtype = loss_dtype(logits.dtype, logits.device)
+    return loss_by_formula(logits, target, ignore_index, label_smoothing, z_loss, reduction, dtype)
 
 
 def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
@@ -142,3 +145,6 @@ class _CrossEntropy(torch.autograd.Function):
         else:
             dlogits = fused_loss_gradients(dloss, count, logits, target, sums, *ctx.options[:3])
         return dlogits, None, *(None for _ in ctx.options)
+
+
+_node = one_node("cross_entropy", _formula, _fused)

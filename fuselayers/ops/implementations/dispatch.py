@@ -8,7 +8,8 @@ The values of `backend`:
 
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
                 tensor subclasses and in float64; else on a GPU the kernels, and on a CPU the compiled implementation
-                from a number of elements on that each op states (`compiled_from`)
+                from a number of elements on that each op states (`compiled_from`). `fuse(backend="triton")` takes the
+                kernels inside a compiled function too, and "auto" of `fuse` measures both (`one_node`)
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
     "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
@@ -17,15 +18,17 @@ All implementations agree to rounding and draw the same mask. The choice depends
 settings, never on a measurement, so numerics do not depend on the clock.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
+from ..._torch.dispatch import is_compiling, is_dynamo_tracing, jit_is_tracing, transforms_are_active
 from ...names import no_such
 from ...partition import BackendUnavailableError
+from ...partition.compilers import takes_own_kernels
 from .compiled import can_compile, compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
 
@@ -49,6 +52,7 @@ def run(
     *,
     compiled_from: int | None = None,
     unsupported_reason: str | None = None,
+    node: Callable[..., Any] | None = None,
 ) -> Any:
     """Call `formula` or `fused` with the tensors and the options.
 
@@ -61,6 +65,7 @@ def run(
         compiled_from: the number of elements of the first tensor from which "auto" takes the compiled implementation on
             a CPU; None if compiling does not make the formula faster.
         unsupported_reason: why the kernels cannot take this call, or None if they can.
+        node: what `one_node` returned for the two functions.
 
     Raises:
         ValueError: no such backend.
@@ -69,6 +74,10 @@ def run(
     """
     first = tensors[0]
     assert first is not None
+    if backend == "auto" and node is not None and is_dynamo_tracing() and _is_on_gpu(first):
+        if (unsupported_reason or _unsupported_reason(tensors)) is None:
+            return node(*tensors, *options)
+        return formula(*tensors, *options)
     if backend == "auto" and first.is_cpu:
         # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
         use_fused = (
@@ -87,6 +96,31 @@ def run(
     if not use_fused:
         return formula(*tensors, *options)
     return fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
+
+
+def one_node(name: str, formula: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
+    """Register an op that Dynamo leaves whole, and return it. On a GPU `run` calls it while Dynamo traces.
+
+    What compiles the graph decides: `fuse(backend="triton")` finds `fused` in it, every other compiler `formula`. Where
+    the graph is run as it is, the op is called as in eager mode.
+
+    Args:
+        name: the op's.
+        formula: as for `run`; its annotations are the schema.
+        fused: as for `run`.
+    """
+    # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
+    name, schema = f"{name}_node", re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
+    num_tensors = schema.partition(")")[0].count("Tensor")
+
+    def call(*arguments: Any) -> Any:
+        if takes_own_kernels():
+            return fused(*arguments)
+        return run("auto", formula, fused, arguments[:num_tensors], arguments[num_tensors:])
+
+    _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
+    _library.impl(name, call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.fuselayers, name).default  # type: ignore[no-any-return]
 
 
 def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..dropout import dropout_formula
-from ..implementations import COMPILED_FROM, differentiable_gradients, needs_grad, run
+from ..implementations import COMPILED_FROM, differentiable_gradients, needs_grad, one_node, run
 from ..shards import Shard, check_shard, row_indices
 from .backward import normalise_backward
 from .formula import check_eps, norm_formula, s_is_x
@@ -46,6 +46,7 @@ def normalise(
         (p, eps, pre, rms),
         # torch has one kernel for a layer norm, and none for an RMS norm.
         compiled_from=None if seed is None and not rms else COMPILED_FROM,
+        node=_node,
     )
     return results
 
@@ -148,3 +149,6 @@ class _Normalise(torch.autograd.Function):
             dnorm_bias,
             *(None,) * 6,
         )
+
+
+_node = one_node("normalise", _formula, _fused)

@@ -87,7 +87,7 @@ def gradient_formula(dy: Tensor, y: Tensor, causal: bool, scale: float, log: boo
     return dscores.masked_fill(hidden, 0.0).to(y.dtype)
 
 
-def reference(scores: Tensor, mask: Tensor | None, *, causal: bool, scale: float, log: bool) -> Tensor:
+def reference(scores: Tensor, mask: Tensor | None, *, causal: bool, scale: float, log: bool = False) -> Tensor:
     """Return the definition of both ops, in plain torch."""
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
     visible = torch.ones(scores.shape, dtype=torch.bool, device=scores.device)

@@ -2,12 +2,14 @@
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 import torch
 import torch.fx as fx
 from torch.utils._triton import has_triton
 
+from ..._torch.dispatch import decomposes
 from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
 from ..cache import sources_hash
 from ..machine import machine_of
@@ -24,6 +26,31 @@ def why_inductor_is_unavailable(device_type: str) -> str | None:
             return "no C++ compiler was found; install g++ or set CXX"
         return None
     return None if has_triton() else f"Triton cannot compile for {device_type} here"
+
+
+_own_kernels: Final = ContextVar("own_kernels", default=False)
+
+
+def takes_own_kernels() -> bool:
+    """True while a graph is compiled in which this library's ops are its own kernels."""
+    return _own_kernels.get()
+
+
+def holds_own_ops(graph_module: fx.GraphModule) -> bool:
+    """True for a graph of Dynamo's with ops of this library, which may be formulas or kernels."""
+    targets = {node.target for node in all_nodes(graph_module) if isinstance(node.target, torch._ops.OpOverload)}
+    return any(one.namespace == "fuselayers" and decomposes(one) for one in targets)
+
+
+def compile_triton(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
+) -> Callable[..., Any]:
+    """As `compile_inductor`, with the kernels of this library's ops instead of code that Inductor writes for them."""
+    before = _own_kernels.set(True)
+    try:
+        return compile_inductor(graph_module, example_inputs, partition=partition, torch_random=torch_random)
+    finally:
+        _own_kernels.reset(before)
 
 
 def compile_inductor(
@@ -56,7 +83,7 @@ class _InductorPartitioner:
         # machine is never reused. No text identifies the behaviour of a user's own function, so its code is not reused
         # across processes.
         machines = [machine_of(device_type) for device_type in sorted(device_types)]
-        settings = f"{torch_random}-{donates_buffers()}-{machines}"
+        settings = f"{torch_random}-{takes_own_kernels()}-{donates_buffers()}-{machines}"
         self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavePolicy) else str(uuid.uuid4())
 
     def __call__(

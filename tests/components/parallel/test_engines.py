@@ -15,7 +15,7 @@ _COMPILED = ["compile", "compile", "block inductor", "block inductor", "model in
 
 def _run(size: int, folder: Path, function: object, *arguments: object) -> list[object]:
     folder.mkdir()
-    return run(size, function, *arguments, folder=folder, seconds=500)  # type: ignore[arg-type]
+    return run(size, function, *arguments, folder=folder, seconds=1200)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_graphs_of_blocks_keep_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("name", ["gated", "mixture", "pair"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequence: bool, tmp_path: Path) -> None:

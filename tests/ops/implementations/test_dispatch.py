@@ -183,6 +183,41 @@ class TestBytes:
         return forward, launches[len(forward) :]
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAR_APART else [pytest.mark.slow]) for name in CASES]
+)
+def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name]
+    inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 8)))]
+    targets: list[str] = []
+
+    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(str(node.target) for node in graph_module.graph.nodes if node.op == "call_function")
+        return graph_module.forward
+
+    def results(call: Any) -> list[Tensor]:
+        found = call(*inputs, **case.options)
+        outputs = found if isinstance(found, tuple) else (found,)
+        return [*outputs, *torch.autograd.grad(outputs, inputs, [torch.ones_like(one) for one in outputs])]
+
+    expected = results(case.op)
+    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
+    torch.compiler.reset()
+    torch.testing.assert_close(results(torch.compile(case.op, backend=look, fullgraph=True)), expected)
+    assert len([one for one in targets if one.startswith("fuselayers.")]) == 1, targets
+    torch.testing.assert_close(results(fuse(case.op, backend="eager", fullgraph=True)), expected)
+
+
+def test_on_a_gpu_a_strict_export_has_no_op_of_this_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gate(nn.Module):
+        def forward(self, packed: Tensor) -> Tensor:
+            return ops.gated_activation(packed)
+
+    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
+    exported = torch.export.export(Gate(), (torch.randn(2, 8),), strict=True)
+    assert "fuselayers" not in exported.graph_module.code
+
+
 @on_kernels
 @all_cases
 def test_kernels_save_what_the_case_says(case: Case) -> None:
