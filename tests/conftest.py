@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import sys
@@ -71,13 +70,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("kernels"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_collection_finish() -> None:
-    # The collector looks through everything that the imports made, half a million objects, each time that it looks
-    # through the old ones, and so does each `gc.collect` of a test. Nothing of it is ever freed.
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
