@@ -1,7 +1,31 @@
-"""Imports the package before pytest does.
+"""Imports the package before pytest does, and collects tests of kernels where they are.
 
 Given one file of it, `--doctest-modules` would else run that file twice, as itself and as a part of its package, and
 the second one finds its names in the registry taken.
 """
 
+from pathlib import Path
+
+import pytest
+
 import fuselayers as fuselayers
+
+# Whoever asks for tests of kernels, as `make test` does for its second run, need not import all others: half a minute.
+_WITH_KERNELS = tuple(
+    Path(__file__).parent / "tests" / folder for folder in ("cli/bench", "cli/tune", "gpu", "ops", "testing")
+)
+
+
+def _has_kernels(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in _WITH_KERNELS)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    of_kernels = config.option.markexpr in ("kernels", "kernels and not slow")
+    return True if of_kernels and collection_path.suffix == ".py" and not _has_kernels(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before it is skipped, where no kernel runs
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernels") and not _has_kernels(item.path):
+        pytest.fail("it runs kernels: add its folder to _WITH_KERNELS in the first conftest.py", pytrace=False)

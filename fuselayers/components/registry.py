@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from torch import nn
@@ -189,13 +190,19 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
     >>> [option.name for option in options("norm", "layer_norm")]
     ['eps', 'bias']
     """
-    component = get(kind, name)
+    return _options(kind, get(kind, name))
+
+
+@cache
+def _options(kind: str, component: type) -> tuple[Option, ...]:
+    # Kept: reading a signature takes a fifth of a millisecond, and composing one config asks for options 150 times.
     initialise = component.__init__  # type: ignore[misc]
     annotations = get_type_hints(initialise)
     hints = get_type_hints(initialise, include_extras=True)
     docs: dict[str, str] = {}
     for base in reversed(component.__mro__):
         docs |= _argument_docs(base)
+    built_in = _built_in(kind, component)
     return tuple(
         Option(
             name=parameter.name,
@@ -206,7 +213,7 @@ def options(kind: str, name: str) -> tuple[Option, ...]:
             kind=_kind_of(parameter.name, hints.get(parameter.name)),
         )
         for parameter in inspect.signature(initialise).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in _built_in(kind, component)
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in built_in
     )
 
 
@@ -225,7 +232,7 @@ def no_option(kind: str, name: str, option: str, *, elsewhere: Sequence[str] = (
     component = get(kind, name)
     if option == "causal" and kind in _KINDS_WITH_CAUSAL:
         return f"{option!r} is no option of {kind} {name!r}: the model sets it, a decoder to True; leave it out"
-    parameter = inspect.signature(component).parameters.get(option)
+    parameter = _signature(component).parameters.get(option)
     if parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and not is_shipped(component):
         return (
             f"{option!r} of {kind} {name!r} ({_path(component)}) is no option: only keyword-only arguments are; "
@@ -293,7 +300,7 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
             raise ValueError(no_option(kind, choice.name, name))
         if name in built_in:
             raise ValueError(f"{choice.name} option {name!r} is filled in by the builder; leave it out of the options")
-    parameters = inspect.signature(component).parameters
+    parameters = _signature(component).parameters
     for name in built_in:
         if name not in parameters:
             raise ValueError(f"{kind} {choice.name!r} ({_path(component)}) does not take the argument {name!r}")
@@ -302,7 +309,7 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
             meaning = f" ({option.doc})" if option.doc else ""
             raise ValueError(f"{kind} {choice.name!r} needs the option {name!r}{meaning}")
     try:
-        inspect.signature(component).bind(*args, **choice.options, **built_in)
+        _signature(component).bind(*args, **choice.options, **built_in)
     except TypeError as error:
         raise TypeError(
             f"{kind} {choice.name!r} ({_path(component)}) cannot be built: {error}; a builder gives the sizes of its "
@@ -336,10 +343,13 @@ def _kind_of(name: str, annotation: Any) -> str | None:
     return name if name in KINDS else None
 
 
+_signature = cache(inspect.signature)
+
+
 def _built_in(kind: str, component: type) -> frozenset[str]:
     listed: frozenset[str] = getattr(component, "built_in", frozenset())
     # See Note: [causal is the model's].
-    if kind in _KINDS_WITH_CAUSAL and "causal" in inspect.signature(component).parameters:
+    if kind in _KINDS_WITH_CAUSAL and "causal" in _signature(component).parameters:
         listed |= {"causal"}
     return listed
 

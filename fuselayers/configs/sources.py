@@ -1,5 +1,6 @@
 """What a caller asks for: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
 
+import functools
 import os
 import re
 import textwrap
@@ -128,7 +129,7 @@ def _parsed(text: object) -> Override:
     if len(text) > _LONGEST:
         raise ValueError(f"an override may have {_LONGEST:,} characters at most, got {len(text):,}: {shown(text)}")
     try:
-        override = OverridesParser.create().parse_override(text)
+        override = _parsed_once(text)
         sweep = override.is_sweep_override()
     except (HydraException, RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
         raise ValueError(
@@ -148,6 +149,10 @@ def _parsed(text: object) -> Override:
     if sweep:
         raise ValueError(f"the override {shown(text)} asks for several runs; give one value, or a list as [a,b]")
     return override
+
+
+# Hydra's grammar takes a millisecond per override, and `fuselayers train` reads each one several times.
+_parsed_once: Final = functools.lru_cache(OverridesParser.create().parse_override)
 
 
 def _is_path(text: str) -> bool:
@@ -256,6 +261,7 @@ def _from_mapping(content: Any) -> Request:
 
 
 def _check_left_at_default(request: Request) -> None:
+    known: dict[str, list[str]] = {}
     for path in sorted(request.left_at_default):
         kind, _, option = path.partition(".")
         if kind not in COMPONENT_SECTIONS:
@@ -263,9 +269,10 @@ def _check_left_at_default(request: Request) -> None:
         section = {"name": request.choices.get(kind), **request.settings.get(kind, {})}
         if section["name"] is not None and section["name"] not in names(kind):
             continue  # the component's name has an error of its own
-        known = [known.removeprefix(f"{kind}.") for known in option_paths(kind, section, where=kind)]
-        if option not in known:
-            raise ValueError(f"{_LEFT_AT_DEFAULT} has {shown(path)}: {no_such(f'{kind} option', option, known)}")
+        if kind not in known:
+            known[kind] = [one.removeprefix(f"{kind}.") for one in option_paths(kind, section, where=kind)]
+        if option not in known[kind]:
+            raise ValueError(f"{_LEFT_AT_DEFAULT} has {shown(path)}: {no_such(f'{kind} option', option, known[kind])}")
 
 
 def _paths(paths: Any) -> list[str]:

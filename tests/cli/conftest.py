@@ -42,14 +42,24 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    path = tmp_path / "text.py"
+def write_text_file(folder: Path) -> Path:
+    """The text of `text_file`, in a folder that more than one test reads."""
+    path = folder / "text.py"
     path.write_text("".join(_LINES))
     return path
+
+
+def tiny_on(text_file: Path) -> list[str]:
+    """The overrides of `tiny`, for a text that more than one test reads."""
+    return [*TINY_MODEL, *TINY_TRAINING, "fusion=off", "model.dropout=0", f"data.path={text_file}"]
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    return write_text_file(tmp_path)
 
 
 @pytest.fixture
 def tiny(text_file: Path) -> list[str]:
     """Overrides of a run that takes a second: a tiny model without fusion, 12 steps, a checkpoint every 4."""
-    return [*TINY_MODEL, *TINY_TRAINING, "fusion=off", "model.dropout=0", f"data.path={text_file}"]
+    return tiny_on(text_file)

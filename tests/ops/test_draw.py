@@ -30,15 +30,19 @@ def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
     assert 0.15 < (expected != 1).double().mean() < 0.35  # a quarter survives two masks, a half would survive one
 
 
+# Each takes seconds to compile.
 @pytest.mark.parametrize(
-    "compiled",
+    ("compiled", "grad"),
     [
-        torch.compile,
-        fuse(backend="inductor"),
-        pytest.param(fuse(backend="inductor", torch_random=True), marks=pytest.mark.slow),
+        (torch.compile, False),
+        pytest.param(torch.compile, True, marks=pytest.mark.slow),
+        (fuse(backend="inductor"), False),
+        (fuse(backend="inductor"), True),
+        pytest.param(fuse(backend="inductor", torch_random=True), False, marks=pytest.mark.slow),
+        pytest.param(fuse(backend="inductor", torch_random=True), True, marks=pytest.mark.slow),
     ],
 )
-def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any]) -> None:
+def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any], grad: bool) -> None:
     # To save memory Inductor would look up the second row of tokens, and drop some, before all else.
     def two_branches(
         first: torch.Tensor, second: torch.Tensor, table: torch.Tensor, weight: torch.Tensor
@@ -53,12 +57,11 @@ def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any]) -> None
     first, second = torch.randint(0, 20, (2, 3, 7))
     table, weight = torch.randn(20, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     run = compiled(two_branches)
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            torch.manual_seed(3)
-            expected = two_branches(first, second, table, weight)
-            torch.manual_seed(3)
-            torch.testing.assert_close(run(first, second, table, weight), expected)
+    with torch.set_grad_enabled(grad):
+        torch.manual_seed(3)
+        expected = two_branches(first, second, table, weight)
+        torch.manual_seed(3)
+        torch.testing.assert_close(run(first, second, table, weight), expected)
 
 
 def test_torch_accepts_the_drawing_op() -> None:

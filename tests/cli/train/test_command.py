@@ -28,6 +28,7 @@ from fuselayers.cli.train.utilisation import measured_matmul
 from fuselayers.configs import build, compose, to_yaml
 from fuselayers.configs.costs import model_costs
 from fuselayers.ops.implementations.compiled import can_compile
+from tests.cli.conftest import tiny_on, write_text_file
 from tests.processes import Program
 
 
@@ -67,6 +68,29 @@ def _assert_same_state(first: Path, second: Path) -> None:
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `tiny` to its end. Tests only read it."""
+    folder = tmp_path_factory.mktemp("finished")
+    _train([*tiny_on(write_text_file(folder)), f"train.output={folder / 'run'}"])
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def rotary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of `tiny` with rotary positions. Tests only read it."""
+    folder = tmp_path_factory.mktemp("rotary")
+    overrides = tiny_on(write_text_file(folder))
+    _train([*overrides, "position=rotary", f"train.output={folder / 'run'}", "train.steps=4"])
+    return folder / "run"
+
+
+@pytest.fixture
+def own(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> None:
@@ -135,17 +159,15 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     _assert_same_state(tmp_path / "parts", tmp_path / "whole")
 
 
-def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(tiny: list[str], tmp_path: Path) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'first'}"])
-    before = _files(tmp_path / "first")
-    _train([f"train.resume={_newest(tmp_path / 'first')}", "train.steps=16", f"train.output={tmp_path / 'on'}"])
-    assert _files(tmp_path / "first") == before
-    assert _curve(tmp_path / "on")[:12] == _curve(tmp_path / "first")
+def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(own: Path, tmp_path: Path) -> None:
+    before = _files(own)
+    _train([f"train.resume={_newest(own)}", "train.steps=16", f"train.output={tmp_path / 'on'}"])
+    assert _files(own) == before
+    assert _curve(tmp_path / "on")[:12] == _curve(own)
     assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
 
 
-def test_an_asynchronous_run_keeps_as_many_as_asked_and_is_the_other_one(tiny: list[str], tmp_path: Path) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'whole'}"])
+def test_an_asynchronous_run_keeps_as_many_as_asked(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     _train(
         [*tiny, f"train.output={folder}", "train.steps=10", "train.async_checkpoint=true", "train.keep_checkpoints=3"]
@@ -167,10 +189,9 @@ def test_an_asynchronous_run_keeps_as_many_as_asked_and_is_the_other_one(tiny: l
 
 
 def test_a_checkpoint_that_was_copied_elsewhere_begins_a_run_of_its_own(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'first'}"])
-    copy = shutil.copytree(_newest(tmp_path / "first"), tmp_path / "copy")
+    copy = shutil.copytree(_newest(finished), tmp_path / "copy")
     monkeypatch.chdir(tmp_path)
     assert "writing runs/" in _train([f"train.resume={copy}", "train.steps=14"])
     (folder,) = (tmp_path / "runs").iterdir()
@@ -178,10 +199,8 @@ def test_a_checkpoint_that_was_copied_elsewhere_begins_a_run_of_its_own(
 
 
 @pytest.mark.parametrize("way", ["option", "mapping", "quoted", "file", "reference"])
-def test_a_run_is_resumed_however_it_is_said(tiny: list[str], tmp_path: Path, way: str) -> None:
-    folder = tmp_path / "run"
-    # gpt_nano has no base: it is an option of the checkpoint's position alone.
-    _train([*tiny, "position=rotary", f"train.output={folder}", "train.steps=4"])
+def test_a_run_is_resumed_however_it_is_said(rotary: Path, tmp_path: Path, way: str) -> None:
+    folder = shutil.copytree(rotary, tmp_path / "run")
     (tmp_path / "configs" / "train").mkdir(parents=True)
     file = tmp_path / "configs" / "train" / "mine.yaml"
     file.write_text(f"defaults: [quick]\nresume: {folder}\nsteps: 6\ndevice: cpu\ncompare: false\n")
@@ -192,6 +211,7 @@ def test_a_run_is_resumed_however_it_is_said(tiny: list[str], tmp_path: Path, wa
         "file": [f"hydra.searchpath=[{tmp_path / 'configs'}]", "train=mine"],
         "reference": ["train.resume=${train.output}", f"train.output={folder}", "train.steps=6"],
     }[way]
+    # gpt_nano has no base: it is an option of the checkpoint's position alone.
     output = _train([*asked, "position.base=10000"])
     assert f"writing {folder}, continuing after step 4" in output
     assert [row[0] for row in _curve(folder)] == [1, 2, 3, 4, 5, 6]
@@ -208,22 +228,18 @@ def test_a_run_is_resumed_however_it_is_said(tiny: list[str], tmp_path: Path, wa
         ("train.steps=4", r"is of step 12, beyond train\.steps=4; there is nothing left to train"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused(tiny: list[str], tmp_path: Path, override: str, text: str) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, f"train.output={folder}"])
-    before = _files(folder)
+def test_a_checkpoint_of_something_else_is_refused(own: Path, override: str, text: str) -> None:
+    before = _files(own)
     with pytest.raises(ValueError, match=text):
-        _train([f"train.resume={folder}", override])
-    assert _files(folder) == before
+        _train([f"train.resume={own}", override])
+    assert _files(own) == before
 
 
-def test_a_run_is_not_overwritten(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, f"train.output={folder}"])
+def test_a_run_is_not_overwritten(tiny: list[str], own: Path) -> None:
     with pytest.raises(
-        FileExistsError, match=rf"already holds a run \(checkpoints/step-000012\); .* train\.resume={folder}, or"
+        FileExistsError, match=rf"already holds a run \(checkpoints/step-000012\); .* train\.resume={own}, or"
     ):
-        _train([*tiny, f"train.output={folder}"])
+        _train([*tiny, f"train.output={own}"])
 
 
 def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) -> None:
@@ -234,9 +250,13 @@ def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangup: None, number: signal.Signals
+    tiny: list[str],
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hangup: None,
+    number: signal.Signals,
 ) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'whole'}"])
     step = Trainer.step
 
     def interrupted(trainer: Trainer, index: int) -> Update:
@@ -257,14 +277,13 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
     assert (folder / "loss.png").exists()
     _train([f"train.resume={folder}"])
-    assert _curve(folder) == _curve(tmp_path / "whole")
-    _assert_same_state(folder, tmp_path / "whole")
+    assert _curve(folder) == _curve(finished)
+    _assert_same_state(folder, finished)
 
 
 def test_a_full_disk_in_training_keeps_the_last_checkpoint(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'whole'}"])
     folder = tmp_path / "run"
     rename = os.rename
 
@@ -281,8 +300,8 @@ def test_a_full_disk_in_training_keeps_the_last_checkpoint(
     assert _step_of(folder) == 4
     assert find_checkpoint(str(folder)) == folder / "checkpoints" / "step-000004"
     _train([f"train.resume={folder}"])
-    assert _curve(folder) == _curve(tmp_path / "whole")
-    _assert_same_state(folder, tmp_path / "whole")
+    assert _curve(folder) == _curve(finished)
+    _assert_same_state(folder, finished)
 
 
 _LOSES_ITS_OUTPUT = """
@@ -420,18 +439,14 @@ def test_a_table_of_the_users_is_not_replaced(tiny: list[str], tmp_path: Path) -
     assert _files(tmp_path / "run") == {"metrics.csv": b"my,own,table\n"}
 
 
-def test_a_finished_run_without_its_checkpoints_is_not_replaced(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, f"train.output={folder}"])
-    shutil.rmtree(folder / "checkpoints")
+def test_a_finished_run_without_its_checkpoints_is_not_replaced(tiny: list[str], own: Path) -> None:
+    shutil.rmtree(own / "checkpoints")
     with pytest.raises(FileExistsError, match=r"already holds a run \(loss\.png\)"):
-        _train([*tiny, f"train.output={folder}"])
+        _train([*tiny, f"train.output={own}"])
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tiny: list[str], tmp_path: Path) -> None:
-    whole, folder = tmp_path / "whole", tmp_path / "run"
-    for output in (whole, folder):
-        _train([*tiny, f"train.output={output}"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(own: Path, finished: Path) -> None:
+    whole, folder = finished, own
     last, previous = folder / "checkpoints" / "step-000012", folder / "checkpoints" / "step-000008"
     content = (last / "rank-00000.bin").read_bytes()
     (last / "rank-00000.bin").write_bytes(content[:5000] + bytes([content[5000] ^ 4]) + content[5001:])
@@ -448,11 +463,9 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tiny: list[str],
 
 
 def test_a_run_that_goes_back_to_the_checkpoint_before_keeps_both_until_it_writes(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, f"train.output={folder}"])
-    last, previous = folder / "checkpoints" / "step-000012", folder / "checkpoints" / "step-000008"
+    last, previous = own / "checkpoints" / "step-000012", own / "checkpoints" / "step-000008"
 
     def fails(trainer: Trainer, number: int) -> Update:
         raise RuntimeError("killed")
@@ -511,18 +524,16 @@ def test_a_last_step_without_a_number_is_divergence(
     ],
 )
 def test_a_checkpoint_with_wrong_contents_is_refused_before_anything_is_written(
-    tiny: list[str], tmp_path: Path, change: dict[str, str], text: str
+    own: Path, change: dict[str, str], text: str
 ) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, f"train.output={folder}", "train.steps=4"])
-    path = _newest(folder)
+    path = _newest(own)
     checkpoint = read_checkpoint(path)
-    save(path.parent, whole_tensors(path, checkpoint), step=4, texts=replace(checkpoint.texts, **change))
-    before = _files(folder)
+    save(path.parent, whole_tensors(path, checkpoint), step=12, texts=replace(checkpoint.texts, **change))
+    before = _files(own)
     with pytest.raises(ValueError, match=text) as caught:
-        _train([f"train.resume={folder}"])
+        _train([f"train.resume={own}"])
     assert len(str(caught.value)) < 600
-    assert _files(folder) == before
+    assert _files(own) == before
 
 
 def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
@@ -633,13 +644,14 @@ def test_a_run_on_a_tokenizers_tokens_resumes_exactly_and_writes_text(
     assert _curve(tmp_path / "parts") == _curve(tmp_path / "whole")
 
 
-def test_a_prepared_text_trains_as_the_text_itself(tiny: list[str], text_file: Path, tmp_path: Path) -> None:
-    _train([*tiny, f"train.output={tmp_path / 'text'}"])
+def test_a_prepared_text_trains_as_the_text_itself(
+    tiny: list[str], text_file: Path, finished: Path, own: Path, tmp_path: Path
+) -> None:
     prepare(str(text_file), tmp_path / "tokens")
     _train([*tiny, f"data.path={tmp_path / 'tokens'}", f"train.output={tmp_path / 'mapped'}"])
-    assert _curve(tmp_path / "mapped") == _curve(tmp_path / "text")
+    assert _curve(tmp_path / "mapped") == _curve(finished)
     # The fingerprint is the same, so a run may go on with either.
-    output = _train([f"train.resume={tmp_path / 'text'}", "train.steps=14", f"data.path={tmp_path / 'tokens'}"])
+    output = _train([f"train.resume={own}", "train.steps=14", f"data.path={tmp_path / 'tokens'}"])
     assert "the text is not the checkpoint's" not in output
 
 
