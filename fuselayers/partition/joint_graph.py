@@ -38,6 +38,7 @@ from .passes import (
     merge_equal_nodes_pass,
     one_mask_pass,
     tables_once_pass,
+    unread_collectives_pass,
 )
 
 _SCALAR_BYTES: Final = 16
@@ -220,6 +221,7 @@ class JointGraph:
             num_fwd_outputs=self.num_forward_outputs,
             static_inputs=self.static_inputs,
         )
+        backward = unread_collectives_pass(backward, forward)
         return early_getitems_pass(forward), early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
 
 

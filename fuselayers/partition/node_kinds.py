@@ -95,6 +95,11 @@ def writes(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def is_collective(node: fx.Node) -> bool:
+    """True for an op that sends to other processes, and for the wait for what they send."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional"
+
+
 def only_moves(node: fx.Node) -> bool:
     """True if the op copies values and computes nothing: its price is its memory traffic."""
     return node.op == "call_function" and overload_packet(node) in _MOVERS

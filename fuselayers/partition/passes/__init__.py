@@ -15,4 +15,5 @@ from .seeded_dropout import seed_ops as seed_ops
 from .seeded_dropout import seeded_dropout_calls_pass as seeded_dropout_calls_pass
 from .seeded_dropout import seeded_dropout_pass as seeded_dropout_pass
 from .tables_once import tables_once_pass as tables_once_pass
+from .unread_collectives import unread_collectives_pass as unread_collectives_pass
 from .views_that_copy import views_that_copy_pass as views_that_copy_pass

@@ -10,6 +10,7 @@ import torch
 import torch.fx as fx
 
 from ..._torch.tracing import CheckpointPolicy, is_effect, is_tagged_backward, must_recompute, placement
+from ..node_kinds import is_collective
 
 
 def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -20,7 +21,7 @@ def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         if must_recompute(node):
             if _ends_a_region(node):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif _is_collective(node):
+        elif is_collective(node):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif is_effect(node) and not is_tagged_backward(node):
             _save_elements(node)
@@ -38,10 +39,6 @@ def _ends_a_region(node: fx.Node) -> bool:
     # A hook on a region's output (such as a sharded parameter's all-gather) runs before the region is recomputed and
     # needs the output's gradient, which may need the output: saving it breaks the cycle.
     return bool(node.meta.get("has_backward_hook")) and not users
-
-
-def _is_collective(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional"
 
 
 def _save_elements(node: fx.Node) -> None:

@@ -1,0 +1,25 @@
+"""unread_collectives -- backward does not communicate again what forward has sent and nothing reads.
+
+To torch a collective has an effect, so the backward that torch extracts keeps each one whose input it computes, read or
+not. What backward computes depends on the sizes of a process's part. So of processes whose parts differ only some would
+send again, and all would wait forever.
+"""
+
+import torch.fx as fx
+
+from ..node_kinds import is_collective
+
+
+def unread_collectives_pass(backward: fx.GraphModule, forward: fx.GraphModule) -> fx.GraphModule:
+    """Remove from backward each collective that forward has run and whose result is not read."""
+    graph = backward.graph
+    has_run = {node.name for node in forward.graph.nodes if is_collective(node)}
+    unread = [node for node in reversed(graph.nodes) if node.name in has_run and is_collective(node)]
+    for node in unread:  # the wait for a collective comes before the collective
+        if not node.users:
+            graph.erase_node(node)
+    if unread:
+        graph.eliminate_dead_code()
+        graph.lint()
+        backward.recompile()
+    return backward
