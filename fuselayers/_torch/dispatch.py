@@ -15,7 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+    is_traceable_wrapper_subclass,
+)
 
 from .guards import compile_lock
 
@@ -97,8 +101,22 @@ def is_compiling() -> bool:
 
 
 def is_dynamo_tracing() -> bool:
-    """True in a function that Dynamo traces, but not for `torch.export`, whose graphs load without this library."""
-    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+    """True in a function that Dynamo traces outside of a transform of `torch.func`, but not for `torch.export`, whose
+    graphs load without this library."""
+    return torch.compiler.is_dynamo_compiling() and not (torch.compiler.is_exporting() or _is_traced_in_a_transform())
+
+
+def _is_traced_in_a_transform() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+# As `torch.compiler.assume_constant_result`, which imports Dynamo: it calls the function once, while it traces.
+_is_traced_in_a_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_wrapper(value: object) -> bool:
+    """True for a tensor subclass that holds other tensors, such as a DTensor."""
+    return isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
 
 
 def is_intercepted() -> bool:

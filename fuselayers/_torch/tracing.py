@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -28,6 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 from .dispatch import FakeTensor, FakeTensorMode, pytree
 
 functorch_config = config
+_registering: Final = threading.Lock()
 
 # Dynamo's graphs call these to switch gradients off or on, and to enter autocast.
 SWITCHES_OF_MODES: Final = frozenset({torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast})
@@ -303,25 +305,29 @@ def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
 
 def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
-    """Let Inductor run the calls of an op in the graph's order, each with the result of the one before as its first
-    argument. To be called while a graph with the op is traced; nothing happens where Inductor is not loaded.
+    """Let Inductor run the calls of an op on a device in the graph's order, each with the result of the one before as
+    its first argument. Calls in a graph within the graph have an order of their own.
 
-    Inductor reorders calls that do not depend on each other to save memory, also those of random ops, which read and
-    change the generator (https://github.com/pytorch/pytorch/issues/192635).
+    To be called by the op's fake implementation, which runs before each lowering, when Inductor is loaded. Inductor
+    reorders calls that do not depend on each other to save memory, also those of random ops, which read and change the
+    generator (https://github.com/pytorch/pytorch/issues/192635).
     """
     lowering = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or op in lowering.lowerings:
+    if lowering is None or op in getattr(lowering, "lowerings", {op}):  # the second while another thread imports it
         return
     from torch._inductor.virtualized import V
 
     call = lowering.fallback_handler(op, add_to_fallback_set=False)
-    last_of_graph: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    last_of_graph: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
-    def after_the_last(first: Any, *rest: Any, **named: Any) -> Any:
-        last_of_graph[V.graph] = call(last_of_graph.get(V.graph, first), *rest, **named)
-        return last_of_graph[V.graph]
+    def after_the_last(first: Any, *rest: Any, device: torch.device, **named: Any) -> Any:
+        last = last_of_graph.setdefault(V.graph, {})
+        last[device] = call(last.get(device, first), *rest, device=device, **named)
+        return last[device]
 
-    lowering.register_lowering(op, type_promotion_kind=None)(after_the_last)
+    with _registering:
+        if op not in lowering.lowerings:
+            lowering.register_lowering(op, type_promotion_kind=None)(after_the_last)
 
 
 def cpp_compiler() -> str:

@@ -71,7 +71,8 @@ def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
 
 
 def _empty_seed(fresh: Tensor, *, device: torch.device) -> Tensor:
-    # The n-th dropout of a model gets the n-th number of the generator, whatever order a compiler prefers.
+    # The n-th dropout of a model gets the n-th seed, whatever order a compiler prefers. No other hook of torch runs
+    # before every lowering.
     keep_order_in_inductor(torch.ops.fuselayers.draw_seed.default)
     return torch.empty((), dtype=torch.int64, device=device)
 

@@ -37,10 +37,10 @@ def cache_file(name: str) -> Path:
 
 @functools.cache
 def sources_hash() -> str:
-    """Return a hash of the fusion core and the ops: measurements of other sources do not apply."""
+    """Return a hash of the sources that decide on compiled code: what was compiled or measured with others is stale."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted((*package.glob("partition/**/*.py"), *package.glob("ops/**/*.py"))):
+    for path in sorted(path for folder in ("_torch", "ops", "partition") for path in package.glob(f"{folder}/**/*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -96,8 +96,8 @@ def writes(node: fx.Node) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """True for an op that sends to other processes, and for the wait for what they send."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "_c10d_functional"
+    """True for an op that sends to other processes and writes to no argument, and for the wait for what they send."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES and not writes(node)
 
 
 def only_moves(node: fx.Node) -> bool:

@@ -25,9 +25,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, is_dynamo_tracing, jit_is_tracing, transforms_are_active
+from ..._torch.dispatch import is_compiling, is_dynamo_tracing, is_wrapper, jit_is_tracing, transforms_are_active
 from ...names import no_such
 from ...partition import BackendUnavailableError
+from ...partition.cache import sources_hash
 from ...partition.compilers import takes_own_kernels
 from .compiled import can_compile, compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
@@ -101,8 +102,9 @@ def run(
 def one_node(name: str, formula: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
     """Register an op that Dynamo leaves whole, and return it. On a GPU `run` calls it while Dynamo traces.
 
-    What compiles the graph decides: `fuse(backend="triton")` finds `fused` in it, every other compiler `formula`. Where
-    the graph is run as it is, the op is called as in eager mode.
+    What compiles the graph decides: `fuse(backend="triton")` finds `fused` in it, but for tensor subclasses and under
+    transforms of `torch.func`; every other compiler finds `formula`. Where the graph is run as it is, the op is called
+    as in eager mode.
 
     Args:
         name: the op's.
@@ -110,11 +112,14 @@ def one_node(name: str, formula: Callable[..., Any], fused: Callable[..., Any]) 
         fused: as for `run`.
     """
     # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
-    name, schema = f"{name}_node", re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
+    schema = re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
+    assert "[" not in schema, "a list has commas of its own"
+    # torch's cache on disk knows an op by its name, not by its code.
+    name = f"{name}_node_{sources_hash()[:8]}"
     num_tensors = schema.partition(")")[0].count("Tensor")
 
     def call(*arguments: Any) -> Any:
-        if takes_own_kernels():
+        if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return fused(*arguments)
         return run("auto", formula, fused, arguments[:num_tensors], arguments[num_tensors:])
 

@@ -11,15 +11,16 @@ from ..node_kinds import is_collective
 
 
 def unread_collectives_pass(backward: fx.GraphModule, forward: fx.GraphModule) -> fx.GraphModule:
-    """Remove from backward each collective that forward has run and whose result is not read."""
+    """Remove from backward each collective that forward has run and whose result is not read, and what is only
+    computed for it."""
     graph = backward.graph
     has_run = {node.name for node in forward.graph.nodes if is_collective(node)}
-    unread = [node for node in reversed(graph.nodes) if node.name in has_run and is_collective(node)]
-    for node in unread:  # the wait for a collective comes before the collective
-        if not node.users:
+    if not has_run:
+        return backward
+    for node in reversed(graph.nodes):  # a reader comes before what it reads
+        sent_before = node.name in has_run and is_collective(node)
+        if not node.users and (sent_before or not node.is_impure()):
             graph.erase_node(node)
-    if unread:
-        graph.eliminate_dead_code()
-        graph.lint()
-        backward.recompile()
+    graph.lint()
+    backward.recompile()
     return backward

@@ -208,6 +208,28 @@ def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(results(fuse(case.op, backend="eager", fullgraph=True)), expected)
 
 
+@pytest.mark.parametrize("transform", [torch.vmap, lambda fn: torch.func.grad(lambda x: fn(x).sum())])
+def test_on_a_gpu_an_op_in_a_transform_is_its_formula(transform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has no rule for a batch, and would be called for each sample; kernels have no rule for any transform."""
+    codes: list[str] = []
+
+    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        codes.append(graph_module.code)
+        return graph_module.forward
+
+    x = torch.randn(4, 8)
+    expected = transform(ops.gated_activation)(x)
+    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
+    torch.compiler.reset()
+    torch.testing.assert_close(
+        torch.compile(transform(ops.gated_activation), backend=look, fullgraph=True)(x), expected
+    )
+    assert "fuselayers" not in "".join(codes)
+    # A transform around a compiled function is one as well.
+    inner = torch.compile(ops.gated_activation, backend="aot_eager")
+    torch.testing.assert_close(transform(inner)(x), expected)
+
+
 def test_on_a_gpu_a_strict_export_has_no_op_of_this_library(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gate(nn.Module):
         def forward(self, packed: Tensor) -> Tensor:
