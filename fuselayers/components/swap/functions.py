@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import ops
 from ..._torch.dispatch import is_compiling
 from ...ops.implementations import COMPILED_FROM
-from .again import linear_again, linears_again, made_again
+from .again import linear_again, made_again
 from .children import calls_only
 from .slots import original_type
 
@@ -27,14 +27,6 @@ def _weight(layer: nn.Module) -> Tensor:
 
 def _linear(x: Tensor, layer: nn.Module) -> Tensor:
     return F.linear(x, _weight(layer), layer.bias)  # type: ignore[arg-type]
-
-
-def _linears(x: Tensor, layers: Sequence[nn.Module], normalise: Normalise | None, norm: dict[str, Any]) -> list[Tensor]:
-    """Each layer of x, or of its norm, which is not saved then."""
-    if normalise is None:
-        return [_linear(x, layer) for layer in layers]
-    make, parameters = normalise(**norm)
-    return linears_again(make, (x, *parameters), [(_weight(layer), layer.bias) for layer in layers])  # type: ignore[misc]
 
 
 def _probability(drop: nn.Dropout | None, p: float, training: bool) -> float:
@@ -112,13 +104,10 @@ def _feedforward(
     inner_training: bool = False,
     middle: nn.Module | None = None,
     cast: bool = False,
-    normalise: Normalise | None = None,
-    **norm: Any,
 ) -> Tensor:
     """down(middle(dropout(hidden(layer(x) for each of the layers)))).
 
     Args:
-        x: it may be normalised first, by `normalise` with the slots `norm`.
         layers: their results are saved.
         hidden: a function of them, made again in backward.
         down: the last layer.
@@ -127,7 +116,7 @@ def _feedforward(
         cast: whether its input gets its dtype.
     """
     drop, weight = _dropped(_probability(inner, inner_p, inner_training)), _weight(down)
-    sources = _linears(x, layers, normalise, norm)
+    sources = [_linear(x, layer) for layer in layers]
     make, parameters = of_layer_norm(norm=middle) if isinstance(middle, nn.LayerNorm) else (lambda x: x, ())
 
     def made(*tensors: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """The rules that are shipped."""
 
 import functools
-import itertools
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from . import functions
@@ -142,28 +141,6 @@ _RMS_NORMS: Final[tuple[tuple[str, functions.Normalise, str], ...]] = (
 )
 """Name, function and pattern of the RMS norms; each reads x and makes y."""
 
-_NORMS: Final = (
-    ("layer_norm", functions.of_layer_norm, "y = norm(x)", {"norm": is_layer_norm}),
-    *((*norm, _OF_RMS_NORM) for norm in _RMS_NORMS),
-)
-
-
-def _normalised(pattern: str, norm: str) -> str:
-    """A pattern that reads x, behind a norm that reads x."""
-    return f"{textwrap.dedent(norm)}\nx = y\n{pattern}"
-
-
-def _norms_and_mlps() -> Iterator[Rule]:
-    for (norm, normalise, pattern, slots), (mlp, function, more, patterns) in itertools.product(_NORMS, _MLPS):
-        yield Rule(
-            f"{norm}_{mlp}",
-            patterns=tuple(_normalised(one, pattern) for one in patterns),
-            inputs=("x",),
-            results=("y",),
-            replacement=functools.partial(function, normalise=normalise),
-            slots={**slots, **more},
-        )
-
 
 def _rule(
     name: str,
@@ -189,7 +166,6 @@ RULES: Final = (
             "norm": is_layer_norm,
         },
     ),
-    *_norms_and_mlps(),
     *(_rule(name, function, *patterns, slots=slots, inputs=("x",)) for name, function, slots, patterns in _MLPS),
     Rule(
         "attention_dropout",

@@ -150,8 +150,8 @@ def _torch_encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False)
 
 
-_LLAMA: Final = frozenset({"rms_norm_gated_mlp", "gated_mlp", "rms_norm", "causal_lm_loss"})
-_GEMMA: Final = frozenset({"rms_norm_from_one_gated_mlp", "gated_mlp", "rms_norm_from_one"})
+_LLAMA: Final = frozenset({"residual_rms_norm", "gated_mlp", "rms_norm", "causal_lm_loss"})
+_GEMMA: Final = frozenset({"residual_rms_norm_from_one", "gated_mlp", "rms_norm_from_one"})
 _BERT: Final = frozenset(
     {
         *("mlp_dropout_residual_norm", "linear_dropout_residual_norm", "residual_norm", "mlp"),
@@ -164,8 +164,8 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         _gpt2,
         frozenset(
             {
-                *("layer_norm_mlp", "mlp", "gelu_tanh", "dropout_residual"),
-                *("dropout", "attention_dropout", "causal_lm_loss"),
+                *("mlp", "gelu_tanh", "dropout_residual", "dropout"),
+                *("attention_dropout", "causal_lm_loss"),
             }
         ),
     ),
@@ -183,7 +183,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         lambda: _decoder("Phi3"),
         frozenset(
             {
-                *("rms_norm_packed_gated_mlp", "packed_gated_mlp", "rms_norm"),
+                *("packed_gated_mlp", "rms_norm", "residual_rms_norm"),
                 *("dropout_residual", "dropout", "causal_lm_loss"),
             }
         ),
@@ -199,18 +199,21 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         _t5,
         frozenset(
             {
-                *("wide_rms_norm_gated_mlp", "gated_mlp", "wide_rms_norm", "gelu_tanh"),
+                *("gated_mlp", "wide_rms_norm", "gelu_tanh"),
                 *("dropout_residual", "dropout", "attention_dropout"),
             }
         ),
     ),
-    "mbart": (lambda: _bart("MBart"), frozenset({"layer_norm_mlp", "residual_norm", "dropout_residual", "dropout"})),
-    "opt": (_opt, frozenset({"layer_norm_mlp", "dropout_residual"})),
+    "mbart": (
+        lambda: _bart("MBart"),
+        frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout_residual", "dropout"}),
+    ),
+    "opt": (_opt, frozenset({"mlp", "dropout_residual"})),
     "bloom": (_bloom, frozenset({"mlp", "dropout_residual", "dropout"})),
     "falcon": (_falcon, frozenset({"mlp", "dropout_residual", "dropout"})),
     "gpt_neox": (
         lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SIZES)),
-        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+        frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
     "gptj": (_gptj, frozenset({"mlp", "gelu_tanh", "dropout_residual", "dropout"})),
     "phi": (
@@ -220,11 +223,11 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     "cohere": (lambda: _decoder("Cohere"), frozenset({"gated_mlp"})),
     "stablelm": (
         lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(**_SIZES, num_key_value_heads=2)),
-        frozenset({"layer_norm_gated_mlp", "gated_mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+        frozenset({"residual_norm", "gated_mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
     "starcoder2": (
         lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**_SIZES, num_key_value_heads=2)),
-        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+        frozenset({"residual_norm", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
     "deberta-v2": (
         _deberta,
@@ -239,7 +242,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(**_SIZES, embedding_size=16)),
         _BERT,
     ),
-    "whisper": (_whisper, frozenset({"layer_norm_mlp", "dropout_residual", "dropout"})),
+    "whisper": (_whisper, frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "dropout"})),
     "wav2vec2": (
         _wav2vec2,
         frozenset(
@@ -249,13 +252,13 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
             }
         ),
     ),
-    "siglip": (lambda: _vision("SiglipVision"), frozenset({"layer_norm_mlp", "mlp"})),
-    "dinov2": (lambda: _vision("Dinov2"), frozenset({"layer_norm_mlp", "mlp", "dropout"})),
-    "vit": (_vit, frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout"})),
-    "clip": (lambda: _vision("CLIPVision"), frozenset({"layer_norm_mlp", "mlp"})),
+    "siglip": (lambda: _vision("SiglipVision"), frozenset({"residual_norm", "mlp"})),
+    "dinov2": (lambda: _vision("Dinov2"), frozenset({"residual_norm", "mlp", "dropout"})),
+    "vit": (_vit, frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout"})),
+    "clip": (lambda: _vision("CLIPVision"), frozenset({"residual_norm", "mlp"})),
     "torch encoder": (
         _torch_encoder,
-        frozenset({"layer_norm_mlp", "mlp", "dropout_residual_norm", "dropout_residual", "dropout"}),
+        frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "dropout"}),
     ),
 }
 """Each family: its model, and the rules that `swap` finds in it at level "layers"."""
@@ -272,7 +275,7 @@ VARIANTS: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     ),
     "falcon, one after the other": (
         lambda: _falcon(parallel_attn=False, multi_query=False, bias=True, alibi=True),
-        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout"}),
+        frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout"}),
     ),
     "falcon, two norms": (
         lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2, bias=True),
@@ -280,7 +283,7 @@ VARIANTS: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     ),
     "gpt_neox, one after the other": (
         lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(use_parallel_residual=False, **_SIZES)),
-        frozenset({"layer_norm_mlp", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+        frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
 }
 """The same for other branches of some families."""

@@ -87,10 +87,10 @@ def assert_as_its_original(module: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("make", "rules"),
     [
-        (Layer, ("layer_norm_mlp", "dropout_residual")),
+        (Layer, ("mlp", "dropout_residual")),
         (lambda: Layer(norm_first=False), ("mlp", "dropout_residual_norm")),
         (lambda: Layer(style=None), ("dropout_residual",)),
-        (lambda: Layer(scale=1.0), ("layer_norm_mlp", "dropout_residual")),
+        (lambda: Layer(scale=1.0), ("mlp", "dropout_residual")),
         (lambda: Layer(scale=2.0), ("dropout_residual",)),
         (lambda: OfHalves(True), ("packed_gated_mlp",)),
         (lambda: OfHalves(False), ("packed_gated_mlp",)),

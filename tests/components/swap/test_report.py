@@ -21,7 +21,7 @@ def test_a_timed_report() -> None:
     model = nn.Sequential(ALayerWithALongName(), nn.Linear(8, 2))
     report = swap(model, level="layers", batch=torch.randn(4, 8), timed=True)
     (site,) = (one for one in report.sites if one.kind == "ALayerWithALongName")
-    assert site.rules == ("layer_norm_mlp", "dropout_residual")
+    assert site.rules == ("mlp", "dropout_residual")
     assert site.backend == "eager"
     assert site.seconds_before is not None
     assert site.seconds_after is not None
@@ -29,8 +29,8 @@ def test_a_timed_report() -> None:
     assert report.saved_before is not None
     assert report.saved_after is not None
     # x of the norm, its result, two statistics a row, the hidden values and relu's, a mask of bytes or floats, x of
-    # the last layer; now x, the hidden values and a seed, and that x.
-    assert report.saved_after == (2 * 4 * 8 + 4 * 64) * 4 + 8
+    # the last layer; now the same without relu's, and a seed in place of the mask.
+    assert report.saved_after == (3 * 4 * 8 + 2 * 4 + 4 * 64) * 4 + 8
     assert report.saved_before >= (3 * 4 * 8 + 2 * 4 + 4 * 64) * 4 + 4 * 8
     assert json.loads(json.dumps(report.to_dict()))["saved_after"] == report.saved_after
     lines = str(report).splitlines()
@@ -38,8 +38,8 @@ def test_a_timed_report() -> None:
         f"a call of the model saves {report.saved_after:,} of {report.saved_before:,} bytes: "
         f"{report.saved_after / report.saved_before:.2f}"
     )
-    assert "    layer_norm_mlp, dropout_residual" in lines
-    assert "<td>layer_norm_mlp, dropout_residual</td>" in report._repr_html_()
+    assert "    mlp, dropout_residual" in lines
+    assert "<td>mlp, dropout_residual</td>" in report._repr_html_()
 
 
 @pytest.mark.parametrize(("size", "backend"), [(8, "eager"), pytest.param(1 << 16, "inductor", marks=pytest.mark.slow)])

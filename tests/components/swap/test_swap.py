@@ -64,8 +64,8 @@ def test_copies_and_pickles_are_swapped_too(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        *(("gpt2", 0.45), ("bert", 0.62), ("vit", 0.72), ("t5", 0.43), ("phi3", 0.67)),
-        *(("llama", 0.65), ("qwen3", 0.65), ("gemma", 0.65), ("distilbert", 0.68), ("torch encoder", 0.76)),
+        *(("gpt2", 0.46), ("bert", 0.62), ("vit", 0.78), ("t5", 0.44), ("phi3", 0.71)),
+        *(("llama", 0.7), ("qwen3", 0.67), ("gemma", 0.7), ("distilbert", 0.65), ("torch encoder", 0.76)),
     ],
 )
 def test_fewer_bytes_are_saved(name: str, most: float) -> None:
@@ -251,7 +251,7 @@ def test_t5_in_16_bits_with_its_last_layers_in_32() -> None:
     expected = loss_of(model, batch)
     report = swap(model, level="layers", batch=batch)
     assert report.skipped == ()
-    assert "wide_rms_norm_gated_mlp" in {rule for site in report.sites for rule in site.rules}
+    assert {"wide_rms_norm", "gated_mlp"} <= {rule for site in report.sites for rule in site.rules}
     torch.testing.assert_close(loss_of(model, batch), expected, atol=2e-2, rtol=1e-2)
 
 
