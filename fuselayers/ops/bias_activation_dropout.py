@@ -27,7 +27,7 @@ from .activations import ACTIVATIONS, activate, check_activation, slope_tile
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
 from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, define, differentiable_gradients, one_node, run
+from .implementations import COMPILED_FROM, Op, define, differentiable_gradients
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile
@@ -83,11 +83,10 @@ def bias_activation_dropout(
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if bias is None and activation is None and seed is None:
         return x
-    y: Tensor = run(
-        *(backend, _formula, _BiasActivationDropout.apply, (x, bias, seed, row_R), (column, activation, p)),
+    y: Tensor = _op(
+        *(backend, (x, bias, seed, row_R), (column, activation, p)),
         compiled_from=None if seed is None else COMPILED_FROM,
         unsupported_reason=reason,
-        node=_node,
     )
     return y
 
@@ -320,4 +319,4 @@ activation_gradients = define(
     _empty_gradients,
     formula=_new_gradients,
 )
-_node = one_node("bias_activation_dropout", _formula, _BiasActivationDropout.apply)
+_op = Op("bias_activation_dropout", _formula, _BiasActivationDropout.apply)
