@@ -36,7 +36,13 @@ from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
 from .sums import sum_of_rows, sum_partials
 
-__all__ = ["activation_gradients", "bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula"]
+__all__ = [
+    "activation_gradients",
+    "bias_activation_dropout",
+    "bias_activation_dropout_op",
+    "bias_activation_dropout_reference",
+    "gradients_formula",
+]
 
 
 def bias_activation_dropout(
@@ -134,7 +140,7 @@ class _BiasActivationDropout(torch.autograd.Function):
         ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
         ctx.options = first_column, activation, p
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
-        y: Tensor = _forward(x, bias, seed, row_R, first_column, activation, p)
+        y: Tensor = bias_activation_dropout_op(x, bias, seed, row_R, first_column, activation, p)
         return y
 
     @staticmethod
@@ -305,7 +311,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(partial, tl.sum(dbias, 0), mask=in_row)
 
 
-_forward = define(
+bias_activation_dropout_op = define(
     "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, Tensor? row_indices, int first_column, "
     "str? activation, float p) -> Tensor",
     _launch_forward,

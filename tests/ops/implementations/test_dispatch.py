@@ -14,7 +14,7 @@ from fuselayers.ops.implementations.dispatch import Op, differentiable_gradients
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing.meter import KernelFault, Launch
-from tests.ops.cases import CASES, Case, all_cases
+from tests.ops.cases import CASES, NODES, Case, all_cases
 from tests.ops.contract import DEVICE, on_kernels, seed_of, tensors
 
 FAR_APART = (
@@ -190,10 +190,14 @@ class TestBytes:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FAR_APART else [pytest.mark.slow]) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in (*FAR_APART, "linear_activation") else [pytest.mark.slow])
+        for name in NODES
+    ],
 )
 def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES[name]
+    case = NODES[name]
     inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 8)))]
     targets: list[str] = []
 
