@@ -1,11 +1,14 @@
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fuselayers import ops
 from fuselayers.ops.implementations import dispatch as dispatch_module
@@ -238,6 +241,35 @@ def test_on_a_gpu_an_op_in_a_transform_is_its_formula(transform: Any, monkeypatc
     # A transform around a compiled function is one as well.
     inner = torch.compile(ops.gated_activation, backend="aot_eager")
     torch.testing.assert_close(transform(inner)(x), expected)
+
+
+@pytest.fixture
+def one_process() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_under_own_kernels_a_dtensor_takes_the_formula(
+    one_process: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels have no rule for its shards. Dynamo cannot tell: a compiled call of it is a node too."""
+    nodes: list[str] = []
+
+    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        nodes.extend(str(node.target) for node in graph_module.graph.nodes if "fuselayers" in str(node.target))
+        return graph_module.forward
+
+    x = torch.randn(4, 8, requires_grad=True)
+    expected = ops.gated_activation(x)
+    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(dispatch_module, "takes_own_kernels", lambda: True)
+    torch.compiler.reset()
+    compiled = torch.compile(ops.gated_activation, backend=look, fullgraph=True)
+    y = compiled(distribute_tensor(x, one_process, [Shard(0)]))
+    assert len(nodes) == 1
+    assert isinstance(y, DTensor)
+    torch.testing.assert_close(y.full_tensor(), expected)
 
 
 def test_on_a_gpu_a_strict_export_has_no_op_of_this_library(monkeypatch: pytest.MonkeyPatch) -> None:
