@@ -6,7 +6,6 @@ import importlib.metadata
 import inspect
 import re
 import sys
-import threading
 import types
 import warnings
 import weakref
@@ -29,7 +28,6 @@ from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 from .dispatch import FakeTensor, FakeTensorMode, pytree
 
 functorch_config = config
-_registering: Final = threading.Lock()
 
 # Dynamo's graphs call these to switch gradients off or on, and to enter autocast.
 SWITCHES_OF_MODES: Final = frozenset({torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast})
@@ -304,6 +302,11 @@ def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
         return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 
+# Not a lowering's own: fake implementations run outside of the compile lock too, and may register a second one in the
+# middle of a graph.
+_last_of_graph: Final[weakref.WeakKeyDictionary[Any, dict[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
 def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
     """Let Inductor run the calls of an op on a device in the graph's order, each with the result of the one before as
     its first argument. Calls in a graph within the graph have an order of their own.
@@ -312,22 +315,19 @@ def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
     reorders calls that do not depend on each other to save memory, also those of random ops, which read and change the
     generator (https://github.com/pytorch/pytorch/issues/192635).
     """
-    lowering = sys.modules.get("torch._inductor.lowering")
-    if lowering is None or op in getattr(lowering, "lowerings", {op}):  # the second while another thread imports it
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    if op in getattr(lowering, "lowerings", {op}):  # also where Inductor is not loaded, or its import has just begun
         return
     from torch._inductor.virtualized import V
 
     call = lowering.fallback_handler(op, add_to_fallback_set=False)
-    last_of_graph: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
     def after_the_last(first: Any, *rest: Any, device: torch.device, **named: Any) -> Any:
-        last = last_of_graph.setdefault(V.graph, {})
-        last[device] = call(last.get(device, first), *rest, device=device, **named)
-        return last[device]
+        last = _last_of_graph.setdefault(V.graph, {})
+        last[op, device] = call(last.get((op, device), first), *rest, device=device, **named)
+        return last[op, device]
 
-    with _registering:
-        if op not in lowering.lowerings:
-            lowering.register_lowering(op, type_promotion_kind=None)(after_the_last)
+    lowering.register_lowering(op, type_promotion_kind=None)(after_the_last)
 
 
 def cpp_compiler() -> str:

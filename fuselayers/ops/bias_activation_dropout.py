@@ -27,7 +27,7 @@ from .activations import ACTIVATIONS, activate, check_activation, slope_tile
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
 from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, define, differentiable_gradients, one_node, run
+from .implementations import COMPILED_FROM, Op, define, differentiable_gradients
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile
@@ -36,7 +36,13 @@ from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
 from .sums import sum_of_rows, sum_partials
 
-__all__ = ["activation_gradients", "bias_activation_dropout", "bias_activation_dropout_reference", "gradients_formula"]
+__all__ = [
+    "activation_gradients",
+    "bias_activation_dropout",
+    "bias_activation_dropout_op",
+    "bias_activation_dropout_reference",
+    "gradients_formula",
+]
 
 
 def bias_activation_dropout(
@@ -83,11 +89,10 @@ def bias_activation_dropout(
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if bias is None and activation is None and seed is None:
         return x
-    y: Tensor = run(
-        *(backend, _formula, _BiasActivationDropout.apply, (x, bias, seed, row_R), (column, activation, p)),
+    y: Tensor = _op(
+        *(backend, (x, bias, seed, row_R), (column, activation, p)),
         compiled_from=None if seed is None else COMPILED_FROM,
         unsupported_reason=reason,
-        node=_node,
     )
     return y
 
@@ -135,7 +140,7 @@ class _BiasActivationDropout(torch.autograd.Function):
         ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
         ctx.options = first_column, activation, p
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
-        y: Tensor = _forward(x, bias, seed, row_R, first_column, activation, p)
+        y: Tensor = bias_activation_dropout_op(x, bias, seed, row_R, first_column, activation, p)
         return y
 
     @staticmethod
@@ -306,7 +311,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(partial, tl.sum(dbias, 0), mask=in_row)
 
 
-_forward = define(
+bias_activation_dropout_op = define(
     "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, Tensor? row_indices, int first_column, "
     "str? activation, float p) -> Tensor",
     _launch_forward,
@@ -320,4 +325,4 @@ activation_gradients = define(
     _empty_gradients,
     formula=_new_gradients,
 )
-_node = one_node("bias_activation_dropout", _formula, _BiasActivationDropout.apply)
+_op = Op("bias_activation_dropout", _formula, _BiasActivationDropout.apply)

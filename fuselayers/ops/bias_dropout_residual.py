@@ -25,7 +25,7 @@ from .bias_activation_dropout import activation_gradients, gradients_formula
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
 from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, define, one_node, run
+from .implementations import COMPILED_FROM, Op, define
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -71,11 +71,10 @@ def bias_dropout_residual(
     check_row_vector("bias", bias, x)
     seed = seed_or_draw(x, p, training=training, seed=seed)
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
-    y: Tensor = run(
-        *(backend, _formula, _BiasDropoutResidual.apply, (x, residual, bias, seed, row_R), (column, p)),
+    y: Tensor = _op(
+        *(backend, (x, residual, bias, seed, row_R), (column, p)),
         compiled_from=None if seed is None and bias is None else COMPILED_FROM,
         unsupported_reason=reason,
-        node=_node,
     )
     return y
 
@@ -175,4 +174,4 @@ _forward = define(
     _empty_result,
     formula=_formula,
 )
-_node = one_node("bias_dropout_residual", _formula, _BiasDropoutResidual.apply)
+_op = Op("bias_dropout_residual", _formula, _BiasDropoutResidual.apply)

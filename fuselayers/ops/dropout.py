@@ -28,7 +28,7 @@ from torch import Tensor
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
 from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, define, needs_grad, one_node, run
+from .implementations import COMPILED_FROM, Op, define, needs_grad
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
@@ -71,12 +71,7 @@ def dropout(
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if seed is None:
         return x
-    y: Tensor = run(
-        *(backend, dropout_formula, _fused, (x, seed, row_R), (column, p)),
-        compiled_from=COMPILED_FROM,
-        unsupported_reason=reason,
-        node=_node,
-    )
+    y: Tensor = _op(backend, (x, seed, row_R), (column, p), compiled_from=COMPILED_FROM, unsupported_reason=reason)
     return y
 
 
@@ -208,4 +203,4 @@ dropout_op = define(
     _empty,
     formula=_masked,
 )
-_node = one_node("dropout", dropout_formula, _fused)
+_op = Op("dropout", dropout_formula, _fused)

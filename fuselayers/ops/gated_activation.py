@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .implementations import COMPILED_FROM, define, differentiable_gradients, one_node, run
+from .implementations import COMPILED_FROM, Op, define, differentiable_gradients
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .rows import as_rows, column_tile, elementwise_plan
@@ -58,11 +58,7 @@ def gated_activation(
         check_like("up", up, gate)
     elif gate.shape[-1] % 2:
         raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-    y: Tensor = run(
-        *(backend, _formula, _GatedActivation.apply, (gate, up), (activation,)),
-        compiled_from=COMPILED_FROM,
-        node=_node,
-    )
+    y: Tensor = _op(backend, (gate, up), (activation,), compiled_from=COMPILED_FROM)
     return y
 
 
@@ -232,4 +228,4 @@ _backward = define(
     _empty_gradients,
     formula=_gradients_formula,
 )
-_node = one_node("gated_activation", _formula, _GatedActivation.apply)
+_op = Op("gated_activation", _formula, _GatedActivation.apply)

@@ -33,8 +33,16 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling
 from .activations import activate, activate_tile, check_activation
-from .bias_activation_dropout import activation_gradients, bias_activation_dropout
-from .implementations import autocast_dtype, define, differentiable_gradients, needs_grad, uses_kernels, without_repeats
+from .bias_activation_dropout import activation_gradients, bias_activation_dropout_op
+from .implementations import (
+    Op,
+    autocast_dtype,
+    define,
+    differentiable_gradients,
+    needs_grad,
+    uses_kernels,
+    without_repeats,
+)
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tl
 from .rows import cdiv, next_power_of_2, vector_of
@@ -83,20 +91,22 @@ def linear_activation(
     """
     check_linear(x, weight, bias)
     check_activation(activation)
-    if not uses_kernels(backend, x, weight, bias):
-        return linear_activation_reference(x, weight, bias, activation=activation)
     # Note: [which matmul] Our epilogue saves two trips of y to memory, but cuBLAS is a better matmul than ours. Which
     # effect is larger has not been measured on a GPU, so "auto" takes the one that cannot be slower than F.linear and
-    # an activation.
+    # an activation. So do compilers that take the library's kernels.
+    y: Tensor
     if backend == "auto":
-        return _beside_cublas(x, weight, bias, activation)
+        y = _op(backend, (x, weight, bias), (activation,))
+        return y
+    if not uses_kernels(backend, x, weight, bias):
+        return _formula(x, weight, bias, activation)
     dtype = autocast_dtype(x.device)
     if dtype is not None:
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if is_compiling():
         x, weight, bias = without_repeats((x, weight, bias))
     if needs_grad(x, weight, bias):
-        y: Tensor = _LinearActivation.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
+        y = _LinearActivation.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
         return y
     y, _ = _forward(x, weight, bias, activation, False)
     return y
@@ -105,7 +115,11 @@ def linear_activation(
 def linear_activation_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None
 ) -> Tensor:
-    """The definition of the op, and its formula, in plain torch."""
+    """The definition of the op, in plain torch."""
+    return _formula(x, weight, bias, activation)
+
+
+def _formula(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     return activate(F.linear(x, weight, bias), activation)
 
 
@@ -124,7 +138,13 @@ def _beside_cublas(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     if needs_grad(z, bias):
         y: Tensor = _Activation.apply(z, bias, activation)  # type: ignore[no-untyped-call]
         return y
-    return bias_activation_dropout(z, activation=activation)
+    return _activated(z, activation)
+
+
+def _activated(z: Tensor, activation: str) -> Tensor:
+    # Not the public function, which takes its formula while a graph is compiled.
+    y: Tensor = bias_activation_dropout_op(z, None, None, None, 0, activation, 0.0)
+    return y
 
 
 class _Activation(torch.autograd.Function):
@@ -136,7 +156,7 @@ class _Activation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        y = bias_activation_dropout(z, activation=activation)
+        y = _activated(z, activation)
         ctx.save_for_backward(y if activation in _SLOPE_OF_RESULT else z)
         # Not saved with save_for_backward: backward reads no values of it, and the caller may change them, as with
         # F.linear.
@@ -177,7 +197,7 @@ class _LinearActivation(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def formula(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-                return linear_activation_reference(x, weight, bias, activation=ctx.activation)
+                return _formula(x, weight, bias, ctx.activation)
 
             return (*differentiable_gradients(formula, (x, weight, bias), (dy,), ctx.needs_input_grad[:3]), None)
         dz, dbias = dy, None
@@ -333,3 +353,4 @@ _forward = define(
     _run_forward,
     _empty_results,
 )
+_op = Op("linear_activation", _formula, _beside_cublas)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_batched_gradient
-from .implementations import COMPILED_FROM, define, needs_grad, one_node, run
+from .implementations import COMPILED_FROM, Op, define, needs_grad
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tile_function, tl
 from .rows import cdiv, next_power_of_2
@@ -68,9 +68,7 @@ def rotary(
     tensor([0., 1.])
     """
     _check(q, k, cos, sin)
-    rotated: tuple[Tensor, Tensor] = run(
-        backend, _formula, _fused, (q, k, cos, sin), (interleaved,), compiled_from=COMPILED_FROM, node=_node
-    )
+    rotated: tuple[Tensor, Tensor] = _op(backend, (q, k, cos, sin), (interleaved,), compiled_from=COMPILED_FROM)
     return rotated
 
 
@@ -437,4 +435,4 @@ _rotate_heads = define(
     _empty_results,
     formula=_rotation_formula,
 )
-_node = one_node("rotary", _formula, _fused)
+_op = Op("rotary", _formula, _fused)

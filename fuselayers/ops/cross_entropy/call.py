@@ -35,7 +35,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..implementations import differentiable_gradients, needs_grad, one_node, run
+from ..implementations import Op, differentiable_gradients, needs_grad
 from ..implementations.launch import INTERPRETED
 from ..losses import check_loss_options, check_target, loss_dtype
 from ..shapes import check_rows
@@ -88,7 +88,7 @@ def cross_entropy(
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
     check_target(target, "logits", logits)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    loss: Tensor = run(backend, _formula, _fused, (logits, target), options, compiled_from=_COMPILED_FROM, node=_node)
+    loss: Tensor = _op(backend, (logits, target), options, compiled_from=_COMPILED_FROM)
     return loss
 
 
@@ -147,4 +147,4 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits, None, *(None for _ in ctx.options)
 
 
-_node = one_node("cross_entropy", _formula, _fused)
+_op = Op("cross_entropy", _formula, _fused)

@@ -9,7 +9,7 @@ The values of `backend`:
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
                 tensor subclasses and in float64; else on a GPU the kernels, and on a CPU the compiled implementation
                 from a number of elements on that each op states (`compiled_from`). `fuse(backend="triton")` takes the
-                kernels inside a compiled function too, and "auto" of `fuse` measures both (`one_node`)
+                kernels inside a compiled function too, and "auto" of `fuse` measures both (`Op`)
     "eager"     the formula
     "triton"    the kernels, inside a compiled function too
     "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
@@ -44,88 +44,83 @@ _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16}
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def run(
-    backend: str,
-    formula: Callable[..., Any],
-    fused: Callable[..., Any],
-    tensors: Sequence[Tensor | None],
-    options: tuple[Any, ...] = (),
-    *,
-    compiled_from: int | None = None,
-    unsupported_reason: str | None = None,
-    node: Callable[..., Any] | None = None,
-) -> Any:
-    """Call `formula` or `fused` with the tensors and the options.
+class Op:
+    """An op with kernels: its formula, and a function that is the kernels or the compiled implementation.
+
+    On a GPU Dynamo leaves a call of it whole, as one node. What compiles the graph decides: `fuse(backend="triton")`
+    finds `fused` in it, but for tensor subclasses and under transforms of `torch.func`; every other compiler finds
+    `formula`. Where the graph is run as it is, the op is called as in eager mode.
 
     Args:
-        backend: one of BACKENDS.
-        formula: the op in plain torch.
+        name: of the node.
+        formula: the op in plain torch; its annotations are the node's schema.
         fused: the same op and its gradients through the ops that `define` returned.
-        tensors: the first arguments of both functions. The first tensor determines the device.
-        options: the other arguments of both functions.
-        compiled_from: the number of elements of the first tensor from which "auto" takes the compiled implementation on
-            a CPU; None if compiling does not make the formula faster.
-        unsupported_reason: why the kernels cannot take this call, or None if they can.
-        node: what `one_node` returned for the two functions.
-
-    Raises:
-        ValueError: no such backend.
-        BackendUnavailableError: the backend cannot run here.
-        RuntimeError: the backend cannot take this call; the message says why.
     """
-    first = tensors[0]
-    assert first is not None
-    if backend == "auto" and node is not None and is_dynamo_tracing() and _is_on_gpu(first):
-        if (unsupported_reason or _unsupported_reason(tensors)) is None:
-            return node(*tensors, *options)
-        return formula(*tensors, *options)
-    if backend == "auto" and first.is_cpu:
-        # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
-        use_fused = (
-            compiled_from is not None
-            and not INTERPRETED
-            and not is_compiling()
-            and first.numel() >= compiled_from
-            and _unsupported_reason(tensors) is None
-            and not torch.are_deterministic_algorithms_enabled()
-            and can_compile()
-        )
-    elif backend == "inductor":
-        use_fused = _uses_compiled(first.device, tensors)
-    else:
-        use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
-    if not use_fused:
-        return formula(*tensors, *options)
-    return fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
 
+    def __init__(self, name: str, formula: Callable[..., Any], fused: Callable[..., Any]) -> None:
+        self._formula, self._fused = formula, fused
+        # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
+        schema = re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
+        assert "[" not in schema, "a list has commas of its own"
+        self._num_tensors = schema.partition(")")[0].count("Tensor")
+        # torch's cache on disk knows an op by its name, not by its code.
+        name = f"{name}_node_{sources_hash()[:8]}"
+        _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
+        _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+        self._node = getattr(torch.ops.fuselayers, name).default
 
-def one_node(name: str, formula: Callable[..., Any], fused: Callable[..., Any]) -> Callable[..., Any]:
-    """Register an op that Dynamo leaves whole, and return it. On a GPU `run` calls it while Dynamo traces.
+    def __call__(
+        self,
+        backend: str,
+        tensors: Sequence[Tensor | None],
+        options: tuple[Any, ...] = (),
+        *,
+        compiled_from: int | None = None,
+        unsupported_reason: str | None = None,
+    ) -> Any:
+        """Call one of the implementations with the tensors and the options.
 
-    What compiles the graph decides: `fuse(backend="triton")` finds `fused` in it, but for tensor subclasses and under
-    transforms of `torch.func`; every other compiler finds `formula`. Where the graph is run as it is, the op is called
-    as in eager mode.
+        Args:
+            backend: one of BACKENDS.
+            tensors: the first arguments. The first tensor determines the device.
+            options: the other arguments.
+            compiled_from: the number of elements of the first tensor from which "auto" takes the compiled
+                implementation on a CPU; None if compiling does not make the formula faster.
+            unsupported_reason: why the kernels cannot take this call, or None if they can.
 
-    Args:
-        name: the op's.
-        formula: as for `run`; its annotations are the schema.
-        fused: as for `run`.
-    """
-    # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
-    schema = re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
-    assert "[" not in schema, "a list has commas of its own"
-    # torch's cache on disk knows an op by its name, not by its code.
-    name = f"{name}_node_{sources_hash()[:8]}"
-    num_tensors = schema.partition(")")[0].count("Tensor")
+        Raises:
+            ValueError: no such backend.
+            BackendUnavailableError: the backend cannot run here.
+            RuntimeError: the backend cannot take this call; the message says why.
+        """
+        first = tensors[0]
+        assert first is not None
+        if backend == "auto" and is_dynamo_tracing() and _is_on_gpu(first):
+            leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
+            return (self._node if leaves_node else self._formula)(*tensors, *options)
+        if backend == "auto" and first.is_cpu:
+            # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
+            use_fused = (
+                compiled_from is not None
+                and not INTERPRETED
+                and not is_compiling()
+                and first.numel() >= compiled_from
+                and _unsupported_reason(tensors) is None
+                and not torch.are_deterministic_algorithms_enabled()
+                and can_compile()
+            )
+        elif backend == "inductor":
+            use_fused = _uses_compiled(first.device, tensors)
+        else:
+            use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
+        if not use_fused:
+            return self._formula(*tensors, *options)
+        return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
 
-    def call(*arguments: Any) -> Any:
+    def _inside_the_node(self, *arguments: Any) -> Any:
         if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
-            return fused(*arguments)
-        return run("auto", formula, fused, arguments[:num_tensors], arguments[num_tensors:])
-
-    _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
-    _library.impl(name, call, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.fuselayers, name).default  # type: ignore[no-any-return]
+            return self._fused(*arguments)
+        return self("auto", arguments[: self._num_tensors], arguments[self._num_tensors :])
 
 
 def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -160,7 +155,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     Args:
         backend: one of BACKENDS.
         tensors: all tensors of the call; the first determines the device.
-        unsupported_reason: as for `run`.
+        unsupported_reason: as for `Op`.
 
     Raises:
         ValueError: no such backend.

@@ -23,7 +23,8 @@ subclasses, it is `cross_entropy(F.linear(x, weight, bias), target)` with all lo
 
 Note: [opaque to compilers] Under `torch.compile` and `fuse` each pass is one registered op. A compiler that traced the
 chunks would make a graph for each number of chunks, copy dW for each slice of an in-place sum, and merge equal logits
-of forward and backward, which would save all of them.
+of forward and backward, which would save all of them. So the op is no `Op`, whose other half compilers trace: on a GPU
+its passes take cross_entropy's kernels in every compiled graph, and there is nothing to choose.
 
 Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, and Liger-Kernel, Hsu et al., 2024, compute
 the loss in chunks too; gradients in forward are Liger's idea. torch.nn.functional.linear_cross_entropy of torch 2.13

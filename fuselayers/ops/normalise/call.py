@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..dropout import dropout_formula
-from ..implementations import COMPILED_FROM, differentiable_gradients, needs_grad, one_node, run
+from ..implementations import COMPILED_FROM, Op, differentiable_gradients, needs_grad
 from ..shards import Shard, check_shard, row_indices
 from .backward import normalise_backward
 from .formula import check_eps, norm_formula, s_is_x
@@ -31,22 +31,19 @@ def normalise(
     """Return (y, s) as `formula` defines them. The callers check all arguments but eps and the shard.
 
     Raises:
-        ValueError, BackendUnavailableError, RuntimeError: as `implementations.run`.
+        ValueError, BackendUnavailableError, RuntimeError: as `implementations.Op`.
         TypeError, ValueError: as `check_eps` and `check_shard`.
     """
     check_eps(eps)
     if shard is not None:
         check_shard(shard, x.shape, whole_rows=True)
     row_R = None if seed is None else row_indices(shard, x.shape, device=x.device)
-    results: tuple[Tensor, Tensor] = run(
+    results: tuple[Tensor, Tensor] = _op(
         backend,
-        _formula,
-        _fused,
         (x, residual, bias, weight, norm_bias, seed, row_R),
         (p, eps, pre, rms),
         # torch has one kernel for a layer norm, and none for an RMS norm.
         compiled_from=None if seed is None and not rms else COMPILED_FROM,
-        node=_node,
     )
     return results
 
@@ -151,4 +148,4 @@ class _Normalise(torch.autograd.Function):
         )
 
 
-_node = one_node("normalise", _formula, _fused)
+_op = Op("normalise", _formula, _fused)

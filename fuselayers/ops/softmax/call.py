@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..implementations import one_node, run
+from ..implementations import Op
 from ..shapes import check_dense, check_floating, check_rows
 from .backward import softmax_backward
 from .formula import gradient_formula, reference, softmax_formula
@@ -87,7 +87,7 @@ def _run(scores: Tensor, mask: Tensor | None, causal: bool, scale: float, backen
         raise ValueError(
             f"causal scores must be [..., T, S], queries by keys, got {list(scores.shape)}; leave causal=False"
         )
-    y: Tensor = run(backend, softmax_formula, _Softmax.apply, (scores, mask), (causal, scale, log), node=_node)
+    y: Tensor = _op(backend, (scores, mask), (causal, scale, log))
     return y
 
 
@@ -139,4 +139,4 @@ class _Softmax(torch.autograd.Function):
         return dz * scale if ctx.needs_input_grad[0] else None, dz.to(dtype).sum_to_size(shape), None, None, None
 
 
-_node = one_node("softmax", softmax_formula, _Softmax.apply)
+_op = Op("softmax", softmax_formula, _Softmax.apply)

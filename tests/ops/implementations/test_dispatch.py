@@ -1,20 +1,23 @@
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fuselayers import ops
 from fuselayers.ops.implementations import dispatch as dispatch_module
 from fuselayers.ops.implementations.compiled import why_not_compiled
-from fuselayers.ops.implementations.dispatch import differentiable_gradients, run, uses_kernels
+from fuselayers.ops.implementations.dispatch import Op, differentiable_gradients, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing.meter import KernelFault, Launch
-from tests.ops.cases import CASES, Case, all_cases
+from tests.ops.cases import CASES, NODES, Case, all_cases
 from tests.ops.contract import DEVICE, on_kernels, seed_of, tensors
 
 FAR_APART = (
@@ -33,6 +36,13 @@ def triton_form(case: Case) -> Any:
 
 class Subclass(Tensor):
     pass
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+CHOICE = Op("choice", unchanged, torch.neg)
 
 
 class TestErrors:
@@ -76,8 +86,7 @@ class TestErrors:
 
 def chosen(x: Tensor, *, backend: str = "auto", compiled_from: int | None = 64) -> str:
     """Which implementation a call takes."""
-    name: str = run(backend, lambda x: "formula", lambda x: "compiled", (x,), compiled_from=compiled_from)
-    return name
+    return "formula" if CHOICE(backend, (x,), compiled_from=compiled_from) is x else "compiled"
 
 
 @pytest.mark.skipif(why_not_compiled(torch.device("cpu")) is not None, reason="nothing can be compiled here")
@@ -184,10 +193,14 @@ class TestBytes:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FAR_APART else [pytest.mark.slow]) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in (*FAR_APART, "linear_activation") else [pytest.mark.slow])
+        for name in NODES
+    ],
 )
 def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES[name]
+    case = NODES[name]
     inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 8)))]
     targets: list[str] = []
 
@@ -228,6 +241,35 @@ def test_on_a_gpu_an_op_in_a_transform_is_its_formula(transform: Any, monkeypatc
     # A transform around a compiled function is one as well.
     inner = torch.compile(ops.gated_activation, backend="aot_eager")
     torch.testing.assert_close(transform(inner)(x), expected)
+
+
+@pytest.fixture
+def one_process() -> Iterator[DeviceMesh]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_under_own_kernels_a_dtensor_takes_the_formula(
+    one_process: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels have no rule for its shards. Dynamo cannot tell: a compiled call of it is a node too."""
+    nodes: list[str] = []
+
+    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        nodes.extend(str(node.target) for node in graph_module.graph.nodes if "fuselayers" in str(node.target))
+        return graph_module.forward
+
+    x = torch.randn(4, 8, requires_grad=True)
+    expected = ops.gated_activation(x)
+    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(dispatch_module, "takes_own_kernels", lambda: True)
+    torch.compiler.reset()
+    compiled = torch.compile(ops.gated_activation, backend=look, fullgraph=True)
+    y = compiled(distribute_tensor(x, one_process, [Shard(0)]))
+    assert len(nodes) == 1
+    assert isinstance(y, DTensor)
+    torch.testing.assert_close(y.full_tensor(), expected)
 
 
 def test_on_a_gpu_a_strict_export_has_no_op_of_this_library(monkeypatch: pytest.MonkeyPatch) -> None:
