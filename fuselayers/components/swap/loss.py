@@ -8,8 +8,10 @@ Their forwards compute logits, then, under `if labels is not None`, a loss from 
         loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
     return CausalLMOutputWithPast(loss=loss, logits=logits, ...)
 
+Some call `.contiguous()` of the logits, and some put them into a tuple under `if not return_dict`.
+
 In training with labels, `ops.linear_cross_entropy` takes the place of both, and the logits returned are None. In
-evaluation mode, or without labels, nothing changes.
+evaluation mode, without labels, or where the forward makes such a tuple, nothing changes.
 """
 
 import ast
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from .slots import is_linear
-from .steps import Branch, Forward, Global, Local, OfSelf, Operation, Ref, Run, Step
+from .steps import Branch, Forward, Global, Local, OfSelf, Operation, Ref, Run, Step, runs_of
 
 __all__ = ["NAME", "SLOTS", "with_fused_loss"]
 
@@ -31,6 +33,8 @@ NAME: Final = "causal_lm_loss"
 SLOTS: Final = {"head": is_linear}
 _HIDDEN: Final = "_fuselayers_hidden"
 _CALL_OF_HEAD: Final = ("call", None, (False,), ())
+_CONTIGUOUS: Final = ("call", "contiguous", (), ())
+_MAKES_TUPLE: Final = "not return_dict"
 
 
 def with_fused_loss(forward: Forward, holds: Callable[[str, str], bool]) -> tuple[Forward, str, dict[str, Any]] | None:
@@ -52,17 +56,27 @@ def with_fused_loss(forward: Forward, holds: Callable[[str, str], bool]) -> tupl
             body = None if head is None else _rewritten(forward.body, place, name, head)
             if body is not None:
                 assert head is not None
-                return replace(forward, body=body), head, {"_fuselayers_logits": _logits, "_fuselayers_loss": _loss}
+                return replace(forward, body=body), head, _FUNCTIONS
     return None
 
 
 def _head(run: Run, ref: Ref, holds: Callable[[str, str], bool]) -> str | None:
     """The path of the linear layer that a value is the result of."""
-    if isinstance(ref, Step) and (operation := run.steps[ref.number]).kind == _CALL_OF_HEAD:
+    made = _made(run, ref)
+    if made is not None and (operation := run.steps[made.number]).kind == _CALL_OF_HEAD:
         called = operation.operands[0]
         if isinstance(called, OfSelf) and holds("head", called.path) and _uses(run, ref) == 0:
             return called.path
     return None
+
+
+def _made(run: Run, ref: Ref) -> Step | None:
+    """The step whose result a value is, or is a contiguous copy of that nothing else reads."""
+    if isinstance(ref, Step) and (operation := run.steps[ref.number]).kind == _CONTIGUOUS:
+        (ref,) = operation.operands
+        if _uses(run, ref) != 1 or ref in run.bound.values():
+            return None
+    return ref if isinstance(ref, Step) else None
 
 
 def _uses(run: Run, ref: Ref) -> int:
@@ -75,18 +89,34 @@ def _rewritten(body: list[Any], place: int, name: str, head: str) -> list[Any] |
     if loss is None or any(not _only_returns(one, name) for one in body[place + 1 : loss] + body[loss + 1 :]):
         return None
     run, branch = body[place], body[loss]
-    made = run.bound[name]
+    made = _made(run, run.bound[name])
+    assert made is not None
     _, hidden = run.steps[made.number].operands
-    call = Operation(
-        ("call", None, (False,) * 4, ()),
-        (Global(None, "_fuselayers_logits"), OfSelf(""), OfSelf(head), hidden, Local("labels")),
-    )
-    steps = [call if number == made.number else step for number, step in enumerate(run.steps)]
+    given: list[Ref] = [hidden, Local("labels")]
+    if any(_makes_tuple(one) for one in body[loss + 1 :]):
+        return_dict = run.bound.get("return_dict", Local("return_dict"))
+        is_later = isinstance(return_dict, Step) and return_dict.number > made.number
+        if is_later or any("return_dict" in one.bound for one in runs_of(body[place + 1 :])):
+            return None
+        given.append(return_dict)
+    call = _call("_fuselayers_logits", OfSelf(""), OfSelf(head), *given)
+    steps = list(run.steps)
+    steps[made.number] = call
+    if made != run.bound[name]:
+        steps[run.bound[name].number] = _call("_fuselayers_contiguous", made)
     first = replace(run, steps=steps, bound={**run.bound, _HIDDEN: hidden})
     (inner,) = branch.body
     steps = [_fused_call(step, head) if _is_loss_call(step, name) else step for step in inner.steps]
     second = replace(branch, body=[replace(inner, steps=steps)])
     return [{place: first, loss: second}.get(index, one) for index, one in enumerate(body)]
+
+
+def _call(name: str, *operands: Ref) -> Operation:
+    return Operation(("call", None, (False,) * len(operands), ()), (Global(None, name), *operands))
+
+
+def _makes_tuple(one: Any) -> bool:
+    return isinstance(one, Branch) and ast.unparse(one.test) == _MAKES_TUPLE and not one.orelse
 
 
 def _is_of_loss(one: Any, name: str) -> bool:
@@ -129,6 +159,8 @@ def _fused_call(step: Operation, head: str) -> Operation:
 
 def _only_returns(one: Any, name: str) -> bool:
     """Whether a part of the body does no more with the logits than to put them into an output by that name."""
+    if _makes_tuple(one):  # where there are logits
+        return True
     if isinstance(one, Branch):
         return not _mentions(one.test, name) and all(_only_returns(inner, name) for inner in one.body + one.orelse)
     if isinstance(one, ast.stmt):
@@ -152,12 +184,19 @@ def _mentions(node: ast.AST, name: str) -> bool:
     return any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))
 
 
-def _logits(model: nn.Module, head: nn.Linear, hidden: Tensor, labels: Tensor | None) -> Tensor | None:
+def _logits(
+    model: nn.Module, head: nn.Linear, hidden: Tensor, labels: Tensor | None, return_dict: bool = True
+) -> Tensor | None:
     """The logits; None where the loss does without them."""
-    if labels is not None and model.training and torch.is_grad_enabled() and _is_causal(model.loss_function):
+    does_without = labels is not None and model.training and torch.is_grad_enabled() and _is_causal(model.loss_function)
+    if does_without and return_dict:
         return None
     logits: Tensor = head(hidden)
     return logits
+
+
+def _contiguous(logits: Tensor | None) -> Tensor | None:
+    return None if logits is None else logits.contiguous()
 
 
 def _is_causal(loss_function: Any) -> bool:
@@ -195,3 +234,10 @@ def _loss(
         dtype=torch.float32,
     )
     return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+_FUNCTIONS: Final = {
+    "_fuselayers_logits": _logits,
+    "_fuselayers_contiguous": _contiguous,
+    "_fuselayers_loss": _loss,
+}

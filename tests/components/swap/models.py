@@ -208,14 +208,14 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         lambda: _bart("MBart"),
         frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout_residual", "dropout"}),
     ),
-    "opt": (_opt, frozenset({"mlp", "dropout_residual"})),
-    "bloom": (_bloom, frozenset({"mlp", "dropout_residual", "dropout"})),
-    "falcon": (_falcon, frozenset({"mlp", "dropout_residual", "dropout"})),
+    "opt": (_opt, frozenset({"mlp", "dropout_residual", "causal_lm_loss"})),
+    "bloom": (_bloom, frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"})),
+    "falcon": (_falcon, frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"})),
     "gpt_neox": (
         lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SIZES)),
         frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
-    "gptj": (_gptj, frozenset({"mlp", "gelu_tanh", "dropout_residual", "dropout"})),
+    "gptj": (_gptj, frozenset({"mlp", "gelu_tanh", "dropout_residual", "dropout", "causal_lm_loss"})),
     "phi": (
         lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**_SIZES)),
         frozenset({"mlp", "gelu_tanh", "dropout", "causal_lm_loss"}),
@@ -267,19 +267,19 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
 VARIANTS: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     "opt, norm last": (
         lambda: _opt(do_layer_norm_before=False),
-        frozenset({"mlp", "dropout_residual_norm", "dropout_residual"}),
+        frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "causal_lm_loss"}),
     ),
     "bloom in slices": (
         lambda: _bloom(slow_but_exact=True, pretraining_tp=2),
-        frozenset({"dropout_residual", "dropout"}),
+        frozenset({"dropout_residual", "dropout", "causal_lm_loss"}),
     ),
     "falcon, one after the other": (
         lambda: _falcon(parallel_attn=False, multi_query=False, bias=True, alibi=True),
-        frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout"}),
+        frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
     "falcon, two norms": (
         lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2, bias=True),
-        frozenset({"mlp", "dropout_residual", "dropout"}),
+        frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
     ),
     "gpt_neox, one after the other": (
         lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(use_parallel_residual=False, **_SIZES)),

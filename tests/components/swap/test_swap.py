@@ -75,12 +75,20 @@ def test_fewer_bytes_are_saved(name: str, most: float) -> None:
     assert saved_bytes(model, **batch) <= most * before
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+def _without_dropout(name: str) -> nn.Module:
+    model = FAMILIES[name][0]()
+    for owner in (*model.modules(), model.config):
+        if isinstance(owner, nn.Dropout):
+            owner.p = 0.0
+        for attribute in ("dropout", "hidden_dropout", "attention_dropout"):  # for calls of F.dropout
+            if isinstance(getattr(owner, attribute, None), float):
+                setattr(owner, attribute, 0.0)
+    return model
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "opt", "bloom", "falcon", "gptj"])
 def test_the_loss_in_training_makes_no_logits(name: str) -> None:
-    model, batch = FAMILIES[name][0](), batch_for(name)
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    model, batch = _without_dropout(name), batch_for(name)
     model.train()
     with torch.no_grad():
         expected = model(**batch).loss
@@ -94,6 +102,16 @@ def test_the_loss_in_training_makes_no_logits(name: str) -> None:
     assert model.eval()(**batch).logits is not None
     counted = model.train()(**batch, num_items_in_batch=torch.tensor(11)).loss
     torch.testing.assert_close(counted, expected * 22 / 11)
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon", "gptj"])
+def test_a_forward_that_makes_a_tuple_has_logits_in_it(name: str) -> None:
+    model, batch = _without_dropout(name).train(), batch_for(name)
+    wanted = model(**batch, return_dict=False)
+    swap(model, level="layers", batch=batch)
+    got = model(**batch, return_dict=False)
+    assert len(got) == len(wanted)
+    torch.testing.assert_close(got[:2], wanted[:2])
 
 
 class Adapted(nn.Linear):
