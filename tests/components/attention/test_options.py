@@ -34,6 +34,7 @@ from tests.components.attention.calls import (
 )
 from tests.components.attention.reference import reference
 from tests.components.compare import run
+from tests.selection import every_value
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {"num_kv_heads": 2},
@@ -96,18 +97,13 @@ def test_cross_attention_calls_what_was_put_on_the_projection() -> None:
     torch.testing.assert_close(hooked(x, memory=memory), doubled(x, memory=memory))
 
 
+BLIND: list[dict[str, Any]] = [{}, {"sinks": True}, {"causal": False, "window": 2}, {"num_kv_heads": 2}]
+
+
 @pytest.mark.parametrize(
     ("kernel", "options", "biased"),
-    [
-        # Flex takes a second to trace: every day with each of the options, and in turns with a bias.
-        pytest.param(
-            *(kernel, options, biased),
-            marks=pytest.mark.slow if kernel == "flex" and biased != bool(number % 2) else (),
-        )
-        for kernel in ("auto", "plain", "flex")
-        for number, options in enumerate(({}, {"sinks": True}, {"causal": False, "window": 2}, {"num_kv_heads": 2}))
-        for biased in (False, True)
-    ],
+    # Flex traces each of them.
+    [*itertools.product(("auto", "plain"), BLIND, (False, True)), *every_value(("flex",), BLIND, (False, True))],
     ids=str,
 )
 @pytest.mark.usefixtures("flex_with_gradients")
