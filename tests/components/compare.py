@@ -31,7 +31,11 @@ def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Te
 
 def assert_same_step(first: Run, second: Run, *inputs: Tensor, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     """Fail unless both modules give the same outputs and gradients from the same seed."""
-    expected, got = run(first, inputs), run(second, inputs)
+    assert_same_values(run(first, inputs), run(second, inputs), rtol=rtol, atol=atol)
+
+
+def assert_same_values(expected: dict[str, Tensor], got: dict[str, Tensor], *, rtol: float, atol: float) -> None:
+    """Fail unless two runs have the same outputs and gradients."""
     assert list(expected) == list(got)
     for name, value in expected.items():
         torch.testing.assert_close(

@@ -61,7 +61,7 @@ def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any], grad: b
     table, weight = torch.randn(20, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     run = compiled(two_branches)
     # The key of torch's cache on disk does not name the lowering that keeps the order.
-    with torch.set_grad_enabled(grad), inductor.patch(force_disable_caches=True):
+    with torch.set_grad_enabled(grad), inductor.patch(fx_graph_cache=False):
         torch.manual_seed(3)
         expected = two_branches(first, second, table, weight)
         torch.manual_seed(3)

@@ -1,4 +1,3 @@
-import math
 import pkgutil
 from collections.abc import Iterable
 from importlib import import_module
@@ -7,8 +6,6 @@ import pytest
 
 import fuselayers.ops
 from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
-from fuselayers.cli.lint_kernels.compile import resident
-from fuselayers.cli.lint_kernels.roofline import GPUS
 from tests.cli.lint_kernels.kernels import compiles
 
 
@@ -45,17 +42,3 @@ def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
         (8192, 4096),
         (),
     ]
-
-
-@compiles
-@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in GPUS])
-def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
-    persistent = 0
-    for case in (case for case in CASES if case.daily or arch != "sm_90"):
-        for one in launches_of(case, arch):
-            # These loop over tiles, with a stride of the number of programs; without sums each has a program.
-            given = dict(zip(one.function.arg_names, one.arguments, strict=False))
-            if "num_programs" in one.function.src and given.get("partial_ptr", True) is not None:
-                persistent += 1
-                assert math.prod(one.grid) <= GPUS[arch].processors * resident(one, arch), (case.title, one.function)
-    assert persistent >= 5

@@ -1,13 +1,14 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from fuselayers.cli.lint_kernels import command, figures
 from fuselayers.cli.lint_kernels import compile as compile_module
-from fuselayers.cli.lint_kernels.cases import CASES, Case
+from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
 from fuselayers.cli.lint_kernels.command import lint
-from fuselayers.cli.lint_kernels.compile import compiler
+from fuselayers.cli.lint_kernels.compile import compiler, resident
 from fuselayers.cli.lint_kernels.figures import Figures, expected_of, faults, read_figures
 from fuselayers.cli.lint_kernels.roofline import GPUS
 from fuselayers.cli.main import main
@@ -21,6 +22,21 @@ def test_kernels_have_no_faults() -> None:
     assert len(rows) >= 9
     expected = [expected_of(case, "sm_90") for case in daily]
     assert faults(rows, read_figures(), compiler=compiler(), expected=expected) == []
+
+
+# In this file, since it needs the kernels that the test above has compiled.
+@compiles
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in GPUS])
+def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
+    persistent = 0
+    for case in (case for case in CASES if case.daily or arch != "sm_90"):
+        for one in launches_of(case, arch):
+            # These loop over tiles, with a stride of the number of programs; without sums each has a program.
+            given = dict(zip(one.function.arg_names, one.arguments, strict=False))
+            if "num_programs" in one.function.src and given.get("partial_ptr", True) is not None:
+                persistent += 1
+                assert math.prod(one.grid) <= GPUS[arch].processors * resident(one, arch), (case.title, one.function)
+    assert persistent >= 5
 
 
 @compiles

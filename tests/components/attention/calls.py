@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fuselayers.components import MultiHeadAttention, RotaryPosition
 from tests.components.attention.reference import reference
-from tests.components.compare import assert_same_step, randomise
+from tests.components.compare import assert_same_values, randomise, run
 
 HIDDEN_DIM, HEADS, TOKENS, MEMORY = 12, 6, 7, 5
 # What is given to forward; a name stands for a tensor that `inputs_of` makes.
@@ -53,13 +53,19 @@ class Call(nn.Module):
         return self.call(self.layer, x_BTD, **given)
 
 
-def assert_as_written_out(layer: MultiHeadAttention, names: tuple[str, ...], *, memory: bool = False) -> None:
+def assert_as_written_out(
+    layer: MultiHeadAttention, names: tuple[str, ...], *, kernels: tuple[str, ...] = (), memory: bool = False
+) -> None:
+    """Fail unless each of the kernels, or the layer's own, gives the values and gradients of the reference."""
     keys = MEMORY if memory else TOKENS
     inputs = inputs_of(names, keys)
     leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
     if memory:
         leaves["memory"] = torch.randn(2, MEMORY, HIDDEN_DIM, dtype=torch.float64)
-    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
-    first, second = (Call(layer, inputs, written_out=way, names=tuple(leaves)) for way in (True, False))
+    given = [torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64), *leaves.values()]
+    expected = run(Call(layer, inputs, written_out=True, names=tuple(leaves)), given)
     tolerance = 1e-5 if "rotate" in names else 1e-9  # the angles of rotary are float32
-    assert_same_step(first, second, x, *leaves.values(), rtol=tolerance, atol=tolerance)
+    for kernel in kernels or (layer.kernel,):
+        layer.kernel = kernel
+        got = run(Call(layer, inputs, written_out=False, names=tuple(leaves)), given)
+        assert_same_values(expected, got, rtol=tolerance, atol=tolerance)

@@ -1,3 +1,4 @@
+from itertools import product
 from typing import Any
 
 import pytest
@@ -6,24 +7,28 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselayers.components.attention.kernels import Kernel, attend
 from fuselayers.components.attention.masks import Rules, check_mask
+from tests.selection import every_value
+
+SHAPES = [(), (7,), (1,), (5, 7), (5, 1), (6, 5, 7), (6, 1, 1), (2, 1, 1, 7), (1, 1, 5, 1), (2, 1, 1, 1)]
+BESIDES = [(), ("bias",), ("sinks",), ("bias", "sinks")]
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (7,), (1,), (5, 7), (5, 1), (6, 5, 7), (6, 1, 1), (2, 1, 1, 7), (1, 1, 5, 1), (2, 1, 1, 1)], ids=str
+    ("kernel", "shape", "besides"),
+    # Flex traces each of them.
+    [*product(("sdpa", "plain"), SHAPES, BESIDES), *every_value(("flex",), SHAPES, BESIDES)],
+    ids=str,
 )
-@pytest.mark.parametrize("kernel", ["sdpa", "plain", "flex"])
-@pytest.mark.parametrize("sinks", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
 @torch.no_grad()
 def test_a_mask_of_any_shape_is_as_if_written_out(
-    biased: bool, sinks: bool, kernel: Kernel, shape: tuple[int, ...]
+    kernel: Kernel, shape: tuple[int, ...], besides: tuple[str, ...]
 ) -> None:
     q = torch.randn(2, 6, 5, 4, dtype=torch.float64)
     k, v = torch.randn(2, 2, 2, 7, 4, dtype=torch.float64)
     rules = Rules(
         scale=0.5,
-        sinks_H=torch.randn(6, dtype=torch.float64) if sinks else None,
-        bias_HTS=torch.randn(6, 5, 7, dtype=torch.float64) if biased else None,
+        sinks_H=torch.randn(6, dtype=torch.float64) if "sinks" in besides else None,
+        bias_HTS=torch.randn(6, 5, 7, dtype=torch.float64) if "bias" in besides else None,
     )
     for mask in (torch.rand(shape) > 0.4, torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)):
         check_mask(mask, (2, 6, 5, 7), kernel=kernel)

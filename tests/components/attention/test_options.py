@@ -34,6 +34,7 @@ from tests.components.attention.calls import (
 )
 from tests.components.attention.reference import reference
 from tests.components.compare import run
+from tests.selection import every_value
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "grouped": {"num_kv_heads": 2},
@@ -56,23 +57,31 @@ PAIRS = [
 ]
 # Each pair of options meets one input after the other.
 CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
-CASES += [((name,), inputs) for name in OPTIONS for inputs in (*((name,) for name in INPUTS), INPUTS)]
+# Each option meets each input; every day it does so beside another option, if a pair has both.
+_MET = {(name, inputs) for names, inputs in CASES for name in names}
+ALONE = [(name, inputs) for name in OPTIONS for inputs in (*((one,) for one in INPUTS), INPUTS)]
 
 
-@pytest.mark.parametrize(("names", "inputs"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("names", "inputs"),
+    [
+        *CASES,
+        *(
+            pytest.param((name,), inputs, marks=pytest.mark.slow if (name, inputs) in _MET else ())
+            for name, inputs in ALONE
+        ),
+    ],
+    ids=str,
+)
 def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, ...]) -> None:
     options = {key: value for name in names for key, value in OPTIONS[name].items()}
-    layer = made(**options)
-    assert_as_written_out(layer, inputs)
-    layer.kernel = "plain"
-    assert_as_written_out(layer, inputs)
+    assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))
 
 
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
-@pytest.mark.parametrize("kernel", ["auto", "plain"])
-def test_cross_attention(kernel: str, options: dict[str, Any], inputs: tuple[str, ...]) -> None:
-    assert_as_written_out(made(causal=False, kernel=kernel, **options), inputs, memory=True)
+def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
+    assert_as_written_out(made(causal=False, **options), inputs, kernels=("auto", "plain"), memory=True)
 
 
 def test_cross_attention_calls_what_was_put_on_the_projection() -> None:
@@ -88,9 +97,15 @@ def test_cross_attention_calls_what_was_put_on_the_projection() -> None:
     torch.testing.assert_close(hooked(x, memory=memory), doubled(x, memory=memory))
 
 
-@pytest.mark.parametrize("kernel", ["auto", "plain", "flex"])
-@pytest.mark.parametrize("options", [{}, {"sinks": True}, {"causal": False, "window": 2}, {"num_kv_heads": 2}], ids=str)
-@pytest.mark.parametrize("biased", [False, True])
+BLIND: list[dict[str, Any]] = [{}, {"sinks": True}, {"causal": False, "window": 2}, {"num_kv_heads": 2}]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "biased"),
+    # Flex traces each of them.
+    [*itertools.product(("auto", "plain"), BLIND, (False, True)), *every_value(("flex",), BLIND, (False, True))],
+    ids=str,
+)
 @pytest.mark.usefixtures("flex_with_gradients")
 def test_a_token_with_nothing_to_look_at(kernel: str, options: dict[str, Any], biased: bool) -> None:
     layer = made(kernel=kernel, **options)

@@ -12,6 +12,7 @@ from fuselayers.ops import dropout
 from fuselayers.partition import fuse, saved_bytes
 from tests.components.compare import assert_same_step, randomise, run
 from tests.components.registered import registered
+from tests.selection import every_value
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 DROPPING = Choice("multi_head", {"num_heads": 2, "dropout": 0.1})
@@ -351,8 +352,9 @@ SHARDED = (
 )
 
 
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("part", ["", ".attention", ".residual.norms.0", ".feedforward.up"])
+@pytest.mark.parametrize(
+    ("part", "old"), every_value(("", ".attention", ".residual.norms.0", ".feedforward.up"), (False, True))
+)
 def test_a_block_that_is_sharded_in_part_is_refused(one_process_mesh: Any, part: str, old: bool) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 

@@ -12,6 +12,7 @@ from fuselayers.components import ConvMLP, Encoder
 from fuselayers.components.registry import Choice
 from fuselayers.ops import ACTIVATIONS
 from tests.components.compare import assert_same_step, randomise
+from tests.selection import every_value
 
 
 class Written(nn.Module):
@@ -70,8 +71,7 @@ def test_padding_is_as_good_as_nothing(causal: bool) -> None:
     torch.testing.assert_close(layer(x, key_padding_mask=torch.ones_like(real_BT)), layer(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("wrap", [None, fuse, torch.compile], ids=["plain", "fused", "compiled"])
-@pytest.mark.parametrize("block", ["transformer", "reversible"])
+@pytest.mark.parametrize(("block", "wrap"), every_value(("transformer", "reversible"), (None, fuse, torch.compile)))
 def test_an_encoder_tells_it_of_padding(block: str, wrap: Callable[..., Any] | None) -> None:
     heads = Choice("multi_head", {"num_heads": 2})
     sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "init_std": 0.5}

@@ -297,8 +297,16 @@ class Padded(nn.Module):
         return y, self.layer.auxiliary_loss
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("backend", "padded"),
+    [
+        ("aot_eager", True),  # and without padding, fused, below
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("aot_eager", False), ("inductor", False), ("inductor", True))
+        ),
+    ],
+)
 def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
     """Also without `fullgraph=True`, where Dynamo breaks a graph at sizes that depend on data."""
     plain = Padded(mixture(num_experts=4, top_k=2), padded=padded)

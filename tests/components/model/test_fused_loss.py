@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuselayers import build, fuse
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, Model
 from tests.components.adapter import Adapter
+from tests.selection import every_value
 
 VOCABULARY, TOKENS = 4100, 1100
 MODELS = [Decoder, Encoder, EncoderDecoder]
@@ -52,9 +53,9 @@ def step(model: nn.Module, **casts: Any) -> tuple[torch.Tensor, dict[str, torch.
 
 
 @pytest.mark.parametrize(
-    "options", [{"tie_embeddings": True}, {"tie_embeddings": False, "base_width": 4, "init": "mup"}]
+    ("model", "options"),
+    every_value(MODELS, ({"tie_embeddings": True}, {"tie_embeddings": False, "base_width": 4, "init": "mup"})),
 )
-@pytest.mark.parametrize("model", MODELS)
 def test_the_fused_loss_and_its_gradients_are_those_of_the_logits(model: type[Model], options: dict[str, Any]) -> None:
     options = {**options, **attention_for(model)}
     plain = made(model, loss="plain", **options).double()

@@ -31,6 +31,7 @@ from tests.ops.contract import (
     on_triton,
     tensors,
 )
+from tests.selection import every_value
 
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
@@ -69,9 +70,7 @@ def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, o
 
 
 @on_kernels
-@pytest.mark.parametrize("options", [{}, FULL], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "dtype", "options"), every_value(SHAPES, DTYPES[:3], ({}, FULL)), ids=str)
 def test_kernels_match_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
     for reduction in ("sum", "none"):
         inputs = tensors(shape, dtype=dtype)

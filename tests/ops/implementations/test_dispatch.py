@@ -152,7 +152,7 @@ class TestBytes:
     def test_kernels_move_the_bytes_of_their_docstrings(self, case: Case, launches: list[Launch]) -> None:
         if case.floor is None:
             pytest.skip("a test of the op says what it moves")
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((100, 128)), dtype=torch.bfloat16)]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((25, 128)), dtype=torch.bfloat16)]
         vectors = [value for value in inputs if value.dim() == 1]
         rows, size = inputs[0].shape[0], inputs[0].nbytes
         for floor, moved in zip(case.floor, self.launched(case, inputs, launches), strict=True):
@@ -174,7 +174,7 @@ class TestBytes:
         self, name: str, forward: int, backward: int, launches: list[Launch]
     ) -> None:
         case = CASES[name]
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((5, 9000)), dtype=torch.bfloat16)]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 9000)), dtype=torch.bfloat16)]
         for floor, moved in zip((forward, backward), self.launched(case, inputs, launches), strict=True):
             # Not the kernel that sums the partial gradients.
             moved = [launch for launch in moved if "sums_ptr" not in launch.traffic]
@@ -285,10 +285,10 @@ def test_on_a_gpu_a_strict_export_has_no_op_of_this_library(monkeypatch: pytest.
 @on_kernels
 @all_cases
 def test_kernels_save_what_the_case_says(case: Case) -> None:
-    inputs = [value.requires_grad_() for value in tensors(*case.shapes((64, 128)))]
+    inputs = [value.requires_grad_() for value in tensors(*case.shapes((16, 128)))]
     vectors = [value for value in inputs if value.dim() == 1]
     kept = saved_bytes(partial(triton_form(case), **case.options), *inputs, parameters=vectors)
-    rows = 64 * 2 * 4
+    rows = 16 * 2 * 4
     assert case.saved * inputs[0].nbytes <= kept <= case.saved * inputs[0].nbytes + rows + 8
 
 

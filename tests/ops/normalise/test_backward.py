@@ -35,7 +35,7 @@ def test_opcheck(rms: bool) -> None:
         torch.library.opcheck(torch.ops.fuselayers.normalise_backward.default, arguments)
 
 
-@pytest.mark.parametrize("shape", [(37, 40), (7, 9001)], ids=str)
+@pytest.mark.parametrize("shape", [(37, 40), (3, 9001)], ids=str)
 def test_the_same_bits_every_time(shape: tuple[int, int]) -> None:
     x, residual, weight, bias, dy = tensors(shape, shape, shape[1:], shape[1:], shape)
     _, s, mean, rstd = normalise_forward(x, residual, bias, weight, bias, seed_of(), None, 0.3, 1e-5, False, False)

@@ -26,6 +26,7 @@ from tests.ops.contract import (
     on_kernels,
     tensors,
 )
+from tests.selection import every_value
 
 Form = Callable[..., Tensor]
 SCORES = (2, 3, 5, 16)
@@ -184,9 +185,9 @@ def test_nan_and_inf_propagate_as_in_torch(form: Form, hide: str) -> None:
             assert torch.equal(got[:, ~mask], torch.zeros_like(got[:, ~mask]))
 
 
-@pytest.mark.parametrize("hide", ["a mask", "causality"])
-@pytest.mark.parametrize("width", [7, 16])
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    ("value", "width", "hide"), every_value((math.inf, -math.inf, math.nan), (7, 16), ("a mask", "causality"))
+)
 def test_incoming_gradients_of_hidden_positions_have_no_influence(
     value: float, width: int, hide: str, form: Form
 ) -> None:

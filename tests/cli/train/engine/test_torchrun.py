@@ -49,12 +49,18 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
     text = written_text(root)
     _alone(overrides(text), root / "alone")
     _alone(overrides(text, *_LLAMA), root / "alone_llama")
+    _alone(overrides(text, *_LLAMA, "model.num_layers=1"), root / "alone_one_block")
     runs = {
         "ddp": ["parallel=ddp"],
         "fsdp": ["parallel=fsdp", "train.sample_bytes=20", "train.compare=true"],
         "llama_ddp": [*_LLAMA, "parallel=ddp"],
         "llama_fsdp": [*_LLAMA, "parallel=fsdp", "parallel.reshard=false"],
-        "llama_fused": [*_LLAMA, "parallel=fsdp", "fusion=eager", "parallel.checkpointing=budget:0.5"],
+        # Each block is traced; the slow test has two.
+        "llama_fused": [
+            *_LLAMA,
+            "model.num_layers=1",
+            *("parallel=fsdp", "fusion=eager", "parallel.checkpointing=budget:0.5"),
+        ],
         "tp": ["parallel.tp=2", "parallel.sequence=true"],
         "dropout": ["parallel=fsdp", *_DROPOUT],
         "recomputed": ["parallel=fsdp", *_DROPOUT, "parallel.checkpointing=selective"],
@@ -84,7 +90,7 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
         ("fsdp", "alone", "engine torch: 2 processes, dp 2 x tp 1, FSDP2 with 28 parameters (S(0)), gloo, cpu"),
         ("llama_ddp", "alone_llama", "DistributedDataParallel with "),
         ("llama_fsdp", "alone_llama", "FSDP2 with "),
-        ("llama_fused", "alone_llama", "fsdp gathers the weights of one block at a time: fusion.scope is block"),
+        ("llama_fused", "alone_one_block", "fsdp gathers the weights of one block at a time: fusion.scope is block"),
         ("tp", "alone", "engine torch: 2 processes, dp 1 x tp 2, Decoder with 9 parameters (S(0)), "),
         ("fabric_ddp", "alone_llama", "engine fabric: 2 processes, dp 2 x tp 1, DistributedDataParallel with "),
         ("fabric_fsdp", "alone_llama", "engine fabric: 2 processes, dp 2 x tp 1, FSDP2 with "),
