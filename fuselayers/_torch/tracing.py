@@ -316,7 +316,8 @@ def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
     generator (https://github.com/pytorch/pytorch/issues/192635).
     """
     lowering: Any = sys.modules.get("torch._inductor.lowering")
-    if op in getattr(lowering, "lowerings", {op}):  # also where Inductor is not loaded, or its import has just begun
+    # Another thread may be in the middle of the import; `fallback_handler` is defined late.
+    if not hasattr(lowering, "fallback_handler") or op in lowering.lowerings:
         return
     from torch._inductor.virtualized import V
 

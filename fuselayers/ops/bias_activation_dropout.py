@@ -90,7 +90,9 @@ def bias_activation_dropout(
     if bias is None and activation is None and seed is None:
         return x
     y: Tensor = _op(
-        *(backend, (x, bias, seed, row_R), (column, activation, p)),
+        backend,
+        (x, bias, seed, row_R),
+        (column, activation, p),
         compiled_from=None if seed is None else COMPILED_FROM,
         unsupported_reason=reason,
     )

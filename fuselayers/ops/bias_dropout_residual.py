@@ -72,7 +72,9 @@ def bias_dropout_residual(
     seed = seed_or_draw(x, p, training=training, seed=seed)
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     y: Tensor = _op(
-        *(backend, (x, residual, bias, seed, row_R), (column, p)),
+        backend,
+        (x, residual, bias, seed, row_R),
+        (column, p),
         compiled_from=None if seed is None and bias is None else COMPILED_FROM,
         unsupported_reason=reason,
     )

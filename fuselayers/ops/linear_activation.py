@@ -353,4 +353,4 @@ _forward = define(
     _run_forward,
     _empty_results,
 )
-_op = Op("linear_activation", _formula, _beside_cublas)
+_op = Op("linear_activation", _formula, _beside_cublas)  # for "auto" alone: "triton" is the matmul above

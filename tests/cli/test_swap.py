@@ -19,7 +19,7 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["swap", str(tmp_path), "--level", "layers", "--where", "model.layers.*", "--json", str(report)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "swap, level layers: 8 modules"
-    assert "    rms_norm_gated_mlp" in lines
+    assert "    gated_mlp" in lines
     assert any(line.startswith("LlamaMLP           2  ") for line in lines)
     sites = json.loads(report.read_text())["sites"]
     assert {site["name"] for site in sites} >= {"model.layers.0.mlp", "model.layers.1.input_layernorm"}

@@ -279,7 +279,7 @@ def test_under_autocast_the_kernel_is_a_linear_layer(activation: str | None) -> 
 
 
 def rounded_once_between(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None) -> Tensor:
-    # The formula rounds every step of an activation; in a value its roundings may cancel that of z, by luck.
+    # The formula rounds every step of an activation. Of star_relu in bfloat16 one value's roundings cancel that of z.
     z = F.linear(x, weight, bias)
     return activate(z.to(torch.promote_types(z.dtype, torch.float32)), activation).to(z.dtype)
 

@@ -61,14 +61,18 @@ class _LinearAgain(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, *sources = ctx.saved_tensors
         wants_weight, wants_bias, *needs = ctx.needs_input_grad[1:]
-        made, inputs = _made(ctx, sources, needs)
+        dbias = dy.sum(0) if wants_bias else None
         dsources: list[Tensor | None] = [None] * len(sources)
+        dweight = None
+        if wants_weight or any(needs):
+            made, inputs = _made(ctx, sources, needs)
         if any(needs):
             dmade = dy @ weight.to(dy.dtype)
             dsources = _through(made, inputs, dmade.view(made.shape).to(made.dtype))
-        rows = _as_rows(made.detach()).to(dy.dtype)  # autocast's, as that of the product
-        dweight = (dy.T @ rows).to(weight.dtype) if wants_weight else None
-        return None, dweight, dy.sum(0) if wants_bias else None, *dsources
+        if wants_weight:
+            rows = _as_rows(made.detach()).to(dy.dtype)  # autocast's, as that of the product
+            dweight = (dy.T @ rows).to(weight.dtype)
+        return None, dweight, dbias, *dsources
 
 
 class _MadeAgain(torch.autograd.Function):

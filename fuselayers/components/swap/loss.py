@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from .slots import is_linear
-from .steps import Branch, Forward, Global, Local, OfSelf, Operation, Ref, Run, Step, runs_of
+from .steps import Branch, Forward, Global, Literal, Local, OfSelf, Operation, Ref, Run, Step
 
 __all__ = ["NAME", "SLOTS", "with_fused_loss"]
 
@@ -35,6 +35,7 @@ _HIDDEN: Final = "_fuselayers_hidden"
 _CALL_OF_HEAD: Final = ("call", None, (False,), ())
 _CONTIGUOUS: Final = ("call", "contiguous", (), ())
 _MAKES_TUPLE: Final = "not return_dict"
+_BY_POSITION: Final = ("logits", "labels", "vocab_size")
 
 
 def with_fused_loss(forward: Forward, holds: Callable[[str, str], bool]) -> tuple[Forward, str, dict[str, Any]] | None:
@@ -46,14 +47,15 @@ def with_fused_loss(forward: Forward, holds: Callable[[str, str], bool]) -> tupl
     """
     if not any(argument.arg == "labels" for argument in forward.arguments.args):
         return None
-    if any("labels" in run.bound for run in forward.runs()):
+    if _binds(forward.body, "labels"):
         return None
+    takes_return_dict = any(argument.arg == "return_dict" for argument in forward.arguments.args)
     for place, run in enumerate(forward.body):
         if not isinstance(run, Run):
             continue
         for name, ref in run.bound.items():
             head = _head(run, ref, holds)
-            body = None if head is None else _rewritten(forward.body, place, name, head)
+            body = None if head is None else _rewritten(forward.body, place, name, head, takes_return_dict)
             if body is not None:
                 assert head is not None
                 return replace(forward, body=body), head, _FUNCTIONS
@@ -83,20 +85,26 @@ def _uses(run: Run, ref: Ref) -> int:
     return sum(operation.operands.count(ref) for operation in run.steps)
 
 
-def _rewritten(body: list[Any], place: int, name: str, head: str) -> list[Any] | None:
+def _rewritten(body: list[Any], place: int, name: str, head: str, takes_return_dict: bool) -> list[Any] | None:
     """The body with logits called `name` left out; None if they are used in another way than for the loss."""
-    loss = next((index for index, one in enumerate(body) if index > place and _is_of_loss(one, name)), None)
-    if loss is None or any(not _only_returns(one, name) for one in body[place + 1 : loss] + body[loss + 1 :]):
+    run, rest = body[place], body[place + 2 :]
+    branch: Any = body[place + 1] if len(body) > place + 1 else None
+    if not _is_of_loss(branch, name):
         return None
-    run, branch = body[place], body[loss]
+    tuples = [one for one in rest if _makes_tuple(one)]
+    if not all(_only_returns(one, name) for one in rest if one not in tuples):
+        return None
     made = _made(run, run.bound[name])
     assert made is not None
     _, hidden = run.steps[made.number].operands
+    # The loss reads the hidden states, which the head has read.
+    if any(_writes(step) for step in run.steps[made.number :]):
+        return None
     given: list[Ref] = [hidden, Local("labels")]
-    if any(_makes_tuple(one) for one in body[loss + 1 :]):
+    if tuples:
         return_dict = run.bound.get("return_dict", Local("return_dict"))
         is_later = isinstance(return_dict, Step) and return_dict.number > made.number
-        if is_later or any("return_dict" in one.bound for one in runs_of(body[place + 1 :])):
+        if not takes_return_dict or is_later or _binds(body[place + 1 :], "return_dict"):
             return None
         given.append(return_dict)
     call = _call("_fuselayers_logits", OfSelf(""), OfSelf(head), *given)
@@ -108,7 +116,29 @@ def _rewritten(body: list[Any], place: int, name: str, head: str) -> list[Any] |
     (inner,) = branch.body
     steps = [_fused_call(step, head) if _is_loss_call(step, name) else step for step in inner.steps]
     second = replace(branch, body=[replace(inner, steps=steps)])
-    return [{place: first, loss: second}.get(index, one) for index, one in enumerate(body)]
+    return [*body[:place], first, second, *rest]
+
+
+def _writes(step: Operation) -> bool:
+    """Whether a step calls a method that writes in place; statements such as `x += 1` are no steps."""
+    return step.kind[0] == "call" and step.kind[1] is not None and step.kind[1].endswith("_")
+
+
+def _binds(body: list[Any], name: str) -> bool:
+    """Whether a part of a body gives a local variable another value."""
+    for one in body:
+        if isinstance(one, Branch):
+            if _stores(one.test, name) or _binds(one.body + one.orelse, name):
+                return True
+        elif _stores(one, name) if isinstance(one, ast.stmt) else name in one.bound:
+            return True
+    return False
+
+
+def _stores(node: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(one, ast.Name) and one.id == name and not isinstance(one.ctx, ast.Load) for one in ast.walk(node)
+    )
 
 
 def _call(name: str, *operands: Ref) -> Operation:
@@ -116,6 +146,7 @@ def _call(name: str, *operands: Ref) -> Operation:
 
 
 def _makes_tuple(one: Any) -> bool:
+    """Whether this runs where there are logits alone; see `_logits`."""
     return isinstance(one, Branch) and ast.unparse(one.test) == _MAKES_TUPLE and not one.orelse
 
 
@@ -146,21 +177,19 @@ def _arguments(step: Operation) -> dict[str, Ref] | None:
         return None
     _, _, stars, names = step.kind
     values = step.operands[1:]
-    return dict(zip((*("logits", "labels", "vocab_size")[: len(stars)], *names), values, strict=False))
+    return dict(zip((*_BY_POSITION[: len(stars)], *names), values, strict=False))
 
 
 def _fused_call(step: Operation, head: str) -> Operation:
     arguments = {**(_arguments(step) or {}), "hidden": Local(_HIDDEN), "head": OfSelf(head)}
     more = {"**": arguments.pop("**")} if "**" in arguments else {}
-    names = (*arguments, *more)
-    operands = (Global(None, "_fuselayers_loss"), OfSelf(""), *arguments.values(), *more.values())
-    return Operation(("call", None, (False,), names), operands)
+    by_position = Literal(int, len(step.kind[2]))
+    operands = (Global(None, "_fuselayers_loss"), OfSelf(""), by_position, *arguments.values(), *more.values())
+    return Operation(("call", None, (False, False), (*arguments, *more)), operands)
 
 
 def _only_returns(one: Any, name: str) -> bool:
     """Whether a part of the body does no more with the logits than to put them into an output by that name."""
-    if _makes_tuple(one):  # where there are logits
-        return True
     if isinstance(one, Branch):
         return not _mentions(one.test, name) and all(_only_returns(inner, name) for inner in one.body + one.orelse)
     if isinstance(one, ast.stmt):
@@ -177,7 +206,8 @@ def _is_output(step: Operation, name: str) -> bool:
     _, _, stars, names = step.kind
     made = step.operands[0].value
     given = dict(zip(names, step.operands[1 + len(stars) :], strict=True))
-    return isinstance(made, type) and issubclass(made, dict) and given.get("logits") == Local(name)
+    is_output = isinstance(made, type) and issubclass(made, dict)
+    return is_output and given.get("logits") == Local(name) and step.operands.count(Local(name)) == 1
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
@@ -206,22 +236,22 @@ def _is_causal(loss_function: Any) -> bool:
 
 def _loss(
     model: Any,
+    by_position: int,
     *,
     logits: Tensor | None,
     labels: Tensor,
     hidden: Tensor,
     head: nn.Linear,
-    vocab_size: int,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    shift_labels: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
-    """The loss of transformers' `ForCausalLMLoss`."""
+    """The loss of transformers' `ForCausalLMLoss`; where there are logits, the model's own call."""
     if logits is not None:
-        given = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
-        loss: Tensor = model.loss_function(logits=logits, labels=labels, vocab_size=vocab_size, **given, **options)
+        given = {"logits": logits, "labels": labels, **options}
+        first = [given.pop(name) for name in _BY_POSITION[:by_position]]
+        loss: Tensor = model.loss_function(*first, **given)
         return loss
+    ignore_index, shift_labels = options.get("ignore_index", -100), options.get("shift_labels")
+    num_items_in_batch: Tensor | int | None = options.get("num_items_in_batch")
     if shift_labels is None:
         shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     loss = ops.linear_cross_entropy(

@@ -134,7 +134,7 @@ class Forward:
 
     def runs(self) -> Iterator[Run]:
         """All runs, in order of the source."""
-        yield from runs_of(self.body)
+        yield from _runs(self.body)
 
 
 @dataclass
@@ -146,10 +146,10 @@ class Branch:
     orelse: "list[Run | ast.stmt | Branch]"
 
 
-def runs_of(body: list[Any]) -> Iterator[Run]:
+def _runs(body: list[Any]) -> Iterator[Run]:
     for one in body:
         if isinstance(one, Run):
             yield one
         elif isinstance(one, Branch):
-            yield from runs_of(one.body)
-            yield from runs_of(one.orelse)
+            yield from _runs(one.body)
+            yield from _runs(one.orelse)

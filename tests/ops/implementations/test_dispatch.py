@@ -174,7 +174,7 @@ class TestBytes:
         self, name: str, forward: int, backward: int, launches: list[Launch]
     ) -> None:
         case = CASES[name]
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 9000)), dtype=torch.bfloat16)]
+        inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 9000)), dtype=torch.bfloat16)]
         for floor, moved in zip((forward, backward), self.launched(case, inputs, launches), strict=True):
             # Not the kernel that sums the partial gradients.
             moved = [launch for launch in moved if "sums_ptr" not in launch.traffic]
