@@ -98,7 +98,8 @@ def _rewritten(body: list[Any], place: int, name: str, head: str, takes_return_d
     assert made is not None
     _, hidden = run.steps[made.number].operands
     # The loss reads the hidden states, which the head has read.
-    if any(_writes(step) for step in run.steps[made.number :]):
+    (inner,) = branch.body
+    if any(map(_writes, [*run.steps[made.number :], *inner.steps])):
         return None
     given: list[Ref] = [hidden, Local("labels")]
     if tuples:
@@ -113,15 +114,18 @@ def _rewritten(body: list[Any], place: int, name: str, head: str, takes_return_d
     if made != run.bound[name]:
         steps[run.bound[name].number] = _call("_fuselayers_contiguous", made)
     first = replace(run, steps=steps, bound={**run.bound, _HIDDEN: hidden})
-    (inner,) = branch.body
     steps = [_fused_call(step, head) if _is_loss_call(step, name) else step for step in inner.steps]
     second = replace(branch, body=[replace(inner, steps=steps)])
     return [*body[:place], first, second, *rest]
 
 
 def _writes(step: Operation) -> bool:
-    """Whether a step calls a method that writes in place; statements such as `x += 1` are no steps."""
-    return step.kind[0] == "call" and step.kind[1] is not None and step.kind[1].endswith("_")
+    """Whether a step calls what writes in place, by its name; statements such as `x += 1` are no steps."""
+    if step.kind[0] != "call":
+        return False
+    called = step.operands[0]
+    name = step.kind[1] or (getattr(called.value, "__name__", "") if isinstance(called, Global) else "")
+    return str(name).endswith("_")
 
 
 def _binds(body: list[Any], name: str) -> bool:

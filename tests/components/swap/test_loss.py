@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fuselayers.components.swap import swap, unswap
@@ -104,6 +105,17 @@ class Written(Head):
         return Output(loss=loss, logits=logits, hidden_states=hidden)
 
 
+class WrittenByAFunction(Head):
+    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
+        hidden = self.inner(x)
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            written = F.relu_(hidden.detach())
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size) + written.sum()
+        return Output(loss=loss, logits=logits)
+
+
 class WrittenByAStatement(Head):
     def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
         hidden = self.inner(x)
@@ -167,7 +179,7 @@ def test_the_loss_is_found(kind: type[Head]) -> None:
     "kind",
     [
         *(TupleInABranch, TupleBeforeTheLoss, ReturnDictIsBound, ReturnDictIsNoArgument, Written),
-        *(WrittenByAStatement, LogitsTwice, LabelsAreBound, Scaled),
+        *(WrittenByAFunction, WrittenByAStatement, LogitsTwice, LabelsAreBound, Scaled),
     ],
 )
 def test_another_forward_keeps_its_own(kind: type[Head]) -> None:
