@@ -49,13 +49,12 @@ def with_fused_loss(forward: Forward, holds: Callable[[str, str], bool]) -> tupl
         return None
     if _binds(forward.body, "labels"):
         return None
-    takes_return_dict = any(argument.arg == "return_dict" for argument in forward.arguments.args)
     for place, run in enumerate(forward.body):
         if not isinstance(run, Run):
             continue
         for name, ref in run.bound.items():
             head = _head(run, ref, holds)
-            body = None if head is None else _rewritten(forward.body, place, name, head, takes_return_dict)
+            body = None if head is None else _rewritten(forward.body, place, name, head)
             if body is not None:
                 assert head is not None
                 return replace(forward, body=body), head, _FUNCTIONS
@@ -85,7 +84,7 @@ def _uses(run: Run, ref: Ref) -> int:
     return sum(operation.operands.count(ref) for operation in run.steps)
 
 
-def _rewritten(body: list[Any], place: int, name: str, head: str, takes_return_dict: bool) -> list[Any] | None:
+def _rewritten(body: list[Any], place: int, name: str, head: str) -> list[Any] | None:
     """The body with logits called `name` left out; None if they are used in another way than for the loss."""
     run, rest = body[place], body[place + 2 :]
     branch: Any = body[place + 1] if len(body) > place + 1 else None
@@ -105,7 +104,7 @@ def _rewritten(body: list[Any], place: int, name: str, head: str, takes_return_d
     if tuples:
         return_dict = run.bound.get("return_dict", Local("return_dict"))
         is_later = isinstance(return_dict, Step) and return_dict.number > made.number
-        if not takes_return_dict or is_later or _binds(body[place + 1 :], "return_dict"):
+        if is_later or _binds(body[place + 1 :], "return_dict"):
             return None
         given.append(return_dict)
     call = _call("_fuselayers_logits", OfSelf(""), OfSelf(head), *given)

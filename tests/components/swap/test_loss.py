@@ -81,19 +81,6 @@ class ReturnDictIsBound(Head):
         return Output(loss=loss, logits=logits)
 
 
-class ReturnDictIsNoArgument(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        with torch.no_grad():
-            return_dict = False
-        if not return_dict:
-            return (loss, logits)
-        return Output(loss=loss, logits=logits)
-
-
 class Written(Head):
     def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
         hidden = self.inner(x)
@@ -178,7 +165,7 @@ def test_the_loss_is_found(kind: type[Head]) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(TupleInABranch, TupleBeforeTheLoss, ReturnDictIsBound, ReturnDictIsNoArgument, Written),
+        *(TupleInABranch, TupleBeforeTheLoss, ReturnDictIsBound, Written),
         *(WrittenByAFunction, WrittenByAStatement, LogitsTwice, LabelsAreBound, Scaled),
     ],
 )
