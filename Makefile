@@ -23,8 +23,9 @@ train: $(VENV)/.installed-test
 
 # The tests run twice: as they are, and with Triton's interpreter, which a process can only turn on at its start. pytest
 # exits with 5 if it selects no tests, as when ARGS names tests without kernels. The first run keeps the tests of a file in
-# one process, since they share compiled code. Interpreted tests share nothing, and half of them are in one file.
-PYTEST := $(RUN) -m pytest -n $(WORKERS)
+# one process, since they share compiled code. Interpreted tests share nothing, and half of them are in one file. A worker
+# that crashes is not replaced: xdist would not end then (pytest-xdist#1378). The others run on, and the run fails.
+PYTEST := $(RUN) -m pytest -n $(WORKERS) --max-worker-restart 0
 COMPILED := $(PYTEST) --dist loadfile
 INTERPRETED := TRITON_INTERPRET=1 $(PYTEST) --dist worksteal
 

@@ -33,12 +33,17 @@ def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
     return disable
 
 
-def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: Any) -> Callable[..., Any]:
-    """`torch.compile`; all that is compiled for a function with a code object of its own is freed with the function.
+def torch_compile(
+    fn: Callable[..., Any], *, recompile_limit: int, name: str = "", **options: Any
+) -> Callable[..., Any]:
+    """`torch.compile`, with a recompile limit of its own, also before 2.13, where the limit is a global setting.
 
-    Its recompile limit is its own too, also before 2.13, where the limit is a global setting.
+    All that is compiled for a Python function is freed with it, so it is compiled with a code object of its own, under
+    `name` or its own name. Functions made by one line share theirs, and freeing it while Dynamo compiles another of
+    them would crash the process. By file, line and name Dynamo remembers which sizes changed.
     """
     if isinstance(fn, types.FunctionType):
+        fn = _with_own_code(fn, name or fn.__name__)
         weakref.finalize(fn, _forget, fn.__code__).atexit = False
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         options["recompile_limit"] = recompile_limit
@@ -50,6 +55,12 @@ def torch_compile(fn: Callable[..., Any], *, recompile_limit: int, **options: An
             return compiled(*args, **kwargs)
 
     return call
+
+
+def _with_own_code(fn: types.FunctionType, name: str) -> types.FunctionType:
+    own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__, fn.__closure__)
+    own.__kwdefaults__, own.__doc__ = fn.__kwdefaults__, fn.__doc__
+    return own
 
 
 def _forget(code: types.CodeType) -> None:

@@ -11,7 +11,6 @@ import functools
 import inspect
 import itertools
 import sys
-import types
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -252,6 +251,7 @@ class FusedFunction:
             method: Any = weakref.WeakMethod(self._backend)
             compiled = torch_compile(
                 _with_static_arguments(self.fn, dict(static), named),
+                name=_name_in_dynamo(self.fn, has_values=bool(static or named)),
                 backend=lambda graph_module, example_inputs: method()(graph_module, example_inputs),
                 recompile_limit=_RECOMPILE_LIMIT,
                 dynamic=self.options.dynamic,
@@ -367,12 +367,7 @@ def _is_hashable(value: Any) -> bool:
 
 
 def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function of the remaining arguments, with a code object of its own.
-
-    Dynamo counts graphs per code object. With one code object for all, the values of a static argument would share one
-    limit, and so would every function fused in the process. The name is its own too: by file, line and name Dynamo
-    remembers which sizes and numbers changed, and would make a symbol of a static argument's second value.
-    """
+    """Return a function of the remaining arguments."""
 
     def entry(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
@@ -384,13 +379,17 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
 
     if static or named:
         entry = entry_with_values
+    if not isinstance(fn, nn.Module):
+        entry.__doc__ = inspect.getdoc(fn)
+    return entry
+
+
+def _name_in_dynamo(fn: Callable[..., Any], *, has_values: bool) -> str:
+    """Return a name by which Dynamo remembers sizes and numbers of `fn` alone.
+
+    Each set of static arguments has its own: Dynamo would make a symbol of a static argument's second value.
+    """
     name = getattr(fn, "__name__", type(fn).__name__)
     own_code = getattr(inspect.unwrap(fn), "__code__", None)
     line = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
-    values = f"_with_values_{next(_numbers)}" if static or named else ""
-    code = entry.__code__.replace(co_name=f"fused_{name}{line}{values}")
-    own = types.FunctionType(code, entry.__globals__, code.co_name, None, entry.__closure__)
-    own.__kwdefaults__ = None
-    if not isinstance(fn, nn.Module):
-        own.__doc__ = inspect.getdoc(fn)
-    return own
+    return f"fused_{name}{line}" + (f"_with_values_{next(_numbers)}" if has_values else "")

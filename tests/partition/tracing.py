@@ -164,18 +164,16 @@ def _compile(fn: Callable[..., Any], partition_fn: Any, args: tuple[Any, ...], *
     backend = aot_autograd(
         fw_compiler=lambda graph_module, _: make_boxed_func(graph_module.forward), partition_fn=partition_fn
     )
-    torch_compile(_own_code(fn), backend=backend, recompile_limit=8, fullgraph=True, dynamic=dynamic)(*args)
+    # Under a name that nobody traced before: by file, line and name Dynamo remembers which sizes changed.
+    compiled = torch_compile(
+        lambda *args: fn(*args),
+        name=f"entry_{next(_numbers)}",
+        backend=backend,
+        recompile_limit=8,
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    compiled(*args)
 
 
 _numbers = itertools.count()
-
-
-def _own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` behind a function that nobody traced before: by file, line and name Dynamo remembers which sizes changed."""
-
-    def entry(*args: Any) -> Any:
-        return fn(*args)
-
-    code = entry.__code__.replace(co_name=f"entry_{next(_numbers)}")
-    own: Any = type(entry)(code, entry.__globals__, code.co_name, None, entry.__closure__)
-    return own
