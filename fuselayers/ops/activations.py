@@ -49,10 +49,11 @@ def _star_relu(z: Tensor) -> Tensor:
 
 
 def _smelu(z: Tensor) -> Tensor:
-    # A clamp to [-b, b] gives the parabola on its interval and constants outside; `above` adds the linear part.
-    inner = torch.clamp(z, -_SMELU_BETA, _SMELU_BETA) + _SMELU_BETA
-    # This is relu(z - b). relu would save its result for backward; threshold saves z, which clamp saves already.
-    above = F.threshold(z, _SMELU_BETA, _SMELU_BETA) - _SMELU_BETA
+    # The parabola up to b, constant above it, and the linear part above b. At b each has half of the slope, 1, in every
+    # torch; a clamp there has the slope 1 before 2.14 and 0 since. Saved are `inner` and z.
+    bend = z.new_full((), _SMELU_BETA)
+    inner = F.relu(torch.minimum(z, bend) + bend)
+    above = torch.maximum(z, bend) - bend
     return inner * inner / (4 * _SMELU_BETA) + above
 
 
@@ -173,7 +174,7 @@ def slope_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignor
     elif ACTIVATION == "star_relu":
         slope = tl.where(z < 0, 0.0, 1.7888 * z)
     elif ACTIVATION == "smelu":
-        slope = tl.where(z < -2.0, 0.0, tl.where(z < 2.0, (z + 2.0) * 0.25, 1.0))
+        slope = tl.where(z < -2.0, 0.0, tl.where(z > 2.0, 1.0, (z + 2.0) * 0.25))
     elif ACTIVATION == "sigmoid":
         sigmoid = _sigmoid_tile(z, EXACT)
         slope = sigmoid * (1.0 - sigmoid)

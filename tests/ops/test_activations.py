@@ -20,6 +20,12 @@ def test_gradcheck(name: str) -> None:
     assert torch.autograd.gradcheck(lambda value: activate(value, name), (z,))
 
 
+def test_the_slope_of_smelu_where_its_pieces_meet() -> None:
+    z = torch.tensor([-2.0, 2.0], requires_grad=True)
+    activate(z, "smelu").sum().backward()
+    assert z.grad.tolist() == [0.0, 1.0]
+
+
 def test_none_is_the_identity() -> None:
     z = torch.randn(3)
     assert activate(z, None) is z
