@@ -60,22 +60,19 @@ class MetricsFile:
     def __init__(self, path: Path, *, rows: Sequence[Metrics] = ()) -> None:
         self.path = path
         self.rows = list(rows)
-        self._lines = [_HEADER, *map(_line, rows)]
         if path.exists():
             _check_first_line(path)
         write_text(path, self.text())
 
     def text(self) -> str:
         """The content of the file, for the checkpoint."""
-        return "".join(self._lines)
+        return _HEADER + "".join(map(_line, self.rows))
 
     def append(self, row: Metrics) -> None:
         """Write one row. It survives a kill of this process, and after `sync` a power cut."""
-        line = _line(row)
         with self._open() as file:
-            file.write(line)
+            file.write(_line(row))
         self.rows.append(row)
-        self._lines.append(line)
 
     def sync(self) -> None:
         """Flush all rows to the disk, before a checkpoint counts their steps."""
