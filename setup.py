@@ -61,7 +61,7 @@ setup(
         "tensorboard": ["tensorboard>=2.14"],
         "wandb": ["wandb>=0.17"],
         # For `data prepare --tokenizer`.
-        "tokenizers": ["tokenizers>=0.15"],
+        "tokenizers": ["tokenizers>=0.20"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
         # compared with; it brings what the extras "hub" and "tokenizers" ask for. expecttest: PyTorch's databases of
         # ops and modules import it. accelerate, peft: what swapped models are used with.

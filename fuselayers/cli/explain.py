@@ -14,6 +14,7 @@ from ..partition.draw import check_suffix
 from .example import example_batch
 from .files import write_text
 from .parser import add_imports, add_overrides
+from .text import say
 
 DESCRIPTION = """\
 Cuts the forward and backward graph of one training step of a model, without running it or allocating its memory, and
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.pareto:
         written.append(str(report.draw_pareto(arguments.pareto)))
     if written:
-        console.print(f"written: {', '.join(written)}", highlight=False, soft_wrap=True)
+        say(console, f"written: {', '.join(written)}")
     return 0
 
 

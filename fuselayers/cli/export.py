@@ -10,7 +10,7 @@ from rich.console import Console
 from ..configs import compose
 from ..configs.exported import CONFIG
 from ..configs.values import parse_yaml
-from .files import flush_folder, temporary_name, write_text
+from .files import whole_folder, write_text
 from .text import say
 from .train.checkpoint import MODEL, find_checkpoint, read_checkpoint, whole_tensors
 
@@ -69,23 +69,15 @@ def export(path: Path, folder: Path) -> int:
     except (ValueError, TypeError) as error:
         raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
     tensors = whole_tensors(path, checkpoint, prefix=MODEL)
-    written = temporary_name(folder)
-    try:
-        written.mkdir(parents=True)
+    with whole_folder(folder) as written:
         write_text(written / CONFIG, config_yaml)
         weights = written / "model.safetensors"
-        save_file(tensors, weights, metadata={"format": "pt", "step": str(checkpoint.step)})
+        try:
+            save_file(tensors, weights, metadata={"format": "pt", "step": str(checkpoint.step)})
+        except SafetensorError as error:  # of the disk
+            raise OSError(str(error)) from error
         # safetensors lets nobody else read its file.
         shutil.copymode(written / CONFIG, weights)
         with open(weights, "rb") as file:
             os.fsync(file.fileno())
-        flush_folder(written)
-        os.rename(written, folder)
-        flush_folder(folder.parent)
-    except BaseException as error:
-        shutil.rmtree(written, ignore_errors=True)
-        # It wraps the errors of the disk.
-        if not isinstance(error, (OSError, SafetensorError)):
-            raise
-        raise OSError(f"cannot write {folder}: {getattr(error, 'strerror', None) or error}") from error
     return sum(tensor.numel() for tensor in tensors.values())

@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -47,6 +48,27 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, as `write_whole` does."""
     write_whole(path, lambda file: file.write(text.encode()))
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a second folder to fill, and rename it to `path`; after an error remove it. Used by `data` and `export`.
+
+    Raises:
+        OSError: the folder could not be written; the text names it and the reason.
+    """
+    beside = temporary_name(path)
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        flush_folder(beside)
+        os.rename(beside, path)
+        flush_folder(path.parent)
+    except BaseException as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename in (None, str(beside), str(path)):
+            raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
 
 
 def temporary_name(path: Path) -> Path:

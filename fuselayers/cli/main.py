@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Final, TextIO
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -150,18 +150,11 @@ def _fallbacks_in_one_line() -> Iterator[None]:
 
     show_any_warning = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, FallbackWarning):
             complain(str(message))
         else:
-            show_any_warning(message, category, filename, lineno, file, line)
+            show_any_warning(message, category, *place, **more)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

@@ -70,9 +70,13 @@ def load_tokenizer(path: Path, *, used_by: str) -> Any:
             f"{used_by} needs the package tokenizers, which cannot be imported: {error}; pip install tokenizers"
         ) from error
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises a bare Exception
         raise ValueError(f"{path} is not a file of the package tokenizers (tokenizer.json): {error}") from error
+    # Published files may cut a text after 512 tokens, or pad it.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def tokenizer_size(tokenizer: Any) -> int:

@@ -4,8 +4,7 @@ Nothing is computed and no memory is taken: the model is built on the meta devic
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,28 +99,19 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
         return _counted(compose(source, overrides))
 
 
-def training_flops_per_token(config: Config) -> float:
-    """Return `model_costs(config).training_flops_per_token` in half of its time.
-
-    Used at the start of `fuselayers train`.
-
-    Raises:
-        ValueError: as `model_costs`.
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        model = _on_meta(config)
-        with _named_where_uncountable(config):
-            _, all_flops = _flops(model)
-    flops: float = all_flops / model.context_length
-    return flops
-
-
 def _counted(config: Config) -> ModelCosts:
-    model = _on_meta(config)
+    with torch.device("meta"):
+        model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
+    check_described(config, model, "context_length")
+    balance_experts(model)
     parameters, embedding_parameters = parameter_counts(model)
-    with _named_where_uncountable(config):
+    try:
         forward_flops, all_flops = _flops(model)
         float32_bytes, bfloat16_bytes = (_saved_bytes(model, dtype) for dtype in (torch.float32, torch.bfloat16))
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"the costs of model {config.model.name!r} cannot be counted, since what it does depends on values: {error}"
+        ) from error
     return ModelCosts(
         parameters=parameters,
         embedding_parameters=embedding_parameters,
@@ -131,24 +121,6 @@ def _counted(config: Config) -> ModelCosts:
         float32_bytes=float32_bytes,
         bfloat16_bytes=bfloat16_bytes,
     )
-
-
-def _on_meta(config: Config) -> Any:
-    with torch.device("meta"):
-        model = build(replace(config, fusion=replace(config.fusion, scope="none")))
-    check_described(config, model, "context_length")
-    balance_experts(model)
-    return model
-
-
-@contextmanager
-def _named_where_uncountable(config: Config) -> Iterator[None]:
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ValueError(
-            f"the costs of model {config.model.name!r} cannot be counted, since what it does depends on values: {error}"
-        ) from error
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:

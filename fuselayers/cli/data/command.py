@@ -21,7 +21,7 @@ larger than memory. Reads and writes piece by piece. Without a tokenizer a token
 on the text itself. With one a token is an id of the package tokenizers, 2 or 4 bytes of the file.
 
   fuselayers data prepare books/ --out tokens/ --suffixes .txt,.md
-  fuselayers data prepare books/ --out tokens/ --tokenizer tokenizer.json --workers 8
+  fuselayers data prepare books/ --out tokens/ --tokenizer tokenizer.json
   fuselayers train data.path=tokens/ model.vocab_size=50257
 
 The same share of the text is held out as by train. Whole files are documents: a zero byte, or the tokenizer's token,
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--suffixes", default="", metavar=".A,.B", help="of the files to read (default: all text files)"
     )
-    action.add_argument("--workers", type=int, default=1, metavar="N", help="processes of the tokenizer (default 1)")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -59,7 +58,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         suffixes=tuple(filter(None, arguments.suffixes.split(","))),
         tokenizer=None if arguments.tokenizer is None else Path(arguments.tokenizer).expanduser(),
         end_token=arguments.end_token,
-        workers=arguments.workers,
         console=console,
     )
     unit = "tokens" if header.tokenizer else "bytes"

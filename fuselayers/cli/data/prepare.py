@@ -3,18 +3,18 @@
 import hashlib
 import os
 import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
 from ..documents import Document, Documents, find_documents, open_text
-from ..files import flush_folder
+from ..files import whole_folder
 from ..token_folder import (
     TOKENIZER_NAME,
     TOKENS_NAME,
@@ -25,10 +25,18 @@ from ..token_folder import (
     write_header,
 )
 from ..vocabulary import BYTES, end_token_of, load_tokenizer, tokenizer_size
-from .encode import Encoder, Part, Piece
 
-_PIECE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 18
+_BATCH_BYTES: Final = 1 << 22
 _END_OF_FILE: Final = 0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a document: whole lines, as bytes, and whether the document ends after it."""
+
+    text: bytes
+    ends: bool
 
 
 def prepare(
@@ -39,13 +47,12 @@ def prepare(
     suffixes: Sequence[str] = (),
     tokenizer: Path | None = None,
     end_token: str | None = None,
-    workers: int = 1,
     console: Console | None = None,
 ) -> TokenHeader:
     """Write text as a folder of tokens.
 
-    A tokenizer gets pieces of at most a megabyte that end at a line's end, so that neither the memory nor the tokens
-    depend on the size of a file or on the number of workers. Bytes that are no UTF-8 become U+FFFD for it.
+    A tokenizer gets pieces of at most 256 kB that end at a line's end, so that neither the memory nor the tokens depend
+    on the size of a file or on the number of cores. Bytes that are no UTF-8 become U+FFFD for it.
 
     Args:
         text: a text file or a folder, as `data.path` takes it.
@@ -54,7 +61,6 @@ def prepare(
         suffixes: as `data.suffixes`.
         tokenizer: a file of the package `tokenizers`; None for bytes.
         end_token: the token that ends a document; None for the tokenizer's own.
-        workers: processes that run the tokenizer.
         console: a terminal shows a bar there.
 
     Raises:
@@ -64,8 +70,6 @@ def prepare(
     """
     if not 0 < held_out < 1:
         raise ValueError(f"--held-out must be above 0 and below 1, got {held_out}")
-    if workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
     if end_token is not None and tokenizer is None:
         raise ValueError("--end-token is of a tokenizer: give --tokenizer too, or leave it out")
     if out.exists():
@@ -74,22 +78,26 @@ def prepare(
         raise ValueError(f"{text} holds tokens already; give the text that they were made of")
     found = find_documents(text, held_out=held_out, suffixes=suffixes)
     several = found.num_files > 1
+    loaded: Any = None
     if tokenizer is None:
         size, end = BYTES.size, _END_OF_FILE if several else None
     else:
         loaded = load_tokenizer(tokenizer, used_by="--tokenizer")
         size, end = tokenizer_size(loaded), end_token_of(loaded, end_token) if several else None
         found = found if several else _at_a_lines_end(found)
-    encoder = Encoder(dtype_for(size), end, tokenizer)
-    with _whole_folder(out) as folder:
+    dtype = dtype_for(size)
+    encode = partial(_encoded, tokenizer=loaded, dtype=dtype, end_token=end)
+    with whole_folder(out) as folder:
         if tokenizer is not None:
             shutil.copyfile(tokenizer, folder / TOKENIZER_NAME)
-        counts, fingerprint = _write_tokens(folder / TOKENS_NAME, found, encoder, workers=workers, console=console)
+        cuts_lines = tokenizer is not None
+        sizes, fingerprint = _write_tokens(folder / TOKENS_NAME, found, encode, cuts_lines=cuts_lines, console=console)
+        itemsize = as_stored(dtype).itemsize
         header = TokenHeader(
             vocab_size=size,
-            dtype=encoder.dtype,
-            train_tokens=counts[False],
-            held_out_tokens=counts[True],
+            dtype=dtype,
+            train_tokens=sizes[False] // itemsize,
+            held_out_tokens=sizes[True] // itemsize,
             documents=found.num_files,
             end_token=end,
             tokenizer=tokenizer is not None,
@@ -101,43 +109,58 @@ def prepare(
 
 
 def _write_tokens(
-    path: Path, found: Documents, encoder: Encoder, *, workers: int, console: Console | None
+    path: Path,
+    found: Documents,
+    encode: Callable[[Sequence[_Piece]], bytes],
+    *,
+    cuts_lines: bool,
+    console: Console | None,
 ) -> tuple[dict[bool, int], str]:
-    """Write the tokens to learn from, then those held out; return the numbers of both, and the file's SHA-256."""
-    digest, counts = hashlib.sha256(), {False: 0, True: 0}
+    """Write the tokens to learn from, then those held out; return the bytes of both, and the file's SHA-256."""
+    digest, sizes = hashlib.sha256(), {False: 0, True: 0}
     shows = console is not None and console.is_terminal
     with Progress(console=console, disable=not shows, transient=True) as progress, open(path, "xb") as file:
         task = progress.add_task("bytes of text", total=sum(_size(document) for document in found.parts))
-        read = _parts(found, cuts_lines=encoder.tokenizer is not None, tell=lambda size: progress.advance(task, size))
-        for held_out, tokens in encoder.encode(read, workers=workers):
-            file.write(tokens)
-            digest.update(tokens)
-            counts[held_out] += len(tokens) // as_stored(encoder.dtype).itemsize
+        for held_out in sizes:
+            documents = [document for document in found.parts if document.held_out is held_out]
+            for pieces in _batches(documents, cuts_lines=cuts_lines):
+                tokens = encode(pieces)
+                file.write(tokens)
+                digest.update(tokens)
+                sizes[held_out] += len(tokens)
+                progress.advance(task, sum(len(piece.text) for piece in pieces))
         file.flush()
         os.fsync(file.fileno())
-    return counts, digest.hexdigest()
+    return sizes, digest.hexdigest()
 
 
-def _parts(found: Documents, *, cuts_lines: bool, tell: Callable[[int], object]) -> Iterator[Part]:
-    """The documents' pieces, small ones together, those to learn from first."""
-    for held_out in (False, True):
-        pieces: list[Piece] = []
-        total = 0
-        for document in found.parts:
-            if document.held_out is not held_out:
-                continue
-            for piece in _pieces(document, cuts_lines=cuts_lines):
-                pieces.append(piece)
-                total += len(piece.text)
-                if total >= _PIECE_BYTES:
-                    yield Part(pieces, held_out)
-                    tell(total)
-                    pieces, total = [], 0
-        yield Part(pieces, held_out)
-        tell(total)
+def _encoded(pieces: Sequence[_Piece], *, tokenizer: Any, dtype: str, end_token: int | None) -> bytes:
+    """The tokens of pieces as they are stored; the tokenizer takes the pieces in parallel, on all cores."""
+    ends = [[end_token] if piece.ends and end_token is not None else [] for piece in pieces]
+    if tokenizer is None:
+        return b"".join(piece.text + bytes(end) for piece, end in zip(pieces, ends, strict=True))
+    texts = [piece.text.decode("utf-8", errors="replace") for piece in pieces]
+    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    rows = [np.asarray([*one.ids, *end], as_stored(dtype)) for one, end in zip(found, ends, strict=True)]
+    return b"".join(row.tobytes() for row in rows)
 
 
-def _pieces(document: Document, *, cuts_lines: bool) -> Iterator[Piece]:
+def _batches(documents: Iterable[Document], *, cuts_lines: bool) -> Iterator[list[_Piece]]:
+    """The documents' pieces, as many at a time as are encoded together."""
+    pieces: list[_Piece] = []
+    total = 0
+    for document in documents:
+        for piece in _pieces(document, cuts_lines=cuts_lines):
+            pieces.append(piece)
+            total += len(piece.text)
+            if total >= _BATCH_BYTES:
+                yield pieces
+                pieces, total = [], 0
+    if pieces:
+        yield pieces
+
+
+def _pieces(document: Document, *, cuts_lines: bool) -> Iterator[_Piece]:
     with open_text(document.path) as file:
         file.seek(document.start)
         left = _size(document)
@@ -147,9 +170,9 @@ def _pieces(document: Document, *, cuts_lines: bool) -> Iterator[Piece]:
             rest += read
             if len(read) == _PIECE_BYTES:
                 cut = _end_of_lines(rest) if cuts_lines else len(rest)
-                yield Piece(rest[:cut], ends=False)
+                yield _Piece(rest[:cut], ends=False)
                 rest = rest[cut:]
-        yield Piece(rest, ends=True)
+        yield _Piece(rest, ends=True)
 
 
 def _end_of_lines(text: bytes) -> int:
@@ -177,20 +200,3 @@ def _at_a_lines_end(found: Documents) -> Documents:
 
 def _size(document: Document) -> int:
     return (document.path.stat().st_size if document.stop is None else document.stop) - document.start
-
-
-@contextmanager
-def _whole_folder(out: Path) -> Iterator[Path]:
-    """A second folder, which is renamed to `out` when it is full, and removed after an error."""
-    beside = out.with_name(f"{out.name}.{uuid.uuid4().hex}.part")
-    try:
-        beside.mkdir(parents=True)
-        yield beside
-        flush_folder(beside)
-        os.rename(beside, out)
-        flush_folder(out.parent)
-    except BaseException as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename in (None, str(beside), str(out)):
-            raise OSError(f"cannot write {out}: {error.strerror or error}") from error
-        raise

@@ -62,19 +62,19 @@ class Comparison:
 
 
 def unfused_models(
-    config: Config, trained: nn.Module, *, weights: Mapping[str, Tensor] | None = None, device: torch.device
+    config: Config, trained: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, nn.Module]:
     """EAGER, and PLAIN before it if there is a twin, with the trained weights; torch's generators do not change.
 
     Args:
         config: of the run.
         trained: the model, in the mode that these get.
-        weights: its state_dict with whole tensors, where the model is split; None to read them from it.
+        weights: its state_dict, with whole tensors where the model is split.
         device: for the models.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         eager = build(plain_config(config))
-    eager.load_state_dict(trained.state_dict() if weights is None else weights)
+    eager.load_state_dict(weights)
     eager.to(device).train(trained.training)
     try:
         return {PLAIN: plain_twin(eager), EAGER: eager}

@@ -27,7 +27,7 @@ class Metrics:
         seconds: of training up to the end of this step, all sessions, with evaluation and checkpoints.
         model_flops_utilisation: the share of the machine's peak FLOP/s that the model's own arithmetic took; None where
             it is not known.
-        peak_memory_bytes: the most memory so far in this session; None in a curve of an older fuselayers.
+        peak_memory_bytes: the most memory so far in this session.
     """
 
     step: int
@@ -37,13 +37,11 @@ class Metrics:
     gradient_norm: float
     tokens_per_second: float
     seconds: float
-    model_flops_utilisation: float | None = None
-    peak_memory_bytes: int | None = None
+    model_flops_utilisation: float | None
+    peak_memory_bytes: int
 
 
 _HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
-# Curves of fuselayers 0.1 before it measured utilisation and memory: read, and continued with the new columns.
-_OLD_HEADER = ",".join(field.name for field in fields(Metrics)[:7]) + "\n"
 
 
 class MetricsFile:
@@ -62,22 +60,19 @@ class MetricsFile:
     def __init__(self, path: Path, *, rows: Sequence[Metrics] = ()) -> None:
         self.path = path
         self.rows = list(rows)
-        self._lines = [_HEADER, *map(_line, rows)]
         if path.exists():
             _check_first_line(path)
         write_text(path, self.text())
 
     def text(self) -> str:
         """The content of the file, for the checkpoint."""
-        return "".join(self._lines)
+        return _HEADER + "".join(map(_line, self.rows))
 
     def append(self, row: Metrics) -> None:
         """Write one row. It survives a kill of this process, and after `sync` a power cut."""
-        line = _line(row)
         with self._open() as file:
-            file.write(line)
+            file.write(_line(row))
         self.rows.append(row)
-        self._lines.append(line)
 
     def sync(self) -> None:
         """Flush all rows to the disk, before a checkpoint counts their steps."""
@@ -115,30 +110,25 @@ def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
     5.5
     """
     lines = curve.splitlines(keepends=True)
-    if not lines or lines[0] not in (_HEADER, _OLD_HEADER):
+    if not lines or lines[0] != _HEADER:
         raise ValueError(f"{source} is not the curve of a run: its first line must be {_HEADER.strip()}")
-    columns = lines[0].count(",") + 1
-    return [_parse(line, columns=columns, source=source) for line in lines[1:] if line.endswith("\n")]
+    return [_parse(line, source=source) for line in lines[1:] if line.endswith("\n")]
 
 
 def _check_first_line(path: Path) -> None:
     """Refuse to replace a table of the user's."""
     with open_regular(path) as file:
         first = file.readline(len(_HEADER))
-    if first and first not in (_HEADER.encode(), _OLD_HEADER.encode()):
+    if first and first != _HEADER.encode():
         raise ValueError(
             f"{path} is not the curve of a run: its first line must be {_HEADER.strip()}; move the file away, the "
             "checkpoint holds the curve too"
         )
 
 
-def _parse(line: str, *, columns: int, source: str) -> Metrics:
+def _parse(line: str, *, source: str) -> Metrics:
     try:
-        cells = line.strip().split(",")
-        if len(cells) != columns:
-            raise ValueError
-        step, loss, validation_loss, rate, norm, speed, seconds, *new = cells
-        utilisation, memory = new or ("", "")
+        step, loss, validation_loss, rate, norm, speed, seconds, utilisation, memory = line.strip().split(",")
         return Metrics(
             step=int(step),
             loss=float(loss),
@@ -148,7 +138,7 @@ def _parse(line: str, *, columns: int, source: str) -> Metrics:
             tokens_per_second=float(speed),
             seconds=float(seconds),
             model_flops_utilisation=float(utilisation) if utilisation else None,
-            peak_memory_bytes=int(memory) if memory else None,
+            peak_memory_bytes=int(memory),
         )
     except ValueError as error:
         raise ValueError(f"{source} is not the curve of a run: cannot read the row {line.strip():.80}") from error

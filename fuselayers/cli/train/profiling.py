@@ -1,7 +1,6 @@
 """`train.profile=10..12`: torch.profiler over these steps, a Chrome trace and a table by op in the run's folder."""
 
 import os
-import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...configs import TrainConfig
-from ..files import write_text
+from ..files import temporary_name, write_text
 
 _ROWS: Final = 40
 
@@ -88,7 +87,7 @@ class StepProfiler:
         trace, table = (self._folder / f"{name}{suffix}" for suffix in (".trace.json", ".txt"))
 
         # Renamed when it is whole, as every file of a run; the run's lock removes what a kill leaves.
-        beside = trace.with_name(f"{trace.name}.{uuid.uuid4().hex}.part")
+        beside = temporary_name(trace)
         try:
             finished.export_chrome_trace(str(beside))
             os.replace(beside, trace)

@@ -88,11 +88,11 @@ def describe(row: Metrics, *, validation_loss: float | None, seconds_left: float
     validation = "" if validation_loss is None else f"  validation {validation_loss:.3f}"
     minutes, seconds = divmod(round(seconds_left), 60)
     first = f"loss {row.loss:.3f}{validation}  {row.tokens_per_second:,.0f} tokens/s  {minutes}:{seconds:02d} left"
-    share, memory = row.model_flops_utilisation, row.peak_memory_bytes
+    share = row.model_flops_utilisation
     return first, "  ".join(
         [
             *([f"MFU {100 * share:.1f} %"] if share is not None else []),
-            *([f"peak memory {memory / 1e9:.2f} GB"] if memory is not None else []),
+            f"peak memory {row.peak_memory_bytes / 1e9:.2f} GB",
             f"gradient norm {row.gradient_norm:.3g}",
             f"learning rate {row.learning_rate:.1e}",
         ]

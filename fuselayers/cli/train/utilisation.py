@@ -14,8 +14,7 @@ from typing import Final
 
 import torch
 
-from ...configs import Config, compose
-from ...configs.costs import training_flops_per_token
+from ...configs import Config, model_costs
 from ..data_sheets import PEAKS
 
 _MATMUL_SIZE: Final = 512
@@ -57,7 +56,7 @@ def utilisation_of(config: Config, *, length: int, device: torch.device, devices
         devices: how many compute together; the peak is of all of them.
     """
     try:
-        flops = training_flops_per_token(compose(config, [f"model.context_length={length}"]))
+        flops = model_costs(config, [f"model.context_length={length}"]).training_flops_per_token
     except Exception as error:
         # A layer of the user's own may do anything that fake tensors cannot; the run goes on without the figure.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -8,6 +8,7 @@ from ...configs.sources import split_source
 from ...partition.auto import fastest
 from ..machine import choose_device, measured_machine
 from ..parser import add_device, add_imports, add_overrides
+from ..text import say
 from .choices import Tuned, pinned, tune_model
 from .prices import tune_prices
 
@@ -48,26 +49,24 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.batch is not None and (not overrides or arguments.batch < 1):
         raise ValueError(f"--batch is a number of examples from 1 on, for a model, got {arguments.batch}")
 
-    def say(tuned: Tuned) -> None:
+    def show(tuned: Tuned) -> None:
         for name, seconds in tuned.graphs.items():
             times = ", ".join(f"{one} {1e3 * taken:.3g} ms" for one, taken in seconds.items() if taken is not None)
-            console.print(f"{name}: {fastest(seconds)}: {times}", highlight=False, markup=False, soft_wrap=True)
+            say(console, f"{name}: {fastest(seconds)}: {times}")
         if not tuned.graphs:
-            console.print(f"{tuned.use}: no graph was measured; the first backend stays", highlight=False)
-        console.print(
+            say(console, f"{tuned.use}: no graph was measured; the first backend stays")
+        say(
+            console,
             f"the model, {tuned.use}: eager {1e3 * tuned.eager:.3g} ms, fused {1e3 * tuned.fused:.3g} ms, "
             f"{tuned.eager / tuned.fused:.2f} x as fast",
-            highlight=False,
-            soft_wrap=True,
         )
 
     if not overrides:
         tune_prices(device, keep=keep, console=console)
     else:
-        console.print(measured_machine(device), highlight=False, soft_wrap=True)
-        tuned = tune_model(overrides, batch_size=arguments.batch, device=device, keep=keep, say=say)
-        override = f"fusion.backend={pinned(tuned, device.type)}"
-        console.print(f"to pin these choices: {override}", highlight=False, soft_wrap=True)
+        say(console, measured_machine(device))
+        tuned = tune_model(overrides, batch_size=arguments.batch, device=device, keep=keep, say=show)
+        say(console, f"to pin these choices: fusion.backend={pinned(tuned, device.type)}")
     if not keep:
-        console.print("nothing stored (--dry-run)", highlight=False)
+        say(console, "nothing stored (--dry-run)")
     return 0

@@ -13,7 +13,7 @@ from ...partition import Machine, machine_of
 from ...partition.machine import write_tuned
 from ...partition.timer import Step, median_seconds, time_in_turns
 from ..machine import describe_machine
-from ..text import print_table
+from ..text import print_table, say
 
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
@@ -28,7 +28,7 @@ _BLOCK: Final = 1024
 def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     """Measure, print beside the figures until now, and store."""
     before, machine = machine_of(device.type), measure(device)
-    console.print(describe_machine(device), highlight=False, soft_wrap=True)
+    say(console, describe_machine(device))
     rows = [
         {"": label}
         | {
@@ -45,7 +45,7 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     ]
     print_table(console, rows)
     if keep:
-        console.print(f"stored in {write_tuned(device.type, machine)}", highlight=False, soft_wrap=True)
+        say(console, f"stored in {write_tuned(device.type, machine)}")
 
 
 def measure(device: torch.device, *, size: int | None = None, width: int | None = None) -> Machine:

@@ -1,7 +1,6 @@
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _small_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(prepare_module, "_PIECE_BYTES", size)
+    monkeypatch.setattr(prepare_module, "_BATCH_BYTES", 2 * size)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "folder with one file"])
@@ -56,13 +56,13 @@ def test_bytes_are_the_text_that_training_reads(
     assert sorted(one.name for one in out.iterdir()) == ["fuselayers_tokens.json", "tokens.bin"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_tokenizers_ids_are_the_text_whatever_the_pieces_and_the_workers(
-    folder: Path, tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+@pytest.mark.parametrize("size", [500, 1 << 18])
+def test_a_tokenizers_ids_are_the_text_whatever_the_pieces(
+    folder: Path, tmp_path: Path, tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    _small_pieces(monkeypatch, 500)
+    _small_pieces(monkeypatch, size)
     out = tmp_path / "tokens"
-    header = prepare(str(folder), out, held_out=0.2, tokenizer=tokenizer_file, workers=workers)
+    header = prepare(str(folder), out, held_out=0.2, tokenizer=tokenizer_file)
     assert (header.vocab_size, header.dtype, header.end_token) == (258, "uint16", 257)
     assert (out / "tokenizer.json").read_bytes() == tokenizer_file.read_bytes()
     content = (out / "tokens.bin").read_bytes()
@@ -104,27 +104,33 @@ def test_a_long_line_is_cut_between_characters(
     assert text.vocabulary.decoder()([*text.train_N.tolist(), *text.held_out_N.tolist()]) == written
 
 
-def test_no_more_than_two_pieces_are_held_at_once(
+def test_no_more_than_a_batch_and_a_piece_are_held_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _small_pieces(monkeypatch, 1000)
     sizes: list[int] = []
-    encode = prepare_module.Encoder.encode
+    encoded = prepare_module._encoded
 
-    def watched(encoder: Any, parts: Iterator[Any], *, workers: int) -> Iterator[Any]:
-        def seen() -> Iterator[Any]:
-            for part in parts:
-                sizes.append(sum(len(piece.text) for piece in part.pieces))
-                yield part
+    def watched(pieces: Any, **options: Any) -> bytes:
+        sizes.append(sum(len(piece.text) for piece in pieces))
+        return encoded(pieces, **options)
 
-        for taken, one in enumerate(encode(encoder, seen(), workers=workers), start=1):
-            assert len(sizes) == taken  # nothing is read before what was read is written
-            yield one
-
-    monkeypatch.setattr(prepare_module.Encoder, "encode", watched)
+    monkeypatch.setattr(prepare_module, "_encoded", watched)
     prepare(str(folder), tmp_path / "tokens")
-    assert len(sizes) > 50
-    assert max(sizes) <= 2000
+    assert len(sizes) > 25
+    assert max(sizes) <= 3000
+
+
+def test_a_tokenizer_that_cuts_and_pads_gets_all_of_the_text(
+    folder: Path, tmp_path: Path, tokenizer_file: Path
+) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.enable_truncation(5)
+    tokenizer.enable_padding()
+    cutting = tmp_path / "cutting.json"
+    tokenizer.save(str(cutting))
+    whole, other = (prepare(str(folder), tmp_path / path.stem, tokenizer=path) for path in (tokenizer_file, cutting))
+    assert other.fingerprint == whole.fingerprint
 
 
 def test_an_error_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +167,6 @@ def test_wrong_arguments_are_refused(folder: Path, tmp_path: Path, tokenizer_fil
         prepare(str(folder), folder)
     with pytest.raises(ValueError, match=r"^--held-out must be above 0 and below 1, got 1\.0$"):
         prepare(str(folder), out, held_out=1.0)
-    with pytest.raises(ValueError, match=r"^--workers must be at least 1, got 0$"):
-        prepare(str(folder), out, workers=0)
     with pytest.raises(ValueError, match=r"^--end-token is of a tokenizer: give --tokenizer too, or leave it out$"):
         prepare(str(folder), out, end_token="</s>")
     with pytest.raises(ValueError, match=r"^--end-token must be a token of the tokenizer, got '</s>'$"):

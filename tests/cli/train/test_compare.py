@@ -35,7 +35,7 @@ def test_same_weights_same_masks_same_losses_and_nothing_changes(dropout: float)
     config = compose(overrides=[*_OVERRIDES, f"model.dropout={dropout}"])
     fused, batches = build(config).eval(), _batches(3)
     state = torch.get_rng_state()
-    models = {**unfused_models(config, fused, device=_CPU), FUSED: fused}
+    models = {**unfused_models(config, fused, weights=fused.state_dict(), device=_CPU), FUSED: fused}
     before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
 
     result = compare(models, batches, repeats=2, device=_CPU)
@@ -61,7 +61,7 @@ def test_a_difference_is_found() -> None:
     """Weights that differ must show: a comparison that always says zero would be worth nothing."""
     config = compose(overrides=_OVERRIDES)
     fused = build(config)
-    models = {**unfused_models(config, fused, device=_CPU), FUSED: fused}
+    models = {**unfused_models(config, fused, weights=fused.state_dict(), device=_CPU), FUSED: fused}
     with torch.no_grad():
         dict(models[EAGER].named_parameters())["token.weight"].mul_(2)
     result = compare(models, _batches(2), repeats=1, device=_CPU)
@@ -73,7 +73,7 @@ def test_a_difference_is_found() -> None:
 def test_a_model_without_a_twin_is_compared_with_its_eager_layers() -> None:
     config = compose(overrides=[*_OVERRIDES, "attention=linear"])
     fused = build(config)
-    models = {**unfused_models(config, fused, device=_CPU), FUSED: fused}
+    models = {**unfused_models(config, fused, weights=fused.state_dict(), device=_CPU), FUSED: fused}
     result = compare(models, _batches(1), repeats=1, device=_CPU)
     assert list(result.sides) == [EAGER, FUSED]
     assert result.plain_difference is None

@@ -19,7 +19,6 @@ _ROWS = [
     )
     for step in range(1, 6)
 ]
-_OLD_HEADER = "step,loss,validation_loss,learning_rate,gradient_norm,tokens_per_second,seconds\n"
 
 
 def _write(path: Path) -> None:
@@ -91,20 +90,6 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file.path = Path("/dev/full")
     with pytest.raises(OSError, match=r"cannot write /dev/full: No space left on device; the last checkpoint of"):
         file.append(_ROWS[0])
-
-
-def test_a_curve_of_before_utilisation_and_memory_is_read_and_continued(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text(_OLD_HEADER + "1,5.5,,0.001,1.0,1000.0,0.5\n2,5.4,5.6,0.002,1.5,1001.0,0.75\n")
-    old = read_metrics(path)
-    assert old == [
-        Metrics(1, 5.5, None, 0.001, 1.0, 1000.0, 0.5),
-        Metrics(2, 5.4, 5.6, 0.002, 1.5, 1001.0, 0.75),
-    ]
-    file = MetricsFile(path, rows=old)
-    file.append(_ROWS[2])
-    assert path.read_text().startswith(_OLD_HEADER.strip() + ",model_flops_utilisation,peak_memory_bytes\n")
-    assert read_metrics(path) == [*old, _ROWS[2]]
 
 
 def test_a_row_with_too_few_columns_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fuselayers.cli.train.plot import plot_loss
 
 def _rows(losses: list[float], *, validation: bool) -> list[Metrics]:
     return [
-        Metrics(step, loss, loss if validation and step % 5 == 0 else None, 1e-3, 1.0, 1.0, 1.0)
+        Metrics(step, loss, loss if validation and step % 5 == 0 else None, 1e-3, 1.0, 1.0, 1.0, None, 10**9)
         for step, loss in enumerate(losses, start=1)
     ]
 

@@ -54,8 +54,8 @@ def test_the_lines_of_a_long_run_fit_80_columns() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    row = Metrics(1, 2.0, None, 1e-3, 1.0, 1000.0, 1.0)
+    row = Metrics(1, 2.0, None, 1e-3, 1.0, 1000.0, 1.0, None, 1_234_567_890)
     assert describe(row, validation_loss=None, seconds_left=0) == (
         "loss 2.000  1,000 tokens/s  0:00 left",
-        "gradient norm 1  learning rate 1.0e-03",
+        "peak memory 1.23 GB  gradient norm 1  learning rate 1.0e-03",
     )

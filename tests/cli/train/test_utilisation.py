@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_counted_trains_without_it(monkeypatch: pytest.Mo
     def fails(*arguments: Any) -> None:
         raise RuntimeError("a fake tensor has no values\nand more lines")
 
-    monkeypatch.setattr(utilisation, "training_flops_per_token", fails)
+    monkeypatch.setattr(utilisation, "model_costs", fails)
     found = utilisation_of(compose("gpt_nano"), length=128, device=torch.device("cpu"))
     assert found == Utilisation(
         None, None, "no model FLOPs utilisation: the model cannot be counted: a fake tensor has no values"

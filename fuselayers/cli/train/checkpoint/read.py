@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -11,35 +10,30 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from . import index
 from .folders import listed
-from .groups import first_of, from_first, group_or_default, rank_and_size
+from .groups import default_group, first_of, rank_and_size
 from .index import Checkpoint, from_bytes, is_whole
 from .storage import ShardReader, empty_tensors
 
 
-def read_checkpoint(path: Path, *, group: dist.ProcessGroup | None = None) -> Checkpoint:
-    """Read a checkpoint's index, and compare all checksums; the ranks of the group share the work.
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint's index, and compare all checksums; all ranks of the default group call it and share the work.
 
     No code in a checkpoint runs: it holds JSON and numbers.
-
-    Args:
-        path: of the checkpoint.
-        group: of the ranks that all call this; the default one when None.
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
         ValueError: it is none, a damaged one, or of another version; the text names another checkpoint of the run that
             is whole, if there is one.
     """
-    group = group_or_default(group)
+    rank, size = rank_and_size()
     checkpoint, problem = _index_of(path)
-    problem = first_of(problem, group)
+    problem = first_of(problem)
     if problem is None and checkpoint is not None:
-        rank, size = rank_and_size(group)
-        problem = first_of(_damage(path, checkpoint, first=rank, of=size), group)
+        problem = first_of(_damage(path, checkpoint, first=rank, of=size))
         if problem is None:
             return checkpoint
     assert problem is not None
-    other = from_first(lambda: _other_whole_one(path), group)
+    other = first_of(_other_whole_one(path) if rank == 0 else None)
     if other is None:
         raise problem
     found, step = other
@@ -47,27 +41,17 @@ def read_checkpoint(path: Path, *, group: dist.ProcessGroup | None = None) -> Ch
     raise type(problem)(text) from problem
 
 
-def read_tensors(
-    path: Path, checkpoint: Checkpoint, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None
-) -> None:
-    """Read into tensors: each rank of the group reads the parts that its DTensors need, however they were written.
+def read_tensors(path: Path, checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
+    """Read into tensors: each rank of the default group reads what its DTensors need, however it was written.
 
     Args:
         path: of the checkpoint.
         checkpoint: of `read_checkpoint`, which has compared the checksums.
         tensors: by name, in the shapes and dtypes of the checkpoint's; on every rank the same names.
-        group: of the ranks that all call this; the default one when None.
     """
-    group = group_or_default(group)
-    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    reader, planner = ShardReader(path, checkpoint), DefaultLoadPlanner(flatten_state_dict=False)
     try:
-        load(
-            dict(tensors),
-            storage_reader=ShardReader(path, checkpoint),
-            planner=planner,
-            process_group=group,
-            no_dist=group is None,
-        )
+        load(dict(tensors), storage_reader=reader, planner=planner, no_dist=default_group() is None)
     except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from error
 

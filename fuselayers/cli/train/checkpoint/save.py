@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from ...files import clear_left_overs
 from .folders import newest, path_of
-from .groups import group_or_default, rank_and_size
+from .groups import default_group, rank_and_size
 from .index import DTYPES, Texts
 from .storage import ShardWriter
 
@@ -63,7 +63,7 @@ def save(
             raise TypeError(
                 f"a checkpoint holds dense tensors of {', '.join(DTYPES)}; {name} is {tensor.dtype}, {tensor.layout}"
             )
-    group = group_or_default(group)
+    group = default_group() if group is None else group
     writer = ShardWriter(folder, step=step, texts=texts or Texts(), keep=keep)
     try:
         state_dict_saver.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
@@ -92,7 +92,8 @@ class Saver:
         folder: of the run's checkpoints.
         keep: how many checkpoints stay, at least 1.
         asynchronous: whether a thread writes.
-        group: of the ranks, which all make a saver and call it in the same order; the default one when None.
+
+    The ranks of the default group all make a saver and call it in the same order.
 
     >>> import tempfile, torch
     >>> with Saver(Path(tempfile.mkdtemp()), asynchronous=True) as saver:
@@ -102,17 +103,10 @@ class Saver:
     'step-000002'
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        keep: int = 2,
-        asynchronous: bool = False,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, *, keep: int = 2, asynchronous: bool = False) -> None:
         self.folder = folder
         self.keep = keep
-        self._group = group_or_default(group)
+        self._group = default_group()
         self._thread: ThreadPoolExecutor | None = None
         self._in_flight: Future[Path] | None = None
         if asynchronous:
@@ -122,7 +116,7 @@ class Saver:
                 # The thread needs a group of its own: its messages must not meet those of the training. It is gloo's,
                 # since the copies are in the memory of the CPU.
                 self._group = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
-        if rank_and_size(self._group)[0] == 0:
+        if rank_and_size()[0] == 0:
             clear_left_overs(folder)
 
     def save(self, tensors: Mapping[str, Tensor], *, step: int, texts: Texts | None = None) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -16,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-from .groups import first_of, group_or_default
+from .groups import first_of
 from .index import Checkpoint, Record
 from .read import read_tensors
 
@@ -45,9 +44,8 @@ def load_state(
     checkpoint: Checkpoint,
     *,
     path: Path,
-    group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load a checkpoint into a model and its AdamW; all ranks of the group call it.
+    """Load a checkpoint into a model and its AdamW; all ranks of the default group call it.
 
     The options of the optimizer stay those of its session.
 
@@ -56,13 +54,11 @@ def load_state(
         optimizer: of the model's parameters.
         checkpoint: of `read_checkpoint`.
         path: of the checkpoint.
-        group: of the ranks; the default one when None.
 
     Raises:
         ValueError: the model has another architecture: the first different tensors are named, and no weight changes; or
             a tensor cannot be continued from, as one that is not finite.
     """
-    group = group_or_default(group)
     model_state = _model_state(model)
     _check_model(model_state, checkpoint, path=path)
     # Of a new optimizer torch makes the state, by a step with a gradient and a learning rate of 0.
@@ -70,8 +66,8 @@ def load_state(
     state = _flat(optimizer_state)
     saved = {name: tensor for name, tensor in state.items() if name in checkpoint.tensors}
     _check_optimizer(state, checkpoint, path=path)
-    read_tensors(path, checkpoint, model_state | saved, group=group)
-    problem = first_of(_not_a_number(model_state, saved), group)
+    read_tensors(path, checkpoint, model_state | saved)
+    problem = first_of(_not_a_number(model_state, saved))
     if problem is not None:
         raise ValueError(f"the checkpoint {path} cannot be continued: {problem}")
     set_model_state_dict(model, {name.removeprefix(MODEL): tensor for name, tensor in model_state.items()})

@@ -1,15 +1,12 @@
 """Which process computes what: data-parallel groups of tensor-parallel processes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ....configs import Config, ParallelConfig
 from .processes import Processes
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -39,10 +36,8 @@ class Layout:
         """Into how many parts the weights are split."""
         return self.tp * (self.dp if parallel.shard == "fsdp" else 1)
 
-    def mesh(self, device: torch.device) -> "DeviceMesh":
+    def mesh(self, device: torch.device) -> DeviceMesh:
         """The device mesh, with the dimensions "dp" and "tp". It needs the process group."""
-        from torch.distributed.device_mesh import init_device_mesh
-
         return init_device_mesh(device.type, (self.dp, self.tp), mesh_dim_names=("dp", "tp"))
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from ...text import is_launched
 
@@ -81,8 +82,6 @@ class _Launched(Processes):
     """The processes of torchrun."""
 
     def __init__(self) -> None:
-        import torch.distributed as dist
-
         self.rank, self.world_size, self.local_rank = (
             int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         )
@@ -99,25 +98,25 @@ class _Launched(Processes):
         return True
 
     def mean(self, value: float) -> float:
-        return self._reduced(value, torch.distributed.ReduceOp.SUM, torch.float64) / self.world_size
+        return self._reduced(value, dist.ReduceOp.SUM, torch.float64) / self.world_size
 
     def largest(self, number: int) -> int:
-        return int(self._reduced(number, torch.distributed.ReduceOp.MAX, torch.int64))
+        return int(self._reduced(number, dist.ReduceOp.MAX, torch.int64))
 
     def from_main(self, value: Value) -> Value:
         values = [value]
-        torch.distributed.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def first_of(self, value: Value | None) -> Value | None:
         values: list[Value | None] = [None] * self.world_size
-        torch.distributed.all_gather_object(values, value)
+        dist.all_gather_object(values, value)
         return min((one for one in values if one is not None), default=None)  # type: ignore[type-var]
 
     def _reduced(self, value: float, op: Any, dtype: torch.dtype) -> float:
         # On the CPU, so by gloo: a GPU goes on meanwhile.
         tensor = torch.tensor(value, dtype=dtype)
-        torch.distributed.all_reduce(tensor, op=op)
+        dist.all_reduce(tensor, op=op)
         return tensor.item()
 
     def close(self) -> None:
@@ -125,7 +124,7 @@ class _Launched(Processes):
         gc.collect()
         self.largest(0)  # a barrier; that of torch waits on a GPU for nccl
         self._stop_watching()
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
 
     def failed(self, error: BaseException) -> NoReturn:
         """End this process because of an error, its own or the loss of another process; only the first one says so.
@@ -194,6 +193,6 @@ def joined_processes() -> Iterator[Processes]:
 def _is_a_lost_process(error: BaseException) -> bool:
     """Whether a collective failed: gloo raises a plain RuntimeError, from a file of its own."""
     named = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL")
-    return isinstance(error, torch.distributed.DistError) or (
+    return isinstance(error, dist.DistError) or (
         type(error) is RuntimeError and any(text in str(error) for text in named)
     )

@@ -1,21 +1,21 @@
 """A built model, split over processes: tensor parallelism, checkpointing, fusion, FSDP2, in this order."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ....components import Model, parallelize
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of, fuse_as
 from .checkpointing import checkpoint_blocks, fusion_of
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
 
 def prepared(
-    model: nn.Module, config: Config, *, data: "DeviceMesh | None" = None, tensor: "DeviceMesh | None" = None
+    model: nn.Module, config: Config, *, data: DeviceMesh | None = None, tensor: DeviceMesh | None = None
 ) -> nn.Module:
     """A model as its run needs it, from one that is built without the fusion of blocks.
 
@@ -30,8 +30,6 @@ def prepared(
     """
     parallel = config.parallel
     if tensor is not None and tensor.size() > 1:
-        from ....components import Model, parallelize
-
         model = parallelize(cast(Model, model), tensor, sequence=parallel.sequence)
     if parallel.checkpointing in ("block", "selective"):
         checkpoint_blocks(model, parallel.checkpointing)
@@ -51,9 +49,7 @@ def fusion_for(config: Config) -> tuple[FusionConfig, str | None]:
     return fusion, None
 
 
-def _shard(model: nn.Module, mesh: "DeviceMesh", config: Config) -> None:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
+def _shard(model: nn.Module, mesh: DeviceMesh, config: Config) -> None:
     policy = MixedPrecisionPolicy()
     if config.train.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

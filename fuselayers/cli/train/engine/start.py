@@ -10,6 +10,7 @@ from .base import Engine
 from .layout import Layout
 from .processes import Processes
 from .sharding import prepared
+from .torch_engine import TorchEngine
 
 
 def device_of(config: Config, processes: Processes) -> torch.device:
@@ -68,6 +69,4 @@ def start_engine(
         from .fabric_engine import FabricEngine
 
         return FabricEngine(module, config, processes=processes, layout=layout, device=device)
-    from .torch_engine import TorchEngine
-
     return TorchEngine(module, config, processes=processes, layout=layout, device=device)
