@@ -70,7 +70,7 @@ class Kind(Enum):
     """How `regions` treats an op."""
 
     COMPUTES = "computes"
-    CARRIES = "copies values into new memory, or takes one of a tuple"
+    CARRIES = "joins tensors, or takes one of a tuple"
     MOVES = "is a view or a copy"
     MAKES = "makes a tensor from numbers alone"
 
