@@ -171,7 +171,7 @@ class MemoryReport:
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
     def draw(self, path: str | Path) -> Path:
-        """Draw the graphs and what is saved, into an .svg or .dot file; returns its path.
+        """Draw the graphs and what is saved, into an .svg file; returns its path.
 
         Raises:
             ValueError: another kind of file.
