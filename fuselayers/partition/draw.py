@@ -110,9 +110,7 @@ def draw_joint_graph(
         graph, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
     )
     forward, backward = joint.split(default_partition.saved_values(joint, fused=True))
-    draw_graphs(
-        [CutGraph(joint, forward, backward)], Path(file_name), title="joint graph, cut by default_partition"
-    )
+    draw_graphs([CutGraph(joint, forward, backward)], Path(file_name), title="joint graph, cut by default_partition")
     return forward, backward
 
 
