@@ -38,9 +38,9 @@ def _mean(builder: Builder, node: fx.Node) -> Value:
     operand = builder.cast(builder.value(source_of(node)), dtype).handle
     dims = _dims(node)
     total = builder.ops.sum(operand, dims, bool(argument_of(node, 2, "keepdim", False)))
-    count = builder.size_of(operand, dims[0])
+    count = builder.ops.size(operand, dims[0])
     for dim in dims[1:]:
-        count = builder.ops.mul(count, builder.size_of(operand, dim))
+        count = builder.ops.mul(count, builder.ops.size(operand, dim))
     return Value(builder.ops.truediv(total, count), dtype)
 
 

@@ -115,7 +115,7 @@ def _full(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(tensor_of(node).dtype)
     if node.target is _aten.full_like.default:
         like = builder.value(source_of(node)).handle
-        shape = [builder.size_of(like, dim) for dim in range(_rank(node))]
+        shape = [builder.ops.size(like, dim) for dim in range(_rank(node))]
     else:
         shape = [builder.size(size) for one in sizes for size in one]  # type: ignore[union-attr]
     return Value(builder.ops.full(shape, builder.number(number, dtype), builder.data_type(dtype)), dtype)

@@ -127,14 +127,6 @@ class TestScalars:
         assert "dtype=DataType.Double, is_cpu=True" in on_the_cpu.defined[-1].script().splitlines()[1]
 
 
-def test_no_call_is_written_twice(on_the_cpu: StandIn) -> None:
-    """A cast, a broadcast and a size have two readers each."""
-    bias = torch.randn(4, dtype=torch.bfloat16)
-    script = script_of(on_the_cpu, lambda x, bias: (x + bias) * bias + x.mean(0) * x.mean((0, 1)), X, bias)
-    calls = [line.partition(" = ")[2] for line in script]
-    assert len(calls) == len(set(calls))
-
-
 class TestText:
     """Regions of one text share their definitions."""
 
