@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
-    parser.add_argument("--svg", metavar="FILE", help="draw the graph there; a .dot file is for Graphviz")
+    parser.add_argument("--svg", metavar="FILE", help="draw the graph there")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the report there")
     add_imports(parser)
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     if arguments.rows < 1:
         raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
-    for file, suffixes in ((arguments.svg, (".svg", ".dot")), (arguments.pareto, (".svg", ".png"))):
+    for file, suffixes in ((arguments.svg, (".svg",)), (arguments.pareto, (".svg", ".png"))):
         if file:
             check_suffix(Path(file), *suffixes)
     source, overrides = split_source(arguments.overrides)

@@ -91,9 +91,8 @@ inline void store(uint16_t* keep, Vector first, Vector second) {
 #endif
 
 // The mask of WIDTH groups of one row, as WIDTH * 8 numbers.
-inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row, uint32_t offset, uint32_t group,
-                        Vector below) {
-  Vector c0 = count_up(group), c1 = all(row), c2 = all(offset), c3 = all(0);
+inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row, uint32_t group, Vector below) {
+  Vector c0 = count_up(group), c1 = all(row), c2 = all(0), c3 = all(0);
   for (int round = 0; round < 10; ++round) {
     const Vector product0 = multiply(c0, all(0xD2511F53)), product1 = multiply(c2, all(0xCD9E8D57));
     c0 = exclusive_or(high_half(product1), c1, all(keys[round][0]));
@@ -108,7 +107,7 @@ inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row,
 
 // keep: [num_rows, 8 * groups] bfloat16. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65536.
 extern "C" void keep_factors(uint16_t* keep, const int64_t* seed, const int64_t* row_indices, int64_t num_rows,
-                            int64_t first_group, int64_t groups, int64_t threshold, int64_t offset, int threads) {
+                            int64_t first_group, int64_t groups, int64_t threshold, int threads) {
   if (threshold == 0) {
     std::fill_n(keep, 8 * num_rows * groups, ONE);
     return;
@@ -129,10 +128,10 @@ extern "C" void keep_factors(uint16_t* keep, const int64_t* seed, const int64_t*
     uint16_t* next = keep + 8 * (number * groups + start);
     int64_t group = start;
     for (; group + WIDTH <= end; group += WIDTH, next += 8 * WIDTH)
-      keep_groups(next, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
+      keep_groups(next, keys, row, static_cast<uint32_t>(first_group + group), below);
     if (group < end) {
       uint16_t last[8 * WIDTH];
-      keep_groups(last, keys, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(first_group + group), below);
+      keep_groups(last, keys, row, static_cast<uint32_t>(first_group + group), below);
       std::copy_n(last, 8 * (end - group), next);
     }
   }

@@ -2,8 +2,8 @@
 
 A mask is never stored: backward, or another machine, recomputes it from eight bytes.
 
-    word(seed, row, group, offset)  = Philox4x32-10 with key = seed (low half, high half)
-                                      and counter = (group, row, offset, 0)               -> 4 x 32 bits
+    word(seed, row, group)          = Philox4x32-10 with key = seed (low half, high half)
+                                      and counter = (group, row, 0, 0)                    -> 4 x 32 bits
     lane j of a group, j in 0..7    = 16 bits of word j // 2: the low half for even j, the high half for odd j
     keep[row, column]               = lane(column % 8 of group column // 8) >= round(p * 65536)
     scale                           = 65536 / (65536 - round(p * 65536))
@@ -126,19 +126,18 @@ def keep_scale(p: float) -> float:
     return 0.0 if p == 1 else _LANE_VALUES / (_LANE_VALUES - keep_threshold(p))
 
 
-def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, shard: Shard | None = None) -> Tensor:
+def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, shard: Shard | None = None) -> Tensor:
     """Return which elements of a tensor of `shape` dropout keeps: a bool tensor on the seed's device.
 
     Args:
         seed: int64 tensor of shape [], for example from `draw_seed`.
         shape: the shape of the dropout's input; the last dimension counts columns, the others rows.
         p: the probability of dropping an element, 0 <= p <= 1, rounded to a multiple of 1/65536.
-        offset: selects one of several masks of a seed, 0 <= offset < 2**32.
         shard: the position of that tensor in the one it was cut from; None for a whole tensor.
 
     Raises:
-        ValueError: p or offset is outside its range, the seed is not an int64 tensor of shape [], or the shape does
-            not fit the shard.
+        ValueError: p is outside [0, 1], the seed is not an int64 tensor of shape [], or the shape does not fit the
+            shard.
         TypeError: the seed is not a tensor, p is a tensor, or `shard` is not a Shard.
 
     >>> keep_mask(torch.tensor(7), (2, 8), p=0.5).int()
@@ -149,11 +148,9 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, offset: int = 0, 
     if seed is None:
         raise TypeError("seed must be an int64 tensor of shape [], got None; draw one with draw_seed")
     check_seed(seed)
-    if not 0 <= offset <= _WORD:
-        raise ValueError(f"offset must satisfy 0 <= offset < 2**32, got {offset}")
     check_shard(shard, shape)
     row_R = row_indices(shard, shape, device=seed.device)
-    return keep_factors(seed, shape, row_R, first_column(shard), p=p, offset=offset).to(torch.bool)
+    return keep_factors(seed, shape, row_R, first_column(shard), p=p).to(torch.bool)
 
 
 def keep_factors(
@@ -163,13 +160,12 @@ def keep_factors(
     first_column: int,
     *,
     p: float,
-    offset: int = 0,
     again: bool = False,
 ) -> Tensor:
     """Return `keep_mask` as zeros and ones to multiply with: bfloat16 on a CPU, bool elsewhere. Used by dropout.
 
     Args:
-        seed, shape, p, offset: as for `keep_mask`.
+        seed, shape, p: as for `keep_mask`.
         row_R: `row_indices`, or None for a whole tensor.
         first_column: the column of the whole tensor at which this one begins.
         again: True in backward; the mask is the same, see [forward and backward do not share].
@@ -183,7 +179,7 @@ def keep_factors(
         num_rows = num_rows * size
     # torch.jit.trace makes constants of the sizes that a registered op takes, and the trace needs this library to load.
     make = _keep_by_formula if jit_is_tracing() else torch.ops.fuselayers.keep_factors
-    keep = make(seed, row_R, num_rows, first_group, groups, threshold, offset, again=again)
+    keep = make(seed, row_R, num_rows, first_group, groups, threshold, again=again)
     kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
     return kept
 
@@ -195,19 +191,19 @@ def _keep_by_formula(
     first_group: int,
     groups: int,
     threshold: int,
-    offset: int,
     *,
     again: bool = False,
 ) -> Tensor:
     row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
     group_G = positions(first_group, groups, device=seed.device)
-    lanes = _lanes(seed, row_R, group_G, torch.full_like(seed, offset))
+    lanes = _lanes(seed, row_R, group_G)
     return torch.stack([lane >= threshold for lane in lanes], -1).flatten(1)
 
 
-def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor, offset: Tensor) -> list[Tensor]:
+def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor) -> list[Tensor]:
     """Return the eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
-    counter = ((group_G & _WORD)[None, :], (row_R & _WORD)[:, None], offset, torch.zeros_like(seed))
+    zero = torch.zeros_like(seed)
+    counter = ((group_G & _WORD)[None, :], (row_R & _WORD)[:, None], zero, zero)
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
     return [half for word in words for half in (word & 0xFFFF, word >> 16)]
 
@@ -227,7 +223,7 @@ _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped
 # not by the dtype that it returns: with another dtype it needs another name.
 _library.define(  # type: ignore[no-untyped-call]
     "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
-    "int threshold, int offset, *, bool again=False) -> Tensor"
+    "int threshold, *, bool again=False) -> Tensor"
 )
 
 
@@ -266,13 +262,13 @@ def _fill_keep() -> Callable[..., None] | None:
             stacklevel=2,
         )
         return None
-    fill.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 5, ctypes.c_int)
+    fill.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 4, ctypes.c_int)
     fill.restype = None
     return fill
 
 
 def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
-    num_rows, first_group, groups, threshold, offset = numbers
+    num_rows, first_group, groups, threshold = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
         return _keep_by_formula(seed, row_R, *numbers)
     keep = _empty_keep(seed, row_R, *numbers)
@@ -281,7 +277,7 @@ def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool 
     if keep.numel():
         plan = elementwise_plan(keep.element_size(), *keep.shape, keep.stride(0))
         row_R = None if row_R is None else row_R.contiguous()
-        arguments = (keep, seed, row_R, first_group, num_rows, groups, threshold, offset)
+        arguments = (keep, seed, row_R, first_group, num_rows, groups, threshold)
         launch(_keep_kernel, plan.grid, arguments, plan.constants[1:])
     return keep
 
@@ -340,7 +336,6 @@ def keep_tile(  # type: ignore[no-untyped-def]
     threshold,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
-    offset=0,
 ):
     """Return `keep_mask` for rows [BLOCK_ROWS] and BLOCK_COLUMNS columns from `first_column`, both multiples of 8.
 
@@ -354,8 +349,7 @@ def keep_tile(  # type: ignore[no-untyped-def]
     zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS // 8), tl.uint32)
     seed = tl.load(seed_ptr).to(tl.uint64)
     row_word = zero + rows.to(tl.uint32)[:, None]
-    offset_word = (zero + offset).to(tl.uint32)
-    w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, offset_word, zero)
+    w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, zero, zero)
     # A lane is compared in the upper half of its word; the lower half cannot change the result. The threshold of p = 1
     # does not fit there: all are kept, and the scale of 0 drops them.
     lowest = threshold.to(tl.uint32) << 16
@@ -375,7 +369,6 @@ def _keep_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_groups,
     threshold,
-    offset,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
@@ -384,15 +377,6 @@ def _keep_kernel(  # type: ignore[no-untyped-def]
     columns = first_column + tl.arange(0, BLOCK_COLUMNS)
     live = (rows < num_rows)[:, None] & (columns < num_groups * 8)[None, :]
     keep = keep_tile(
-        seed_ptr,
-        row_indices_ptr,
-        first_group,
-        rows,
-        num_rows,
-        first_column,
-        threshold,
-        BLOCK_ROWS,
-        BLOCK_COLUMNS,
-        offset,
+        seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
     )
     tl.store(keep_ptr + rows.to(tl.int64)[:, None] * (num_groups * 8) + columns[None, :], keep, mask=live)

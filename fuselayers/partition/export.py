@@ -5,10 +5,9 @@ Like `capture`, they trace with fake tensors: nothing runs and nothing is alloca
 
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.fx as fx
@@ -21,7 +20,6 @@ from .capture import ROOT, Trace, compile_functional, trace
 from .node_kinds import source_line
 
 _Origin: TypeAlias = tuple[Any, str, str]  # autograd's number, the line, the module
-_DTYPE_LETTERS: Final = (("float", "f"), ("bfloat", "bf"), ("complex", "c"), ("uint", "u"), ("int", "i"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class JointGraphExport:
-    """A forward and backward as one graph of ATen ops, with a signature. Its text is a listing.
+    """A forward and backward as one graph of ATen ops, with a signature. Its text has both.
 
     Attributes:
         module: takes one value for each of `inputs`, in order, and returns a tuple with one for each of `outputs`. It
@@ -74,16 +72,8 @@ class JointGraphExport:
     outputs: tuple[OutputSpec, ...]
 
     def __str__(self) -> str:
-        nodes = {node.name: node for node in self.module.graph.nodes}
-        lines = ["inputs:"]
-        lines += [f"  {_typed(nodes[one.name])}  # {one.kind} {one.target}" for one in self.inputs]
-        lines += ["forward and backward:"]
-        for node in nodes.values():
-            if node.op not in ("placeholder", "output"):
-                lines.append(f"  {_typed(node)} = {_call(node)}")
-        lines += ["outputs:"]
-        lines += [f"  {_typed(nodes[one.name])}  # {one.kind} {one.target}" for one in self.outputs]
-        return "\n".join(line.rstrip() for line in lines)
+        lines = ["inputs:", *map(_listed, self.inputs), "outputs:", *map(_listed, self.outputs)]
+        return "\n".join([*lines, self.module.print_readable(print_output=False).strip()])
 
 
 @dataclass(frozen=True)
@@ -116,18 +106,20 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
     >>> exported = joint_graph(torch.nn.Linear(4, 2), torch.randn(3, 4))
     >>> print(exported)
     inputs:
-      primals_1: f32[2, 4]  # parameter weight
-      primals_2: f32[2]  # parameter bias
-      primals_3: f32[3, 4]  # argument input
-      tangents_1: f32[3, 2]  # gradient addmm
-    forward and backward:
-      t: f32[4, 2] = aten.t.default(primals_1)
-      addmm: f32[3, 2] = aten.addmm.default(primals_2, primals_3, t)
-      ...
+      primals_1: parameter weight
+      primals_2: parameter bias
+      primals_3: argument input
+      tangents_1: gradient addmm
     outputs:
-      addmm: f32[3, 2]  # output result
-      ...: f32[2, 4]  # gradient weight
-      ...: f32[2]  # gradient bias
+      addmm: output result
+      ...: gradient weight
+      ...: gradient bias
+    class GraphModule(torch.nn.Module):
+        def forward(self, primals_1: "f32[2, 4]", primals_2: "f32[2]", primals_3: "f32[3, 4]", tangents_1: "f32[3, 2]"):
+            ...
+            t: "f32[4, 2]" = torch.ops.aten.t.default(primals_1);  primals_1 = None
+            addmm: "f32[3, 2]" = torch.ops.aten.addmm.default(primals_2, primals_3, t);  primals_2 = t = None
+            ...
     """
     (only,) = _traces("joint_graph", fn, args, kwargs, fullgraph=True)
     module, names = only.graph.module, _Names(only)
@@ -305,18 +297,5 @@ def _module(node: fx.Node, key: str, names: _Names) -> str:
     return names.of_source(list(stack.values())[-1][0]) if stack else ""
 
 
-def _typed(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return node.name
-    dtype = str(value.dtype).removeprefix("torch.")
-    for word, letter in _DTYPE_LETTERS:
-        dtype = re.sub(f"^{word}(?=\\d)", letter, dtype)
-    return f"{node.name}: {dtype}[{', '.join(str(size) for size in value.shape)}]"
-
-
-def _call(node: fx.Node) -> str:
-    arguments = [repr(one) for one in node.args] + [f"{name}={one!r}" for name, one in node.kwargs.items()]
-    is_named = isinstance(node.target, torch._ops.OpOverload)
-    name = str(node.target) if is_named else getattr(node.target, "__name__", str(node.target))
-    return textwrap.shorten(f"{name}({', '.join(arguments)})", width=100, placeholder=" ...)")
+def _listed(spec: InputSpec | OutputSpec) -> str:
+    return f"  {spec.name}: {spec.kind} {spec.target}".rstrip()

@@ -20,7 +20,6 @@ from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
 
-_TOTALS: Final = ("partition", "saved", "of eager", "ops recomputed", "FLOPs recomputed")
 _IN_A_NOTEBOOK: Final = 10
 
 
@@ -171,7 +170,7 @@ class MemoryReport:
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
     def draw(self, path: str | Path) -> Path:
-        """Draw the graphs and what is saved, into an .svg or .dot file; returns its path.
+        """Draw the graphs and what is saved, into an .svg file; returns its path.
 
         Raises:
             ValueError: another kind of file.
@@ -214,22 +213,17 @@ class MemoryReport:
         return path
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=120)
-        self.print(console)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue().rstrip()
+        return self._text()
 
     def _repr_html_(self) -> str:
-        """Return the totals and the largest saved values, for a notebook."""
-        eager = self.totals["eager"].saved_bytes
-        rows = [(rule, *_total_cells(self, totals, eager)) for rule, totals in self.totals.items()]
-        largest = _by_size(self.saved)[:_IN_A_NOTEBOOK]
-        saved = [(_called(one), _shape(one), readable_bytes(one.num_bytes), one.reason) for one in largest]
-        return (
-            f"<p><b>{html.escape(self.subject)}</b>: {html.escape(self.partition)} for {html.escape(self.backend)}</p>"
-            + _html_table(_TOTALS, rows)
-            + _html_table((f"saved, the largest {len(saved)}", "shape", "bytes", "why"), saved)
-        )
+        """Return the tables with the largest values, for a notebook."""
+        return f"<pre>{html.escape(self._text(most=_IN_A_NOTEBOOK))}</pre>"
+
+    def _text(self, *, most: int = 40) -> str:
+        console = Console(file=io.StringIO(), width=120)
+        self.print(console, most=most)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().rstrip()
 
     def print(self, console: Console | None = None, *, most: int = 40) -> None:
         """Print tables to a console, or to stdout.
@@ -261,25 +255,15 @@ class MemoryReport:
 
 def _totals_table(report: MemoryReport) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column(_TOTALS[0])
-    for heading in _TOTALS[1:]:
+    table.add_column("partition")
+    for heading in ("saved", "of eager", "ops recomputed", "FLOPs recomputed"):
         table.add_column(heading, justify="right")
     eager = report.totals["eager"].saved_bytes
     for rule, totals in report.totals.items():
-        table.add_row(rule, *_total_cells(report, totals, eager))
+        share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
+        recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
+        table.add_row(rule, readable_bytes(totals.saved_bytes), share, str(totals.recomputed_ops), recomputed)
     return table
-
-
-def _total_cells(report: MemoryReport, totals: Totals, eager: int) -> tuple[str, str, str, str]:
-    share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
-    recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
-    return readable_bytes(totals.saved_bytes), share, str(totals.recomputed_ops), recomputed
-
-
-def _html_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table:

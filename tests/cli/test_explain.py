@@ -82,7 +82,7 @@ def test_a_terminal_shows_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("option", "file", "allowed"), [("--svg", "cut.pdf", ".svg or .dot"), ("--pareto", "cut.dot", ".svg or .png")]
+    ("option", "file", "allowed"), [("--svg", "cut.pdf", ".svg"), ("--pareto", "cut.dot", ".svg or .png")]
 )
 def test_a_wrong_suffix_is_refused_before_the_work(
     option: str, file: str, allowed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

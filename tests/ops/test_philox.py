@@ -76,11 +76,10 @@ def formula_of_keep(
     first_group: int,
     groups: int,
     threshold: int,
-    offset: int,
 ) -> torch.Tensor:
     """What the op `keep_factors` must give, from `philox_4x32`: bfloat16 [R, 8 G]."""
     row_R = torch.arange(num_rows) if row_R is None else row_R
-    lanes = torch.stack(_lanes(seed, row_R, torch.arange(first_group, first_group + groups), torch.tensor(offset)), -1)
+    lanes = torch.stack(_lanes(seed, row_R, torch.arange(first_group, first_group + groups)), -1)
     assert lanes.min() >= 0
     assert lanes.max() < 65536
     return (lanes.flatten(1) >= threshold).to(torch.bfloat16)
@@ -100,7 +99,7 @@ for index, number in enumerate((0, 7, -1, -2**63, 2**63 - 1, 2**32, 123456789123
         # Every threshold with every size would take a minute.
         threshold = (0, 1, 6554, 32767, 32768, 65535, 65536)[(index + groups) % 7]
         for rows in (ROWS, ROWS[::2], None):
-            call = seed, rows, 5 if rows is None else len(rows), 3 * index, groups, threshold, 2**32 - 1 - groups
+            call = seed, rows, 5 if rows is None else len(rows), 3 * index, groups, threshold
             assert torch.equal(keep(*call), formula_of_keep(*call)), (number, groups, threshold)
 print(torch.backends.cpu.get_cpu_capability())
 """
@@ -125,17 +124,17 @@ def test_every_vector_width_has_the_same_mask(capability: str) -> None:
 def test_every_width_is_the_formula(columns: int) -> None:
     first = columns % 20
     shard = Shard(start=(2**32 - 2, first), shape=(2**33, columns + 20))
-    mask = keep_mask(seed_of(), (3, columns), p=0.3, shard=shard, offset=columns)
+    mask = keep_mask(seed_of(), (3, columns), p=0.3, shard=shard)
     row_R = torch.arange(2**32 - 2, 2**32 + 1)
     groups = (first % 8 + columns + 7) // 8
-    expected = formula_of_keep(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3), columns)
+    expected = formula_of_keep(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3))
     assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns].bool())
 
 
 def test_a_mask_of_several_threads_and_pieces_is_the_formula() -> None:
     for rows, columns in ((300, 257), (1, 20_000), (7, 9000)):
         mask = keep_mask(seed_of(), (rows, columns), p=0.5)
-        expected = formula_of_keep(seed_of(), None, rows, 0, (columns + 7) // 8, 32768, 0)
+        expected = formula_of_keep(seed_of(), None, rows, 0, (columns + 7) // 8, 32768)
         assert torch.equal(mask, expected[:, :columns].bool())
 
 
@@ -143,16 +142,16 @@ def test_the_op_on_the_cpu_is_the_formula() -> None:
     keep = torch.ops.fuselayers.keep_factors
     row_R = torch.tensor([4, 0, 2**32 - 1])
     for threshold in (0, 1, 30000, 65535, 65536):
-        expected = formula_of_keep(seed_of(), row_R, 3, 5, 3, threshold, 2)
+        expected = formula_of_keep(seed_of(), row_R, 3, 5, 3, threshold)
         for again in (False, True):
-            assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, 2, again=again), expected)
-    assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9, 2), keep(seed_of(), torch.arange(7), 7, 0, 3, 9, 2))
-    assert keep(seed_of(), None, 0, 0, 3, 9, 2).shape == (0, 24)
+            assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, again=again), expected)
+    assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9), keep(seed_of(), torch.arange(7), 7, 0, 3, 9))
+    assert keep(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 30000, 65535, 65536])
 def test_the_formula_has_the_same_mask(threshold: int) -> None:
-    call = seed_of(), torch.tensor([4, 0, 2**32 - 1]), 3, 5, 3, threshold, 2
+    call = seed_of(), torch.tensor([4, 0, 2**32 - 1]), 3, 5, 3, threshold
     made = _keep_by_formula(*call)
     assert made.dtype == torch.bool
     assert torch.equal(made, torch.ops.fuselayers.keep_factors(*call).bool())
@@ -201,8 +200,8 @@ def test_rows_columns_and_seeds_are_independent() -> None:
     for lag in (1, 2, 7, 8, 32, 1024):  # the ancestor's mask repeated every 32 rows
         assert (mask * mask.roll(lag, 0)).mean(1).abs().max() < bound
         assert (mask * mask.roll(lag, 1)).mean(0).abs().max() < bound
-    for other in (keep_mask(seed_of() + 1, (2048, 2048), p=0.5), keep_mask(seed_of(), (2048, 2048), p=0.5, offset=1)):
-        assert abs((mask * (other.double() * 2 - 1)).mean().item()) < 5.5 / 2048
+    other = keep_mask(seed_of() + 1, (2048, 2048), p=0.5)
+    assert abs((mask * (other.double() * 2 - 1)).mean().item()) < 5.5 / 2048
 
 
 def test_masks_of_successive_draws_are_independent() -> None:
@@ -226,7 +225,7 @@ def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
 
 
 def test_lanes_take_every_value_equally_often() -> None:
-    lanes = _lanes(seed_of(), torch.arange(1024), torch.arange(128), torch.tensor(0))
+    lanes = _lanes(seed_of(), torch.arange(1024), torch.arange(128))
     for lane in lanes:
         for part in (lane >> 8, lane & 255):
             counts = torch.bincount(part.flatten(), minlength=256).double()
@@ -264,18 +263,18 @@ def test_kernels_have_the_same_mask_whatever_their_blocks(block: tuple[int, int]
 @pytest.mark.parametrize("row_R", [None, ROWS, ROWS[::2]], ids=["whole", "rows of a shard", "strided rows"])
 def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups: int) -> None:
     num_rows = 5 if row_R is None else len(row_R)
-    for number, first_group, offset in ((7, 0, 0), (-1, 2**33 + 5, 2**32 - 1), (2**32, 3, 2**31)):
-        seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554, offset)
+    for number, first_group in ((7, 0), (-1, 2**33 + 5), (2**32, 3)):
+        seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554)
         made = _keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
         assert torch.equal(made.cpu(), formula_of_keep(seed, row_R, *call).bool())
-    assert _keep_on_gpu(seed_of(), None, 0, 0, 3, 9, 2).shape == (0, 24)
+    assert _keep_on_gpu(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
 
 
 @pytest.mark.kernels
 def test_the_kernel_of_a_mask_runs_many_tiles() -> None:
     for rows, groups in ((300, 33), (1, 1300), (7, 600)):
         for threshold in (0, 32768, 65536):
-            call = seed_of(), None, rows, 0, groups, threshold, 0
+            call = seed_of(), None, rows, 0, groups, threshold
             assert torch.equal(_keep_on_gpu(*call), formula_of_keep(*call).bool())
 
 
@@ -284,7 +283,7 @@ def test_a_row_too_wide_for_the_kernel_has_its_mask_by_the_formula() -> None:
     seed = torch.empty((), dtype=torch.int64, device="meta")
     with recorded_launches() as launches:
         for groups, kernels in ((2**28 - 2**13, 1), (2**28, 1)):
-            assert _keep_on_gpu(seed, None, 1, 0, groups, 6554, 0).shape == (1, 8 * groups)
+            assert _keep_on_gpu(seed, None, 1, 0, groups, 6554).shape == (1, 8 * groups)
             assert len(launches) == kernels
 
 
@@ -342,8 +341,8 @@ def test_vmap_over_seeds_is_one_mask_for_each() -> None:
 
 def test_torch_accepts_the_masking_op() -> None:
     keep = torch.ops.fuselayers.keep_factors.default
-    torch.library.opcheck(keep, (seed_of(), None, 5, 0, 3, 30000, 0))
-    torch.library.opcheck(keep, (seed_of(), torch.tensor([3, 1]), 2, 4, 3, 30000, 0), {"again": True})
+    torch.library.opcheck(keep, (seed_of(), None, 5, 0, 3, 30000))
+    torch.library.opcheck(keep, (seed_of(), torch.tensor([3, 1]), 2, 4, 3, 30000), {"again": True})
 
 
 def test_errors() -> None:
@@ -353,8 +352,5 @@ def test_errors() -> None:
         keep_mask(seed_of()[None], (2, 2), p=0.5)
     with pytest.raises(TypeError, match=r"^seed must be an int64 tensor of shape \[\], got None; draw one with"):
         keep_mask(None, (2, 2), p=0.5)
-    for offset in (-1, 2**32):
-        with pytest.raises(ValueError, match=rf"^offset must satisfy 0 <= offset < 2\*\*32, got {offset}$"):
-            keep_mask(seed_of(), (2, 2), p=0.5, offset=offset)
     with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 1.5$"):
         keep_scale(1.5)

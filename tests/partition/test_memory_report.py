@@ -1,5 +1,4 @@
 import dataclasses
-import html
 import io
 import json
 
@@ -71,15 +70,12 @@ def test_two_explanations_of_the_same_are_equal(report: MemoryReport) -> None:
 
 def test_a_notebook_shows_the_totals_and_the_largest_values(report: MemoryReport) -> None:
     page = dataclasses.replace(report, subject="<i>layer</i>")._repr_html_()
-    assert page.startswith("<p><b>&lt;i&gt;layer&lt;/i&gt;</b>: min_cut for inductor</p><table><tr><th>partition</th>")
-    for rule in report.totals:
-        assert f"<tr><td>{rule}</td><td>" in page
+    assert page.startswith("<pre>&lt;i&gt;layer&lt;/i&gt;: min_cut for inductor")
+    assert all(f"\n{rule} " in page for rule in report.totals)
     largest = max(report.saved, key=lambda value: value.num_bytes)
-    assert f"<td>{'x'.join(map(str, largest.shape))} float32</td>" in page
-    assert html.escape(largest.reason) in page
+    assert f"{'x'.join(map(str, largest.shape))} float32" in page
     many = dataclasses.replace(report, saved=tuple([largest] * 50))
-    assert many._repr_html_().count("<tr>") == len(report.totals) + 12
-    assert len(many._repr_html_()) < 10_000
+    assert "\n40 more " in many._repr_html_()
 
 
 def test_values_are_named_by_module_and_op() -> None:

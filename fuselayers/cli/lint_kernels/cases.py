@@ -222,7 +222,6 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("log_softmax", "", _OpCall(scale=0.1), 2048, 16384, daily=(2048,)),
     *_each("cross_entropy", "", _OpCall(), 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
     *_each("linear_cross_entropy", "", _OpCall(), 4096),
-    *_each("linear_activation", "gelu", _GELU, 4096, dtypes=_16_AND_32, daily=(4096,)),
     *_each("rotary", "", _Rotary(), 64, 128, dtypes=_16_AND_32, daily=(128,)),
     *_each("rotary", "interleaved", _Rotary(interleaved=True), 128),
 )

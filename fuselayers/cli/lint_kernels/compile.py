@@ -55,7 +55,7 @@ def threads_of(launch: Launch, arch: str) -> int:
 def kind_of(launch: Launch) -> tuple[Any, ...]:
     """A key of the code of a launch; launches with equal keys run the same code."""
     arguments = (getattr(one, "dtype", one if isinstance(one, torch.dtype) else type(one)) for one in launch.arguments)
-    return launch.function, launch.constants, launch.num_warps, launch.num_stages, *arguments
+    return launch.function, launch.constants, launch.num_warps, *arguments
 
 
 def resident(launch: Launch, arch: str) -> int:
@@ -76,11 +76,9 @@ def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
 
 
 def _compiled(launch: Launch, arch: str) -> tuple[Code, int]:
-    # On AMD two stages are Triton's default.
-    stages = {} if launch.num_stages is None or arch.startswith("gfx") else {"num_stages": launch.num_stages}
     with tempfile.TemporaryDirectory(prefix="fuselayers-lint-") as folder, _target(arch, cache=folder):
         compiled = launch.function.warmup(
-            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=launch.num_warps, **stages
+            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=launch.num_warps
         )
         if "amdgcn" in compiled.asm:
             return read_amdgcn(compiled.asm["amdgcn"]), compiled.metadata.shared

@@ -85,17 +85,10 @@ def loss_formula(
     if reduction != "none":
         # Inductor's C++ adds sequentially: for equal losses, float32 rounding would accumulate in one direction.
         losses_R = losses_R.double()
-    sums = torch.stack((largest_R, log_total_R))
-    return _reduced_with_count(losses_R.view(target.shape), sums, target, ignore_index, reduction, dtype)
-
-
-def _reduced_with_count(
-    losses: Tensor, sums: Tensor, target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the op's results. A registered op cannot return None: the count is empty for "sum" and "none"."""
     count = row_count(reduction, target, ignore_index)
-    loss = reduce_losses(losses, count, reduction, dtype)
-    return loss, sums, target.new_empty(0) if count is None else count
+    loss = reduce_losses(losses_R.view(target.shape), count, reduction, dtype)
+    # A registered op cannot return None: the count is empty for "sum" and "none".
+    return loss, torch.stack((largest_R, log_total_R)), target.new_empty(0) if count is None else count
 
 
 def gradients_formula(

@@ -1,15 +1,13 @@
 """Patches for bugs of Triton's interpreter that our kernels meet. Applied by `launch` where TRITON_INTERPRET is set.
 
-The interpreter stores bfloat16 as 16-bit integers, and computes with these integers. The patches compute in float32 and
-round each result, as a GPU does; a sum is rounded after every element. They also fix the cast from float32, which
-truncates instead of rounding to nearest even, the matmul of bfloat16, and constants of bfloat16. They accept loop
-bounds from NumPy 2.4 arrays, which Triton 3.6 does not, and add the functions of libdevice that we use. Checked with
-Triton 3.6 and 3.7.
+The interpreter stores bfloat16 as 16-bit integers, and its cast from float32 truncates instead of rounding to nearest
+even. The patches mend the casts, accept loop bounds from NumPy 2.4 arrays, which Triton 3.6 does not, and add the
+functions of libdevice that we use. Checked with Triton 3.6 and 3.7.
 
 Not patched, with an error: inline assembly, autotuning of several configs, atomics of bfloat16, the rest of libdevice.
-Not patched, without an error: 8-bit floats compute as integers; a masked load without `other` gives 0, on a GPU
-anything; a variable may change its type in a loop; programs run one after another, without races, and atomics have an
-order.
+Not patched, without an error: bfloat16 and 8-bit floats compute as integers, so cast to float32 first, as our kernels
+do; a masked load without `other` gives 0, on a GPU anything; a variable may change its type in a loop; programs run one
+after another, without races, and atomics have an order.
 """
 
 import os
@@ -32,9 +30,7 @@ def patch_interpreter() -> None:
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
     if getattr(builder, "has_bfloat16", False):
         return
-    cast, convert, dot = builder.cast_impl, builder.create_fp_to_fp, builder.create_dot
-    reduces, scans = interpreter.ReduceOps, interpreter.ScanOps
-    binary_op, create_fma, total = builder.binary_op, builder.create_fma, reduces.sum
+    cast, convert = builder.cast_impl, builder.create_fp_to_fp
 
     def rounded(source: Any, dtype: Any) -> Any:
         kinds = source.dtype.scalar, dtype.scalar
@@ -54,33 +50,6 @@ def patch_interpreter() -> None:
         patched = rounded(source, dtype) if rounding_mode is None else None
         return convert(self, source, dtype, rounding_mode) if patched is None else patched
 
-    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
-        if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
-            return dot(self, a, b, d, *options)
-        left, right = (_widened(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
-        return handle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
-
-    def patched_binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
-        if left.dtype.scalar != tl.bfloat16:
-            return binary_op(self, left, right, op)
-        found = op(_widened(left.data), _widened(right.data))
-        return handle(found, tl.int1) if found.dtype == np.bool_ else handle(_rounded(found), tl.bfloat16)
-
-    def patched_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
-        if z.dtype.scalar != tl.bfloat16:
-            return create_fma(self, x, y, z)
-        wide = (_widened(one.data) for one in (x, y, z))
-        return handle(_rounded(next(wide) * next(wide) + next(wide)), tl.bfloat16)
-
-    def get_bf16(self: Any, value: float) -> Any:
-        return handle(_rounded(np.array([value], dtype=np.float32)), tl.bfloat16)
-
-    def patched_sum(self: Any, given: Any) -> Any:
-        return self.generic_reduce((given,))[0] if given.dtype == tl.bfloat16 else total(self, given)
-
-    def patched_scan(scan: Any) -> Any:
-        return lambda self, given: self.generic_scan((given,)) if given.dtype == tl.bfloat16 else scan(self, given)
-
     patch_tensor = interpreter._patch_lang_tensor
 
     def _patch_lang_tensor(tensor: Any, scope: Any) -> None:
@@ -90,9 +59,7 @@ def patch_interpreter() -> None:
     libdevice.fast_dividef = lambda a, b: a / b
     libdevice.fast_expf = lambda a: tl.exp(a)
     interpreter._patch_lang_tensor = _patch_lang_tensor
-    builder.cast_impl, builder.create_fp_to_fp, builder.create_dot = cast_impl, create_fp_to_fp, create_dot
-    builder.binary_op, builder.create_fma, builder.get_bf16 = patched_binary_op, patched_fma, get_bf16
-    reduces.sum, scans.cumsum, scans.cumprod = patched_sum, patched_scan(scans.cumsum), patched_scan(scans.cumprod)
+    builder.cast_impl, builder.create_fp_to_fp = cast_impl, create_fp_to_fp
     builder.has_bfloat16 = True
 
 

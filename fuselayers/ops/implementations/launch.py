@@ -38,7 +38,6 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     constants: tuple[Any, ...]
     num_warps: int
-    num_stages: int | None = None
 
 
 class Recording(NamedTuple):
@@ -71,7 +70,6 @@ def launch(
     constants: tuple[Any, ...],
     *,
     num_warps: int = 4,
-    num_stages: int | None = None,
 ) -> None:
     """Run a kernel on the device of its tensors.
 
@@ -82,20 +80,19 @@ def launch(
             the device.
         constants: its compile-time constants in order, after the arguments.
         num_warps: warps per program.
-        num_stages: pipeline stages of a matmul's loop; None for Triton's default.
     """
     if _recording is not None:
         # Detached aliases, so that a record keeps no autograd graph alive; one for a tensor that is given twice.
         aliases = {id(one): one.detach() for one in arguments if isinstance(one, Tensor)}
         recorded = tuple(aliases.get(id(one), one) for one in arguments)
-        _recording.launches.append(Launch(function, grid, recorded, constants, num_warps, num_stages))
+        _recording.launches.append(Launch(function, grid, recorded, constants, num_warps))
         return
     if INTERPRETED and _stub is None:
         patch_interpreter()
         function[grid](*arguments, *constants)
         return
     device = arguments[0].device
-    key = (id(function), device, num_warps, num_stages, constants, *map(_kind, arguments))
+    key = (id(function), device, num_warps, constants, *map(_kind, arguments))
     compiled = _compiled.get(key)
     if device.index is None or device.index == torch.cuda.current_device():
         _start(compiled, key, function, grid, arguments)
@@ -107,14 +104,13 @@ def launch(
 def _start(
     compiled: Any, key: tuple[Any, ...], function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]
 ) -> None:
-    _, _, num_warps, num_stages, constants, *_ = key
+    _, _, num_warps, constants, *_ = key
     if _stub is not None:
         _stub(*arguments, *constants)
     elif compiled is not None:
         compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
     else:
-        stages = {} if num_stages is None else {"num_stages": num_stages}
-        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps, **stages)
+        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
 
 
 def _kind(one: Any) -> Any:
@@ -152,7 +148,7 @@ def programs_at_a_time(
         return _recording.processors * min(_recording.resident(recorded), most)
     if _stub is not None or INTERPRETED:
         return num_processors(device)
-    key = (id(function), device, num_warps, None, constants, *map(_kind, arguments))
+    key = (id(function), device, num_warps, constants, *map(_kind, arguments))
     resident = _resident.get(key)
     if resident is None:
         with torch.cuda.device(device):

@@ -123,10 +123,10 @@ def one_chunk(
     losses_C = None
     if by_kernel:
         if sums_2C is None:
-            losses_C, sums_2C = _chunk_losses(logits_CV, target_C, *options)
+            losses_C, sums_2C, _ = fused_loss(logits_CV, target_C, *options, "none", torch.float32)
         if scale_C is None:
             return losses_C, sums_2C, None
-        return losses_C, sums_2C, _chunk_gradients(logits_CV, scale_C, target_C, sums_2C, *options)
+        return losses_C, sums_2C, fused_loss_gradients(scale_C, None, logits_CV, target_C, sums_2C, *options)
     dtype = logits_CV.dtype
     # From here on there is one tensor of this size, modified in place.
     logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
@@ -137,16 +137,6 @@ def one_chunk(
     if scale_C is None:
         return losses_C, sums_2C, None
     return losses_C, sums_2C, cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_2C, *options), dtype)
-
-
-def _chunk_losses(logits_CV: Tensor, target_C: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    losses_C, sums_2C, _ = fused_loss(logits_CV, target_C, *options, "none", torch.float32)
-    return losses_C, sums_2C
-
-
-def _chunk_gradients(logits_CV: Tensor, scale_C: Tensor, target_C: Tensor, sums_2C: Tensor, *options: Any) -> Tensor:
-    dlogits_CV: Tensor = fused_loss_gradients(scale_C, None, logits_CV, target_C, sums_2C, *options)
-    return dlogits_CV
 
 
 def autocast_disabled(x: Tensor) -> AbstractContextManager[Any]:

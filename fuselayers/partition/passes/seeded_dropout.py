@@ -6,7 +6,7 @@ the seed and recomputes the mask.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,14 +111,12 @@ def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     return graph_module
 
 
-def seeded_dropout_calls_pass(
-    graph_module: fx.GraphModule, *, device_types: Collection[str] = ("cpu",)
-) -> fx.GraphModule:
+def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """As `seeded_dropout_pass`, for a graph of Dynamo's, which calls `F.dropout`: before a compiler decomposes it.
 
     Inductor's own random numbers cost a Philox call per element on a CPU: dropout of 2048x1024 float32 takes 10.1 ms in
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
-    `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays: only tensors of `device_types` change.
+    `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
     """
     (ops,) = _provided
     changed = False
@@ -130,7 +128,7 @@ def seeded_dropout_calls_pass(
         # `torch.dropout` has no default for training; `F.dropout` has True.
         drops = given.get("training", given.get("train", True)) is True and isinstance(p, float) and 0 < p < 1
         value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
-        if drops and not given.get("inplace") and value is not None and value.device.type in device_types:
+        if drops and not given.get("inplace") and value is not None and value.device.type == "cpu":
             node.target, node.args, node.kwargs = ops.dropout, (x, p), {}
             changed = True
     if changed:

@@ -88,16 +88,6 @@ class TestLaunch:
             launch_module.launch(one, (1,), (x,), constants, num_warps=warps)
         assert (len(function.compiled), len(other.compiled)) == (3, 1)
 
-    def test_stages_are_handed_on_where_they_are_given(self) -> None:
-        function, x = Function(), torch.zeros(64)
-        for stages in (None, 3, 4, 3):
-            launch_module.launch(function, (1,), (x,), (), num_stages=stages)
-        assert function.compiled == [
-            {"num_warps": 4},
-            {"num_warps": 4, "num_stages": 3},
-            {"num_warps": 4, "num_stages": 4},
-        ]
-
     def test_runs_on_the_device_of_its_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         entered = []
 
@@ -172,7 +162,7 @@ def test_recordings_may_be_nested_and_end() -> None:
             launch(function, (2,), (), (8,), num_warps=2)
         launch(function, (3,), (), ())
     assert [one.grid for one in outer] == [(1,), (3,)]
-    assert inner == [(function, (2,), (), (8,), 2, None)]
+    assert inner == [(function, (2,), (), (8,), 2)]
     assert function.runs == []
 
 

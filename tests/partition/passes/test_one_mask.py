@@ -30,8 +30,8 @@ def test_other_masks_stay() -> None:
     graph = torch.fx.Graph()
     seed, other = graph.placeholder("seed"), graph.placeholder("other")
     calls = [
-        graph.call_function(KEEP, (one, None, rows, 0, 3, 9, offset), {"again": again})
-        for one, rows, offset, again in (
+        graph.call_function(KEEP, (one, None, rows, first_group, 3, 9), {"again": again})
+        for one, rows, first_group, again in (
             (seed, 4, 0, False),
             (seed, 4, 0, True),
             (seed, 4, 1, True),
@@ -46,4 +46,4 @@ def test_other_masks_stay() -> None:
     # The last one is far from its equals, and the first would wait for it in memory.
     assert len(set(returned)) == 5
     assert returned[0] is returned[1]
-    assert torch.equal(module(SEED, SEED)[1], KEEP(SEED, None, 4, 0, 3, 9, 0))
+    assert torch.equal(module(SEED, SEED)[1], KEEP(SEED, None, 4, 0, 3, 9))

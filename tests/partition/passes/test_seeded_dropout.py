@@ -138,9 +138,11 @@ class TestCalls:
 
     def test_is_left_alone_on_other_devices(self) -> None:
         module = self.given(drops)
+        for node in module.graph.nodes:
+            if isinstance(value := node.meta.get("example_value"), Tensor):
+                node.meta["example_value"] = torch.empty_like(value, device="meta")
         before = str(module.graph)
-        assert str(seeded_dropout_calls_pass(module, device_types={"cuda"}).graph) == before
-        assert str(seeded_dropout_calls_pass(module, device_types={"cuda", "cpu"}).graph) != before
+        assert str(seeded_dropout_calls_pass(module).graph) == before
 
 
 ROWS, COLUMNS = 64, 128

@@ -70,7 +70,7 @@ class Kind(Enum):
     """How `regions` treats an op."""
 
     COMPUTES = "computes"
-    CARRIES = "copies values into new memory, or takes one of a tuple"
+    CARRIES = "joins tensors, or takes one of a tuple"
     MOVES = "is a view or a copy"
     MAKES = "makes a tensor from numbers alone"
 
@@ -98,15 +98,6 @@ class Builder:
         self.ops = definition.ops
         self.values: dict[fx.Node, Any] = {}
         self._data_types = module.DataType
-        # Operand and result of each call of `_once`. The operand is stored so that no other handle gets its id.
-        self._called: dict[tuple[str, int, str], tuple[Any, Any]] = {}
-
-    def _once(self, name: str, handle: Any, argument: Any) -> Any:
-        """Call an operation of nvFuser, unless the same call was made before."""
-        key = (name, id(handle), str(argument))
-        if key not in self._called:
-            self._called[key] = handle, getattr(self.ops, name)(handle, argument)
-        return self._called[key][1]
 
     def data_type(self, dtype: torch.dtype) -> Any:
         """nvFuser's name for a dtype."""
@@ -116,7 +107,7 @@ class Builder:
         """The value in another dtype."""
         if value.dtype == dtype:
             return value
-        return Value(self._once("cast", value.handle, self.data_type(dtype)), dtype)
+        return Value(self.ops.cast(value.handle, self.data_type(dtype)), dtype)
 
     def value(self, node: fx.Node) -> Value:
         """The value of a node that is a tensor."""
@@ -137,16 +128,12 @@ class Builder:
             return found
         handle = self.cast(found, dtype).handle
         missing = rank - argument.meta["val"].dim()
-        return self._once("broadcast", handle, [True] * missing + [False] * (rank - missing)) if missing else handle
+        return self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing)) if missing else handle
 
     def operands(self, node: fx.Node, count: int) -> list[Any]:
         """The first arguments of an elementwise op, in the dtype and the rank of its result."""
         dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
         return [self.operand(argument, dtype, rank) for argument in node.args[:count]]
-
-    def size_of(self, handle: Any, dim: int) -> Any:
-        """The size of a tensor of the definition in one dimension, as a scalar of the definition."""
-        return self._once("size", handle, dim)
 
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
         """A number of the dtype's kind."""

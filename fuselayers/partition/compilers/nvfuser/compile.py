@@ -9,7 +9,7 @@ import torch.fx as fx
 
 from ...._torch.tracing import boxed
 from ...partitioners import Partitioner
-from ...passes import merge_equal_nodes_pass, plain_dropout_calls_pass, seeded_dropout_calls_pass
+from ...passes import merge_equal_nodes_pass, plain_dropout_calls_pass
 from ..ahead_of_time import compile_ahead_of_time
 from .availability import fused_device_types
 from .decompositions import nvfuser_decompositions
@@ -29,12 +29,8 @@ def compile_nvfuser(
 
     By default regions of each graph run in nvFuser.
     """
-    graph_module = plain_dropout_calls_pass(graph_module)
-    if not torch_random:
-        # Before torch's dropout is decomposed into a mask that would be saved.
-        graph_module = seeded_dropout_calls_pass(graph_module, device_types=fused_device_types() | {"cpu"})
     return compile_ahead_of_time(
-        graph_module,
+        plain_dropout_calls_pass(graph_module),
         example_inputs,
         compiler="nvfuser",
         runnable=runnable or _runnable,

@@ -2,9 +2,7 @@
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -21,58 +19,28 @@ its depth."""
 
 _Key = tuple[str, Layout]
 
-
-class Definition:
-    """A `FusionDefinition` that threads may share.
-
-    nvFuser's first execution changes the definition, in several steps, so only one thread may be in it. Later
-    executions only read.
-    """
-
-    def __init__(self, fusion: Any) -> None:
-        self._fusion = fusion
-        self._first: Final = threading.Lock()
-        self._has_run = False
-
-    def execute(self, inputs: Sequence[Any], device: torch.device | None) -> Sequence[torch.Tensor]:
-        """Return the results for these inputs."""
-        with nullcontext() if self._has_run else self._first:
-            results: Sequence[torch.Tensor] = self._fusion.execute(list(inputs), device=device)
-        self._has_run = True
-        return results
-
-
-_definitions: OrderedDict[_Key, Definition] = OrderedDict()
-# Backward runs in a thread of autograd.
+# Of each definition, and the lock of whoever executes it: nvFuser's first execution changes a definition, in several
+# steps, and backward runs in a thread of autograd.
+_definitions: dict[_Key, tuple[Any, threading.Lock]] = {}
 _lock: Final = threading.Lock()
 
 
-def definition_for(text: str, graph: fx.Graph, layout: Layout) -> Definition:
-    """Return the definition of a region, whose text is `text`, for a layout of its inputs. Definitions are cached."""
+def definition_for(text: str, graph: fx.Graph, layout: Layout) -> tuple[Any, threading.Lock]:
+    """Return the definition of a region, whose text is `text`, for a layout of its inputs; and its lock."""
     key = (text, layout)
     with _lock:
-        found = _definitions.get(key)
-        if found is not None:
-            _definitions.move_to_end(key)
-            return found
-        made = Definition(_define(graph, layout))
-        _definitions[key] = made
-        if len(_definitions) > CACHE_SIZE:
-            _definitions.popitem(last=False)
-        return made
+        if key not in _definitions:
+            made = _define(graph, layout)
+            if len(_definitions) >= CACHE_SIZE:
+                _definitions.clear()
+            _definitions[key] = made, threading.Lock()
+        return _definitions[key]
 
 
 def _define(graph: fx.Graph, layout: Layout) -> Any:
     module = load_nvfuser()
-    failure: Exception | None = None
     with module.FusionDefinition() as definition:
-        # nvFuser would print an error that is raised through the `with`.
-        try:
-            translate(graph, layout, definition, module)
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        raise failure
+        translate(graph, layout, definition, module)
     return definition
 
 
@@ -134,9 +102,9 @@ class Region:
             return self(*inputs)
 
     def _in_nvfuser(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
-        definition = definition_for(self.text, self.graph, layout_of(inputs))
-        device = self._device if self._device.type == "cuda" else None
-        results = definition.execute(inputs, device)
+        definition, lock = definition_for(self.text, self.graph, layout_of(inputs))
+        with lock:
+            results = definition.execute(list(inputs), device=self._device if self._device.type == "cuda" else None)
         # The rest of the graph relies on the traced dtypes, sizes and strides, and on new memory. nvFuser may return an
         # input as a result that is equal to it.
         taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
@@ -155,12 +123,5 @@ def _address(value: torch.Tensor) -> int:
 
 def _laid_out(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     """The value, contiguous with its dimensions in this order in memory; a copy only if it is not."""
-    if all(dim == number for number, dim in enumerate(order)):
-        return value.contiguous()
-    outer_first = value.permute(tuple(order))
-    if outer_first.is_contiguous():
-        return value
-    back = [0] * len(order)
-    for number, dim in enumerate(order):
-        back[dim] = number
-    return outer_first.contiguous().permute(tuple(back))
+    back = [order.index(dim) for dim in range(len(order))]
+    return value.permute(tuple(order)).contiguous().permute(back)

@@ -1,4 +1,4 @@
-"""Sums, maxima and variances over dimensions."""
+"""Sums, maxima, means and variances over dimensions."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -38,9 +38,9 @@ def _mean(builder: Builder, node: fx.Node) -> Value:
     operand = builder.cast(builder.value(source_of(node)), dtype).handle
     dims = _dims(node)
     total = builder.ops.sum(operand, dims, bool(argument_of(node, 2, "keepdim", False)))
-    count = builder.size_of(operand, dims[0])
+    count = builder.ops.size(operand, dims[0])
     for dim in dims[1:]:
-        count = builder.ops.mul(count, builder.size_of(operand, dim))
+        count = builder.ops.mul(count, builder.ops.size(operand, dim))
     return Value(builder.ops.truediv(total, count), dtype)
 
 
@@ -49,21 +49,13 @@ def _accepts(node: fx.Node) -> bool:
     return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype != torch.bool
 
 
-def _var(builder: Builder, node: fx.Node) -> Value:
-    return Value(builder.ops.var(*_of_variance(builder, node)), computed_in(tensor_of(node).dtype))
-
-
 def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
     dtype = computed_in(node.meta["val"][0].dtype)
-    return tuple(Value(handle, dtype) for handle in builder.ops.var_mean(*_of_variance(builder, node)))
-
-
-def _of_variance(builder: Builder, node: fx.Node) -> tuple[Any, ...]:
     # torch's default correction is 1.
     correction: Any = node.kwargs.get("correction")
-    correction = 1 if correction is None else int(correction)
-    keepdim = bool(node.kwargs.get("keepdim", False))
-    return builder.value(source_of(node)).handle, _dims(node), correction, keepdim
+    options = 1 if correction is None else int(correction), bool(node.kwargs.get("keepdim", False))
+    handles = builder.ops.var_mean(builder.value(source_of(node)).handle, _dims(node), *options)
+    return tuple(Value(handle, dtype) for handle in handles)
 
 
 def _accepts_variance(node: fx.Node) -> bool:
@@ -78,10 +70,8 @@ REDUCTIONS: Final[Mapping[Any, Rule]] = MappingProxyType(
         _aten.sum.default: _reduction("sum"),
         _aten.sum.dim_IntList: _reduction("sum"),
         _aten.amax.default: _reduction("max"),
-        _aten.amin.default: _reduction("min"),
         _aten.mean.default: Rule(_mean, accepts=_accepts),
         _aten.mean.dim: Rule(_mean, accepts=_accepts),
-        _aten.var.correction: Rule(_var, accepts=_accepts_variance),
         _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
     }
 )

@@ -11,7 +11,6 @@ live longer (before torch 2.12 that cannot be turned off), and its result depend
 `fuse_by_partitions` reorders the whole graph, and backward's memory depends on the order.
 """
 
-import heapq
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +22,7 @@ import torch.fx as fx
 from ...node_kinds import draws, num_bytes, writes
 from ...passes import merge_equal_nodes_pass
 from .availability import fused_device_types
-from .builder import NAMES_OF_DTYPES, Kind, Rule, source_of
+from .builder import NAMES_OF_DTYPES, Kind, Rule
 from .pointwise import POINTWISE
 from .reductions import REDUCTIONS
 from .shapes import SHAPES
@@ -77,20 +76,13 @@ def _is_known(value: torch.Tensor, device: torch.device) -> bool:
 def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
     """Return the regions of a graph; the graph gets a copy of each view that is read outside of its region."""
     graph = graph_module.graph
-    kinds = {node: _kind_of(node, rule) for node in graph.nodes if (rule := rule_of(node, device)) is not None}
+    kinds = {node: rule.kind for node in graph.nodes if (rule := rule_of(node, device)) is not None}
     groups: list[Group] = []
     for group in _grown(graph, kinds):
         trimmed = _without_views_at_front(group, kinds)
         if sum(kinds[node] == Kind.COMPUTES for node in trimmed) >= _FEWEST_OPS:
             groups.append(_with_views_outside(trimmed, kinds))
     return groups
-
-
-def _kind_of(node: fx.Node, rule: Rule) -> Kind:
-    """A rule's kind; an item of a split is a view, as the split is."""
-    if node.target is operator.getitem and RULES[source_of(node).target].kind == Kind.MOVES:
-        return Kind.MOVES
-    return rule.kind
 
 
 class _Growing:
@@ -231,44 +223,28 @@ def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
     A group takes the place of its last node, or the first place after its sources. Nodes with effects stay in their
     order, and a write to an input stays after all earlier nodes.
     """
+    import networkx as nx  # 0.2 s
+
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    unit_of: dict[fx.Node, int] = {}
-    position = {node: number for number, node in enumerate(nodes)}
-    units: dict[int, Sequence[fx.Node]] = {}
+    unit_of = {node: number for number, node in enumerate(nodes)}
     for group in groups:
-        last = max(position[node] for node in group)
-        units[last] = group
-        unit_of.update(dict.fromkeys(group, last))
-    for node, number in position.items():
-        if node not in unit_of:
-            unit_of[node] = number
-            units[number] = [node]
-    waits: dict[int, set[int]] = {unit: set() for unit in units}
-    effect: int | None = None
+        unit_of |= dict.fromkeys(group, max(unit_of[node] for node in group))
+    units: dict[int, list[fx.Node]] = {}
     for node in nodes:
+        units.setdefault(unit_of[node], []).append(node)
+    waits: nx.DiGraph[int] = nx.DiGraph()
+    waits.add_nodes_from(units)
+    effect: int | None = None
+    for position, node in enumerate(nodes):
         unit = unit_of[node]
-        waits[unit].update(unit_of[source] for source in node.all_input_nodes if source in unit_of)
+        earlier = [unit_of[source] for source in node.all_input_nodes if source in unit_of]
         if writes(node):
-            waits[unit].update(unit_of[earlier] for earlier in nodes[: position[node]])
+            earlier += [unit_of[one] for one in nodes[:position]]
         if writes(node) or draws(node) or node.is_impure():
-            if effect is not None:
-                waits[unit].add(effect)
+            earlier += [] if effect is None else [effect]
             effect = unit
-        waits[unit].discard(unit)
-    followers: dict[int, list[int]] = {unit: [] for unit in units}
-    for unit, earlier in waits.items():
-        for one in earlier:
-            followers[one].append(unit)
-    open_waits = {unit: len(earlier) for unit, earlier in waits.items()}
-    ready = [unit for unit, count in open_waits.items() if count == 0]
-    heapq.heapify(ready)
+        waits.add_edges_from((one, unit) for one in earlier if one != unit)
     output = graph.output_node()
-    while ready:
-        unit = heapq.heappop(ready)
+    for unit in nx.lexicographical_topological_sort(waits):
         for node in units[unit]:
             output.prepend(node)
-        for follower in followers[unit]:
-            open_waits[follower] -= 1
-            if open_waits[follower] == 0:
-                heapq.heappush(ready, follower)
-    assert not any(open_waits.values()), "a region waits for itself"

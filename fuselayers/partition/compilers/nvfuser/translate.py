@@ -95,7 +95,7 @@ def translate(graph: fx.Graph, layout: Layout, definition: Any, module: ModuleTy
     for node in graph.nodes:
         if node.op == "call_function":
             builder.values[node] = RULES[node.target].emit(builder, node)
-    _outputs(builder, graph, layout)
+    _outputs(builder, graph)
 
 
 def _input(builder: Builder, known: TensorLayout | None) -> Any:
@@ -112,8 +112,7 @@ def _input(builder: Builder, known: TensorLayout | None) -> Any:
     return Value(handle, known.dtype)
 
 
-def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
-    all_row_major = all(known is None or known.stride_order == _row_major(len(known.shape)) for known in layout)
+def _outputs(builder: Builder, graph: fx.Graph) -> None:
     results: Any = graph.output_node().args[0]
     given = {
         id(builder.values[node].handle)
@@ -121,23 +120,11 @@ def _outputs(builder: Builder, graph: fx.Graph, layout: Layout) -> None:
         if isinstance(builder.values[node], Value)
     }
     for node in results:
-        value = node.meta["val"]
-        handle = builder.cast(builder.value(node), value.dtype).handle
-        rank = value.dim()
-        wanted = [0] * rank
-        for number, dim in enumerate(order_of(value)):
-            wanted[dim] = rank - 1 - number
-        # Unless all are row-major, nvFuser chooses the order of an output from the inputs.
-        if rank > 1 and not (all_row_major and tuple(wanted) == _row_major(rank)):
-            handle = builder.ops.stride_order(handle, wanted)
-        elif id(handle) in given:
+        handle = builder.cast(builder.value(node), node.meta["val"].dtype).handle
+        if id(handle) in given:
             handle = builder.ops.set(handle)  # an output must not be an input or another output
         given.add(id(handle))
         builder.definition.add_output(handle)
-
-
-def _row_major(rank: int) -> tuple[int, ...]:
-    return tuple(range(rank - 1, -1, -1))
 
 
 def text_of(graph: fx.Graph) -> str:
@@ -157,8 +144,7 @@ def text_of(graph: fx.Graph) -> str:
     lines = []
     for node in graph.nodes:
         if node.op == "output":
-            orders = [order_of(one.meta["val"]) for one in node.args[0]]
-            lines.append(f"return {text(node.args[0])} in {orders}")
+            lines.append(f"return {text(node.args[0])}")
         elif node.op == "placeholder":
             lines.append(f"{names[node]}: {_type_of(node)}")
         else:

@@ -169,18 +169,6 @@ def _set(fd: FusionDefinition, arg: Value) -> Value:
     return fd.add(arg.dtype, _axes(arg), Tensor.clone, (arg,), computes=False)
 
 
-def _stride_order(fd: FusionDefinition, arg: Value, stride_order: Sequence[int]) -> Value:
-    rank = len(_axes(arg))
-    check(sorted(stride_order) == list(range(rank)), f"not an order of {rank} dimensions: {stride_order}")
-    outer_first = sorted(range(rank), key=lambda dim: -stride_order[dim])
-    back = [outer_first.index(dim) for dim in range(rank)]
-
-    def compute(x: Tensor) -> Tensor:
-        return x.permute(outer_first).clone(memory_format=torch.contiguous_format).permute(back)
-
-    return fd.add(arg.dtype, _axes(arg), compute, (arg,), computes=False)
-
-
 def _dims_of(arg: Value, dims: Sequence[int]) -> Sequence[int]:
     fits = dims and len({*dims}) == len(dims) and all(type(dim) is int and 0 <= dim < len(_axes(arg)) for dim in dims)
     check(fits, f"not dimensions of a tensor with {len(_axes(arg))}: {dims}")
@@ -207,10 +195,6 @@ def _extreme(function: Callable[..., Tensor]) -> Any:
         return fd.add(arg.dtype, axes, lambda x: function(x, dims, keepdim), (arg,))
 
     return emit
-
-
-def _var(fd: FusionDefinition, arg: Value, dims: Any, correction: int, keepdim: bool = False) -> Value:
-    return _var_mean(fd, arg, dims, correction, keepdim)[0]
 
 
 def _var_mean(fd: FusionDefinition, arg: Value, dims: Any, correction: int, keepdim: bool = False) -> tuple[Value, ...]:
@@ -274,23 +258,6 @@ def _permute(fd: FusionDefinition, arg: Value, dims: Sequence[int]) -> Value:
     return fd.add(arg.dtype, tuple(axes[dim] for dim in dims), lambda x: x.permute(tuple(dims)), (arg,))
 
 
-def _slice(fd: FusionDefinition, arg: Value, starts: Sequence[Any], ends: Sequence[Any]) -> Value:
-    axes = _axes(arg)
-    check(
-        len(starts) == len(ends) == len(axes) and all(map(_is_size, (*starts, *ends))),
-        f"not the ends of a slice: {starts}, {ends}",
-    )
-
-    def compute(x: Tensor, firsts: Sequence[int], lasts: Sequence[int]) -> Tensor:
-        for first, last, size in zip(firsts, lasts, x.shape, strict=True):
-            check(0 <= first < last <= size, f"slice {first}:{last} of a size of {size}")
-        return x[tuple(map(slice, firsts, lasts))]
-
-    # An end that is a value is the whole size.
-    cut = tuple(axis if axis or isinstance(end, Value) else None for axis, end in zip(axes, ends, strict=True))
-    return fd.add(arg.dtype, cut, compute, (arg, starts, ends))
-
-
 def _cat(fd: FusionDefinition, tensors: Sequence[Value], dim: int) -> Value:
     dtypes = {one.dtype for one in tensors}
     check(len(dtypes) == 1 and 0 <= dim < len(_axes(tensors[0])), f"cat of {dtypes} along {dim}")
@@ -303,28 +270,10 @@ def _cat(fd: FusionDefinition, tensors: Sequence[Value], dim: int) -> Value:
     return fd.add(tensors[0].dtype, (*axes[:dim], None, *axes[dim + 1 :]), compute, (tensors,))
 
 
-def _pad(fd: FusionDefinition, arg: Value, pad_widths: Sequence[int], value: Any) -> Value:
-    _check_fits(value, arg.dtype)
-    axes = list(_axes(arg))
-    check(len(pad_widths) % 2 == 0 and len(pad_widths) <= 2 * len(axes), f"not widths for {arg}: {pad_widths}")
-    for place, width in enumerate(pad_widths):
-        if width:
-            axes[-1 - place // 2] = None
-    return fd.add(arg.dtype, tuple(axes), lambda x, fill: F.pad(x, [*pad_widths], value=fill), (arg, value))
-
-
 def _full(fd: FusionDefinition, shape: Sequence[Any], fill_value: Any, dtype: DataType) -> Value:
     _check_fits(fill_value, dtype)
     return fd.add(
         dtype, _new_axes(shape), lambda sizes, fill: torch.full(sizes, fill, dtype=dtype.value), (shape, fill_value)
-    )
-
-
-def _iota(fd: FusionDefinition, length: Any, start: int, step: int, dtype: DataType) -> Value:
-    _check_fits(start, dtype)
-    _check_fits(step, dtype)
-    return fd.add(
-        dtype, _new_axes([length]), lambda count: torch.arange(count, dtype=dtype.value) * step + start, (length,)
     )
 
 
@@ -338,35 +287,25 @@ def _all(names: str, takes: Sequence[type], *, gives: DataType | None = None) ->
 
 
 OPERATIONS: Mapping[str, Any] = {
-    **_all("acos acosh asin asinh atan atan2 atanh ceil cos cosh erf erfc exp exp2 expm1 floor fmod frac", [float]),
-    **_all("lgamma log log10 log1p log2 pow reciprocal relu remainder round rsqrt sigmoid sin sinh", [float]),
-    **_all("sqrt tan tanh trunc", [float]),
+    **_all("cos erf exp exp2 log log1p pow reciprocal relu rsqrt sigmoid sin sqrt tan tanh", [float]),
     "silu": _elementwise(F.silu, [float]),
     "truediv": _elementwise(torch.true_divide, [float]),
     **_all("abs add maximum minimum mul neg sub", [float, int]),
-    **_all("isinf isnan isneginf isposinf", [float], gives=DataType.Bool),
     **_all("eq ge gt le lt ne", [float, int, bool], gives=DataType.Bool),
     **_all("logical_and logical_not logical_or", [bool]),
-    **_all("bitwise_and bitwise_not bitwise_or bitwise_xor", [int, bool]),
-    **_all("bitwise_left_shift bitwise_right_shift", [int]),
+    **_all("bitwise_and bitwise_not bitwise_or", [int, bool]),
     "broadcast": _broadcast,
     "cast": _cast,
     "cat": _cat,
     "expand": _expand,
     "full": _full,
-    "iota": _iota,
     "max": _extreme(torch.amax),
-    "min": _extreme(torch.amin),
-    "pad": _pad,
     "permute": _permute,
     "reshape": _reshape,
     "set": _set,
     "size": _size,
-    "slice": _slice,
     "squeeze": _squeeze,
-    "stride_order": _stride_order,
     "sum": _sum,
-    "var": _var,
     "var_mean": _var_mean,
     "where": _where,
 }

@@ -17,39 +17,21 @@ from fuselayers.partition.compilers.nvfuser.definitions import Region
 from tests.partition.compilers.nvfuser.accuracy import assert_accurate, run
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 
-ACTIVATIONS = (
-    *(F.celu, F.elu, F.gelu, F.hardsigmoid, F.hardswish, F.hardtanh, F.leaky_relu, F.logsigmoid, F.mish, F.relu),
-    *(F.relu6, F.selu, torch.sigmoid, F.silu, F.softplus, F.softsign, torch.tanh, F.tanhshrink),
-)
+ACTIVATIONS = F.gelu, F.leaky_relu, F.relu, torch.sigmoid, F.silu, F.softplus, torch.tanh, F.tanhshrink
 # Each stands between two products, so that the region has two ops at least.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "activations": lambda x: torch.stack([activation(x * 1.5) for activation in ACTIVATIONS]) * 2,
+    "activations": lambda x: sum((activation(x * 1.5) for activation in ACTIVATIONS), x) * 2,
     "gelu_tanh": lambda x: F.gelu(x * 1.5, approximate="tanh") * 2,
     "threshold": lambda x: F.threshold(x * 2, 0.1, 3.0) * 2,
-    "glu": lambda x: F.glu(x * 2, -1) * 2,
     "softmax": lambda x: F.softmax(x * 2, -1) * 2,
     "log_softmax": lambda x: F.log_softmax(x * 2, 0) * 2,
     "logsumexp": lambda x: (x * 2).logsumexp(-1) * 2,
     "layer_norm": lambda x: F.layer_norm(x * 2, (8,)) * 2,
     "rms_norm": lambda x: F.rms_norm(x * 2, (8,)) * 2,
     "group_norm": lambda x: F.group_norm((x * 2).view(2, 4, 8), 2) * 2,
-    "mse_loss": lambda x: F.mse_loss(x * 2, x.sin()),
-    "huber_loss": lambda x: F.huber_loss(x * 2, x.sin()),
-    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x * 2, x.sin()),
-    "binary_cross_entropy": lambda x: F.binary_cross_entropy_with_logits(x * 2, x.sigmoid()),
-    "norm": lambda x: x * (x * 2).norm(dim=-1, keepdim=True) * 2,
-    "std": lambda x: (x * 2).std(-1, keepdim=True) * x,
     "mean": lambda x: (x * 2).mean((0, 1), keepdim=True) * x,
     "masked_fill": lambda x: (x * 2).masked_fill(x > 0, float("-inf")).exp() * 2,
-    "lerp": lambda x: torch.lerp(x * 2, x.sin(), 0.3) * 2,
-    "addcmul": lambda x: torch.addcmul(x * 2, x, x, value=0.5) * 2,
-    "addcdiv": lambda x: torch.addcdiv(x * 2, x, x.exp()) * 2,
-    "xlogy": lambda x: torch.xlogy(x * 2, x.exp()) * 2,
-    "logaddexp": lambda x: torch.logaddexp(x * 2, x.sin()) * 2,
-    "nan_to_num": lambda x: (x * 2).nan_to_num() * 2,
-    "sinc": lambda x: torch.sinc(x * 2) * 2,
     "rsub": lambda x: (1 - x * 2) * 2,
-    "stack": lambda x: torch.stack([x * 2, x.sin()], -1) * 2,
     "zeros_like": lambda x: (torch.zeros_like(x) + x.sin()) * 2,
 }
 # Only their shapes are used.

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.partition import fuse
 from fuselayers.partition.compilers.nvfuser.regions import RULES, rule_of
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 from tests.partition.compilers.nvfuser.tracing import CPU, assert_op, graph_of, region_of, script_of
@@ -19,48 +18,28 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 X = torch.linspace(-2, 2, 12).view(3, 4)
 POSITIVE = X.abs() + 0.5
-SMALL = X / 3
 INTEGERS = torch.arange(-6, 6).view(3, 4)
 MASK = X > 0
 SPECIAL = torch.tensor([0.0, -0.0, 1.5, math.inf, -math.inf, math.nan])
 
 # The first operand, where an op is not defined for X.
 DOMAINS = {
-    **dict.fromkeys((aten.acos, aten.asin, aten.atanh), SMALL),
-    **dict.fromkeys((aten.lgamma, aten.log, aten.log10, aten.log1p, aten.log2, aten.rsqrt, aten.sqrt), POSITIVE),
-    aten.acosh: POSITIVE + 1,
-    **dict.fromkeys((aten.isinf, aten.isnan, aten.isneginf, aten.isposinf), SPECIAL),
-    **dict.fromkeys((aten.sign, aten.sgn, aten.relu, aten.abs), SPECIAL),
+    **dict.fromkeys((aten.log, aten.log1p, aten.rsqrt, aten.sqrt), POSITIVE),
+    **dict.fromkeys((aten.relu, aten.abs), SPECIAL),
     **dict.fromkeys((aten.bitwise_not, aten.logical_not), INTEGERS),
 }
 ARGUMENTS: dict[Any, tuple[Any, ...]] = {
-    **{getattr(aten, f"bitwise_{name}").Tensor: (INTEGERS, INTEGERS.flip(0)) for name in ("and", "or", "xor")},
-    **{getattr(aten, f"bitwise_{name}").Scalar: (INTEGERS, 5) for name in ("and", "or", "xor")},
-    **{getattr(aten, name).Tensor: (INTEGERS, INTEGERS.abs()) for name in ("__lshift__", "__rshift__")},
-    **{getattr(aten, name).Scalar: (INTEGERS, 3) for name in ("__lshift__", "__rshift__")},
-    aten.bitwise_left_shift.Tensor: (INTEGERS, INTEGERS.abs()),
-    aten.bitwise_left_shift.Tensor_Scalar: (INTEGERS, 3),
-    aten.bitwise_right_shift.Tensor: (INTEGERS, INTEGERS.abs()),
-    aten.bitwise_right_shift.Tensor_Scalar: (INTEGERS, 3),
+    **{getattr(aten, f"bitwise_{name}").Tensor: (INTEGERS, INTEGERS.flip(0)) for name in ("and", "or")},
     aten.logical_and.default: (INTEGERS, X),
     aten.logical_or.default: (MASK, X),
     aten.pow.Tensor_Scalar: (POSITIVE, 2.5),
-    aten.pow.Tensor_Tensor: (POSITIVE, X),
-    aten.pow.Scalar: (2.0, X),
     aten.where.self: (MASK, X, X[0]),
     aten.clamp.default: (SPECIAL, -1.0, 1.0),
-    aten.clamp.Tensor: (X, X * 0 - 1, None),
-    aten.clamp_min.default: (SPECIAL, 0.5),
-    aten.clamp_min.Tensor: (X, SMALL),
-    aten.clamp_max.default: (SPECIAL, 0.5),
-    aten.clamp_max.Tensor: (X, SMALL),
     prims.convert_element_type.default: (X, torch.int32),
-    aten.var.correction: (X, [1]),
     aten.var_mean.correction: (X, [0]),
     aten.sum.dim_IntList: (X, [-1], True),
     aten.mean.dim: (X, [0, 1], True),
     aten.amax.default: (X, [1]),
-    aten.amin.default: (X, [0], True),
     aten.view.default: (X, [2, 6]),
     aten._unsafe_view.default: (X, [12]),
     aten.permute.default: (X, [1, 0]),
@@ -70,29 +49,14 @@ ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     aten.squeeze.dim: (X[None], 0),
     aten.squeeze.dims: (X[None, :, None], [0, 1, 2]),
     aten.expand.default: (X[:1], [2, 3, -1]),
-    aten.slice.Tensor: (X, 1, -3, 9223372036854775807),
-    aten.split.Tensor: (X, 3, 1),
-    aten.split_with_sizes.default: (X, [1, 3], -1),
-    aten.unbind.int: (X, 1),
-    aten.select.int: (X, 1, -2),
     aten.cat.default: ([X, X[:1]], 0),
-    aten.constant_pad_nd.default: (X, [1, 2, 0, 1], 3.0),
-    aten.slice_backward.default: (X, [3, 9], 1, -6, -2, 1),
     aten.full.default: ([3, 2], 1.5),
     aten.full_like.default: (X, 2),
-    aten.fill.Scalar: (X, 2),
     aten.scalar_tensor.default: (2.5,),
-    aten.arange.default: (5,),
-    aten.arange.start: (-2, 5),
-    aten.arange.start_step: (3, 7, 1),
-    prims.iota.default: (5,),
 }
 KEYWORDS: dict[Any, dict[str, Any]] = {
     aten._to_copy.default: {"dtype": torch.float64},
-    aten.sub.Tensor: {"alpha": 2},
-    aten.add.Tensor: {"alpha": 0.5},
-    aten.var.correction: {"correction": 0, "keepdim": True},
-    prims.iota.default: {"start": 3, "step": 2, "dtype": torch.int64, "device": CPU, "requires_grad": False},
+    aten.var_mean.correction: {"correction": 0, "keepdim": True},
 }
 
 
@@ -138,7 +102,7 @@ def test_a_relu_of_integers_is_left_to_torch(on_the_cpu: StandIn) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_widened_for_every_op(dtype: torch.dtype, on_the_cpu: StandIn) -> None:
     def fn(x: Tensor) -> tuple[Tensor, ...]:
-        return x.isnan(), torch.nn.functional.pad(x, (1, 1)), x.isinf()
+        return x == x, x.exp(), torch.cat([x, x])
 
     x = SPECIAL.to(dtype)
     torch.testing.assert_close(tuple(region_of(fn, x)(x)), fn(x), equal_nan=True)
@@ -147,10 +111,6 @@ def test_half_precision_is_widened_for_every_op(dtype: torch.dtype, on_the_cpu: 
 
 def test_a_cat_of_two_dtypes_has_their_common_one(on_the_cpu: StandIn) -> None:
     assert_op(aten.cat.default, ([X, INTEGERS], 0), {}, on_the_cpu)
-
-
-def test_a_product_of_booleans_is_their_and(on_the_cpu: StandIn) -> None:
-    assert_op(aten.mul.Tensor, (MASK, ~MASK[:1]), {}, on_the_cpu)
 
 
 @pytest.mark.parametrize("x", [INTEGERS, INTEGERS > 2], ids=["int64", "bool"])
@@ -166,16 +126,6 @@ def test_a_sum_has_the_given_dtype(dtype: torch.dtype, on_the_cpu: StandIn) -> N
 def test_a_reduction_of_no_dimensions_is_left_to_torch(on_the_cpu: StandIn) -> None:
     module = graph_of(lambda x: x.sum(), torch.tensor(2.0))
     assert [rule_of(node, CPU) for node in module.graph.nodes if node.op == "call_function"] == [None]
-
-
-def test_an_arange_up_to_a_float_is_left_to_torch(on_the_cpu: StandIn) -> None:
-    def fn(x: Tensor) -> Tensor:
-        return (x.sin() * torch.arange(4.0, dtype=torch.int64)).cos()
-
-    torch.testing.assert_close(fuse(fn, backend="nvfuser", fallback=())(X), fn(X))
-    (made,) = on_the_cpu.defined
-    assert "iota" not in made.script()
-    assert made.executions == 1
 
 
 def test_sizes_of_one_come_and_go_without_a_reshape(on_the_cpu: StandIn) -> None:

