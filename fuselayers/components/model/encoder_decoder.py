@@ -31,7 +31,6 @@ from .tokens import (
     check_like_tokens,
     check_loss,
     check_tokens,
-    example_tokens,
     look_up,
     to_logits,
     token_loss,
@@ -233,7 +232,7 @@ class EncoderDecoder(Model):
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
         """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0."""
-        return example_tokens(batch_size, self.context_length, device)
+        return self.encoder.example_inputs(batch_size, device)
 
     @torch.no_grad()
     def generate(

@@ -22,7 +22,6 @@ from ..ranges import Probability, Size, in_range
 from ..registry import Choice, accepted, as_choice, check_base, create, title
 from .layers import LayerChange, changed_parts
 from .model import Model
-from .tokens import example_tokens
 
 
 class Stack(Model):
@@ -164,7 +163,8 @@ class Stack(Model):
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
         """Return inputs of `forward` in training: tokens and targets of a full context, [B, T] each, all of them 0."""
-        return example_tokens(batch_size, self.context_length, device)
+        tokens_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
+        return tokens_BT, tokens_BT.clone()
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"

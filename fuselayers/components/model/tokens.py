@@ -53,12 +53,6 @@ def check_like_tokens(
         )
 
 
-def example_tokens(batch_size: int, context_length: int, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Return two tensors of tokens of a full context, all of them 0. Used by the `example_inputs` of the models."""
-    tokens_BT = torch.zeros(batch_size, context_length, dtype=torch.int64, device=device)
-    return tokens_BT, tokens_BT.clone()
-
-
 def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_dim: int) -> nn.Embedding:
     """Return the chosen embedding of tokens, an `nn.Embedding`, so that a tied head can use its table.
 

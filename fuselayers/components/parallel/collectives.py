@@ -9,6 +9,7 @@ An uneven dimension is cut as `torch.chunk` does and as `DTensor` does: ceil(siz
 nothing. Collectives need equal parts, so shorter ones are padded.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,38 +48,32 @@ class Group:
 
 def summed(x: Tensor, group: Group) -> Tensor:
     """Return the sum of x over the group; backward sums the gradients too."""
-    y: Tensor = _Sum.apply(x, group)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, _sum, _sum, group)
 
 
 def total(x: Tensor, group: Group) -> Tensor:
     """Return the sum of x over the group; the gradient goes to this process's term alone."""
-    y: Tensor = _Total.apply(x, group)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, _sum, _same, group)
 
 
 def of_all(x: Tensor, group: Group) -> Tensor:
     """Return x, which all processes hold; backward sums their gradients."""
-    y: Tensor = _OfAll.apply(x, group)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, _same, _sum, group)
 
 
 def once(x: Tensor, group: Group) -> Tensor:
     """Return x, which all processes compute; backward divides the gradient by their number."""
-    y: Tensor = _Once.apply(x, group)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, _same, _share, group)
 
 
 def gathered(x: Tensor, dim: int, whole: int, group: Group) -> Tensor:
     """Return the parts of all processes, joined along `dim` to `whole`; backward returns the sum's own part."""
-    y: Tensor = _Gather.apply(x, dim, whole, group)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, _gather, _scatter, group, dim, whole)
 
 
 def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
     """Return this process's part along `dim` of the sum of x over the group; backward joins the parts' gradients."""
-    y: Tensor = _Scatter.apply(x, dim, group)  # type: ignore[no-untyped-call]
-    return y
+    return _run(x, _scatter, _gather, group, dim, x.shape[dim])
 
 
 def exchanged(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
@@ -89,101 +84,62 @@ def exchanged(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
         sizes: of the packed tensors along that dimension, multiples of the group's size.
         group: the processes.
     """
-    y: Tensor = _Exchange.apply(x, sizes, group)  # type: ignore[no-untyped-call]
+    return _run(x, _exchange, _exchange_back, group, sizes)
+
+
+class _Collective(torch.autograd.Function):
+    """A function of a tensor, a group and more, and another one of its gradient and the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any, *more: Any) -> Tensor:
+        ctx.backward_of, ctx.more = backward, more
+        y: Tensor = forward(x, *more)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.backward_of(dy, *ctx.more), None, None, *(None for _ in ctx.more)
+
+
+def _run(x: Tensor, forward: Callable[..., Tensor], backward: Callable[..., Tensor], *more: Any) -> Tensor:
+    y: Tensor = _Collective.apply(x, forward, backward, *more)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_reduce(x, group.name)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(dy, ctx.group.name), None
+def _sum(x: Tensor, group: Group) -> Tensor:
+    return all_reduce(x, group.name)
 
 
-class _Total(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        return all_reduce(x, group.name)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return dy, None
+def _same(x: Tensor, group: Group) -> Tensor:
+    return x.view_as(x)
 
 
-class _OfAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(dy, ctx.group.name), None
+def _share(x: Tensor, group: Group) -> Tensor:
+    return x / group.size
 
 
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.size = group.size
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return dy / ctx.size, None
+def _exchange(x: Tensor, group: Group, sizes: tuple[int, ...]) -> Tensor:
+    pieces = _pieces(sizes, group)
+    sent = torch.cat([x[first : first + length] for first, length, _ in pieces])
+    return all_to_all(sent, *_traffic(sizes, group), group.name)
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, whole: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return _gather(x, dim, whole, group)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        return _scatter(dy, ctx.dim, ctx.group), None, None, None
+def _exchange_back(dy: Tensor, group: Group, sizes: tuple[int, ...]) -> Tensor:
+    pieces = _pieces(sizes, group)
+    sent, received = _traffic(sizes, group)
+    back = torch.split(all_to_all(dy, received, sent, group.name), [length for _, length, _ in pieces])
+    # They arrive in the order of `pieces`, and belong in the order of the rows.
+    order = sorted(range(len(pieces)), key=lambda piece: pieces[piece][0])
+    return torch.cat([back[piece] for piece in order])
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.whole, ctx.group = dim, x.shape[dim], group
-        return _scatter(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        return _gather(dy, ctx.dim, ctx.whole, ctx.group), None, None
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
-        ctx.sizes, ctx.group = sizes, group
-        pieces = _pieces(sizes, group)
-        sent = torch.cat([x[first : first + length] for first, length, _ in pieces])
-        return all_to_all(sent, *_traffic(sizes, group), group.name)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        pieces = _pieces(ctx.sizes, ctx.group)
-        sent, received = _traffic(ctx.sizes, ctx.group)
-        back = torch.split(all_to_all(dy, received, sent, ctx.group.name), [length for _, length, _ in pieces])
-        # They arrive in the order of `pieces`, and belong in the order of the rows.
-        order = sorted(range(len(pieces)), key=lambda piece: pieces[piece][0])
-        return torch.cat([back[piece] for piece in order]), None, None
-
-
-def _gather(x: Tensor, dim: int, whole: int, group: Group) -> Tensor:
+def _gather(x: Tensor, group: Group, dim: int, whole: int) -> Tensor:
     each = -(-whole // group.size)
     x = _padded(x.movedim(dim, 0), each)
     return all_gather(x, group.size, group.name)[:whole].movedim(0, dim).contiguous()
 
 
-def _scatter(x: Tensor, dim: int, group: Group) -> Tensor:
-    whole = x.shape[dim]
+def _scatter(x: Tensor, group: Group, dim: int, whole: int) -> Tensor:
     _, length = group.part(whole)
     x = _padded(x.movedim(dim, 0), -(-whole // group.size) * group.size)
     return reduce_scatter(x, group.size, group.name)[:length].movedim(0, dim).contiguous()
@@ -194,12 +150,8 @@ def _padded(x: Tensor, size: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
 
 
-def _pieces(sizes: tuple[int, ...], group: Group) -> list[tuple[int, int, int]]:
-    """Return what this process sends, in order: first row in its part, number of rows, and the receiver."""
-    return _pieces_of(group.rank, sizes, group)
-
-
-def _pieces_of(sender: int, sizes: tuple[int, ...], group: Group) -> list[tuple[int, int, int]]:
+def _pieces(sizes: tuple[int, ...], group: Group, sender: int | None = None) -> list[tuple[int, int, int]]:
+    """Return what a process sends, in order: first row in its part, number of rows, and the receiver."""
     held, count = group.part(sum(sizes), sender)
     pieces = []
     for receiver in range(group.size):
@@ -217,7 +169,7 @@ def _traffic(sizes: tuple[int, ...], group: Group) -> tuple[list[int], list[int]
     """Return how many rows this process sends to each one, and receives of each one."""
 
     def rows(sender: int, receiver: int) -> int:
-        return sum(length for _, length, to in _pieces_of(sender, sizes, group) if to == receiver)
+        return sum(length for _, length, to in _pieces(sizes, group, sender) if to == receiver)
 
     others = range(group.size)
     return [rows(group.rank, other) for other in others], [rows(other, group.rank) for other in others]

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import torch
@@ -15,8 +15,8 @@ from .report import Site, Skipped, SwapReport
 from .rules import Rule
 from .sharded import as_in_forward
 from .shipped import RULES
-from .sites import is_swapped, layer_class, swap_class, unswap_class
-from .verify import Check, check, inputs_of_sites, saved_by_model, tensors_of, with_gradients
+from .sites import is_swapped, layer_class, unswap_class
+from .verify import check, inputs_of_sites, saved_by_model, tensors_of, with_gradients
 
 __all__ = ["swap", "unswap"]
 
@@ -82,7 +82,7 @@ def swap(
     blocks = [] if level == "layers" else [one for one in repeated_blocks(model) if _matches(one[0], patterns)]
     if level == "auto" and not (blocks and _inductor_compiles(model)):
         blocks = []
-    kinds = {name: block_class(_type(block), backend) for name, block in blocks}
+    kinds = {name: block_class(type(block), backend) for name, block in blocks}  # type: ignore[arg-type]
     for name, module in as_in_forward(model).named_modules():
         if _matches(name, patterns) and name not in kinds:
             inside = any(name.startswith(f"{block}.") for block, _ in blocks)
@@ -99,10 +99,6 @@ def _inductor_compiles(model: nn.Module) -> bool:
     return any(status.available for status in backends(device=device) if status.name == "inductor")
 
 
-def _type(module: nn.Module) -> Any:
-    return type(module)
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -115,7 +111,7 @@ def unswap(model: nn.Module) -> int:
 def _swapped(model: nn.Module, kinds: Mapping[str, type], report: SwapReport) -> SwapReport:
     modules = dict(model.named_modules())
     for name, kind in kinds.items():
-        swap_class(modules[name], kind)
+        modules[name].__class__ = kind
     return replace(report, sites=tuple(_site(name, kind) for name, kind in kinds.items()))
 
 
@@ -131,25 +127,25 @@ def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, ba
     modules = dict(model.named_modules())
     sites: list[tuple[Site, type]] = []
     skipped: list[Skipped] = []
-    seen: dict[type, Check | None] = {}
+    seen: dict[type, Site | Skipped] = {}
     # Of blocks that share a graph one is compared: with gradients of its inputs, if any of them has such inputs.
     trained = {kinds[name] for name, call in calls.items() if any(one.requires_grad for one in tensors_of(call))}
     for name, kind in kinds.items():
         site = _site(name, kind)
+        found: Site | Skipped = site
         if name in calls:
-            found = seen.get(kind) if site.rules == ("block",) else None  # one graph serves all blocks
-            call = with_gradients(calls[name]) if site.rules == ("block",) and kind in trained else calls[name]
-            found = found or check(modules[name], kind, call, timed=timed)
-            seen[kind] = found
-            if found.reason is not None:
-                skipped.append(Skipped(name, site.kind, found.reason))
-                continue
-            measured = {key: value for key, value in asdict(found).items() if key != "reason"}
-            site = replace(site, **{**measured, "backend": found.backend or site.backend})
-        sites.append((site, kind))
+            is_block = site.rules == ("block",)
+            if not is_block or kind not in seen:  # one graph serves all blocks
+                call = with_gradients(calls[name]) if is_block and kind in trained else calls[name]
+                seen[kind] = check(site, modules[name], kind, call, timed=timed)
+            found = replace(seen[kind], name=name)
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        else:
+            sites.append((found, kind))
     before = None if batch is None else saved_by_model(model, batch)
     for site, kind in sites:
-        swap_class(modules[site.name], kind)
+        modules[site.name].__class__ = kind
     after = None if before is None else saved_by_model(model, batch)
     return replace(
         report,

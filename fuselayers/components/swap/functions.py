@@ -126,44 +126,7 @@ def _feedforward(
     return linear_again(made, (*sources, *parameters), weight, down.bias)  # type: ignore[arg-type]
 
 
-def mlp_dropout_residual_norm(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    up: nn.Module,
-    activation: Callable[[Tensor], Tensor],
-    down: nn.Module,
-    drop: nn.Dropout,
-    norm: nn.LayerNorm,
-) -> Tensor:
-    """norm(dropout(down(activation(up(x)))) + residual), which saves x, up(x) and the sum."""
-    y = linear_again(activation, (_linear(x, up),), _weight(down))
-    return dropout_residual_norm(y, residual, drop=drop, norm=norm, bias=down.bias)  # type: ignore[arg-type]
-
-
-def linear_dropout_residual_norm(
-    x: Tensor, residual: Tensor, *, dense: nn.Module, drop: nn.Dropout, norm: nn.LayerNorm
-) -> Tensor:
-    """norm(dropout(dense(x)) + residual)."""
-    y = F.linear(x, _weight(dense))
-    return dropout_residual_norm(y, residual, drop=drop, norm=norm, bias=dense.bias)  # type: ignore[arg-type]
-
-
 def dropout_residual_norm(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    norm: nn.LayerNorm,
-    drop: nn.Dropout | None = None,
-    drop_p: float = 0.0,
-    drop_training: bool = False,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """norm(dropout(x + bias) + residual)."""
-    return _normalised_sum(x, residual, norm, _probability(drop, drop_p, drop_training), bias)[0]
-
-
-def dropout_residual_and_norm(
     x: Tensor,
     residual: Tensor,
     *,
@@ -173,31 +136,24 @@ def dropout_residual_and_norm(
     drop_training: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The norm of the sum dropout(x) + residual, and the sum."""
-    return _normalised_sum(x, residual, norm, _probability(drop, drop_p, drop_training), None)
-
-
-def _normalised_sum(
-    x: Tensor, residual: Tensor, norm: nn.LayerNorm, p: float, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    p = _probability(drop, drop_p, drop_training)
     alike = _is_alike(residual, x) and x.shape[-1:] == norm.weight.shape
     if not alike or torch.is_autocast_enabled(x.device.type):  # which gives the sum and the norm dtypes of their own
-        x = x if bias is None else x + bias
         s = (ops.dropout(x, p) if p else x) + residual
         return norm(s), s
     y, s = ops.bias_dropout_residual_layer_norm(
-        *(x, residual), weight=norm.weight, norm_bias=norm.bias, bias=bias, p=p, eps=norm.eps, style="prenorm"
+        *(x, residual), weight=norm.weight, norm_bias=norm.bias, p=p, eps=norm.eps, style="prenorm"
     )
     return y, s
 
 
-def residual_and_rms_norm(x: Tensor, residual: Tensor, *, normalise: Normalise, **norm: Any) -> tuple[Tensor, Tensor]:
-    """The RMS norm of the sum x + residual, and the sum."""
-    weight = norm["weight"]
+def residual_rms_norm(x: Tensor, residual: Tensor, *, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The RMS norm of the sum x + residual, in the wider dtype of the sum and the weight, and the sum."""
     fits = _is_alike(residual, x) and weight.dtype == x.dtype and weight.shape == x.shape[-1:]
-    if normalise is of_rms_norm and fits and not _is_formula(x):
-        return ops.residual_rms_norm(x, residual, weight=weight, eps=norm["eps"])
+    if fits and not _is_formula(x):
+        return ops.residual_rms_norm(x, residual, weight=weight, eps=eps)
     s = x + residual
-    return rms_norm(s, normalise=normalise, **norm), s
+    return rms_norm(s, weight=weight, eps=eps), s
 
 
 def dropout_residual(

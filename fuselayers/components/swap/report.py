@@ -97,12 +97,6 @@ class SwapReport:
             )
         return rows
 
-    def _total(self) -> str | None:
-        if not self.saved_before or self.saved_after is None:
-            return None
-        share = self.saved_after / self.saved_before
-        return f"a call of the model saves {self.saved_after:,} of {self.saved_before:,} bytes: {share:.2f}"
-
     def __str__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]
         rows = [_HEADER, *self._rows()]
@@ -110,24 +104,17 @@ class SwapReport:
         for row in rows if self.sites else ():
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
             lines += _wrapped("  ".join(cells)) + _wrapped(row[-1], indent="    ")
-        total = self._total()
-        lines += [] if total is None else _wrapped(total)
+        if self.saved_before and self.saved_after is not None:
+            share = self.saved_after / self.saved_before
+            lines += _wrapped(
+                f"a call of the model saves {self.saved_after:,} of {self.saved_before:,} bytes: {share:.2f}"
+            )
         for one in self.skipped:
             lines += _wrapped(f"not swapped: {one.name} ({one.kind}): {one.reason}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        rows = [_HEADER, *self._rows()]
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-        skipped = "".join(
-            f"<li>{html.escape(one.name)} ({html.escape(one.kind)}): {html.escape(one.reason)}</li>"
-            for one in self.skipped
-        )
-        parts = [f"<p>swap, level {self.level}</p><table>{body}</table>"]
-        total = self._total()
-        parts += [] if total is None else [f"<p>{total}</p>"]
-        parts += [f"<ul>{skipped}</ul>"] if skipped else []
-        return "".join(parts)
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 _HEADER: Final = ("class", "modules", "error", "bytes", "time", "backend", "rules")

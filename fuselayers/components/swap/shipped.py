@@ -1,7 +1,6 @@
 """The rules that are shipped."""
 
 import functools
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -106,15 +105,13 @@ _MLPS: Final[tuple[tuple[str, Callable[..., Any], _Slots, tuple[str, ...]], ...]
 )
 """Name, function, slots and patterns of the MLPs; each reads x and makes y."""
 
+_RMS_NORM: Final = """
+f = x.to(torch.float32)
+y = weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+"""
+
 _RMS_NORMS: Final[tuple[tuple[str, functions.Normalise, str], ...]] = (
-    (
-        "rms_norm",
-        functions.of_rms_norm,
-        """
-        f = x.to(torch.float32)
-        y = weight * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-        """,
-    ),
+    ("rms_norm", functions.of_rms_norm, _RMS_NORM),
     (
         "rms_norm",
         functions.of_rms_norm_as_x,
@@ -154,18 +151,6 @@ def _rule(
 
 
 RULES: Final = (
-    _rule(
-        "mlp_dropout_residual_norm",
-        functions.mlp_dropout_residual_norm,
-        "y = norm(drop(down(activation(up(x)))) + residual)",
-        slots={
-            "up": is_linear,
-            "activation": is_activation,
-            "down": is_linear,
-            "drop": is_dropout,
-            "norm": is_layer_norm,
-        },
-    ),
     *(_rule(name, function, *patterns, slots=slots, inputs=("x",)) for name, function, slots, patterns in _MLPS),
     Rule(
         "attention_dropout",
@@ -177,34 +162,25 @@ RULES: Final = (
         one_op=True,
     ),
     _rule(
-        "linear_dropout_residual_norm",
-        functions.linear_dropout_residual_norm,
-        "y = norm(drop(dense(x)) + residual)",
-        slots={"dense": is_linear, "drop": is_dropout, "norm": is_layer_norm},
-    ),
-    _rule(
         "dropout_residual_norm",
-        functions.dropout_residual_and_norm,
+        functions.dropout_residual_norm,
         *(f"s = {form} + residual\ny = norm(s)" for form in _dropouts("x", "drop")),
         slots={**_DROP, "norm": is_layer_norm},
         results=("y", "s"),
     ),
     _rule(
         "residual_norm",
-        functions.dropout_residual_and_norm,
+        functions.dropout_residual_norm,
         "s = x + residual\ny = norm(s)",
         slots={"norm": is_layer_norm},
         results=("y", "s"),
     ),
-    *(
-        _rule(
-            f"residual_{name}",
-            functools.partial(functions.residual_and_rms_norm, normalise=normalise),
-            "s = x + residual\nx = s\n" + textwrap.dedent(pattern),
-            slots=_OF_RMS_NORM,
-            results=("y", "s"),
-        )
-        for name, normalise, pattern in _RMS_NORMS
+    _rule(
+        "residual_rms_norm",
+        functions.residual_rms_norm,
+        "s = x + residual\nx = s\n" + _RMS_NORM,
+        slots=_OF_RMS_NORM,
+        results=("y", "s"),
     ),
     _rule(
         "dropout_residual",

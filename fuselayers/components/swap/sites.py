@@ -22,7 +22,7 @@ from .source import read, read_sequence
 from .steps import Branch, Forward, Global, OfSelf, Run, Unreadable
 from .write import guard, write
 
-__all__ = ["Found", "is_swapped", "layer_class", "subclass", "swap_class", "unswap_class"]
+__all__ = ["Found", "is_swapped", "layer_class", "subclass", "unswap_class"]
 
 Found = tuple[str, tuple[tuple[str, str], ...]]
 """The name of a rule that was found, and its slots with the paths of their attributes."""
@@ -64,11 +64,6 @@ def layer_class(module: nn.Module, rules: Sequence[Rule]) -> type | None:
 def is_swapped(module: nn.Module) -> bool:
     """Return whether a module has a class that `swap` made."""
     return hasattr(type(module), "swapped_from")
-
-
-def swap_class(module: nn.Module, kind: type) -> None:
-    """Give the module a class that `layer_class` or `block_class` made."""
-    module.__class__ = kind
 
 
 def unswap_class(module: nn.Module) -> bool:

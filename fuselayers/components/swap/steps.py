@@ -11,7 +11,6 @@ calls.
 import ast
 import functools
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,10 +131,6 @@ class Forward:
     tests: set[str]
     fixed: dict[str, bool]
 
-    def runs(self) -> Iterator[Run]:
-        """All runs, in order of the source."""
-        yield from _runs(self.body)
-
 
 @dataclass
 class Branch:
@@ -144,12 +139,3 @@ class Branch:
     test: ast.expr
     body: "list[Run | ast.stmt | Branch]"
     orelse: "list[Run | ast.stmt | Branch]"
-
-
-def _runs(body: list[Any]) -> Iterator[Run]:
-    for one in body:
-        if isinstance(one, Run):
-            yield one
-        elif isinstance(one, Branch):
-            yield from _runs(one.body)
-            yield from _runs(one.orelse)

@@ -5,7 +5,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -17,9 +17,10 @@ from ...partition import saved_bytes
 from ...partition.timer import Step, median_seconds, time_in_turns
 from . import loss
 from .key_values import is_cache
-from .sites import swap_class, unswap_class
+from .report import Site, Skipped
+from .sites import unswap_class
 
-__all__ = ["Call", "Check", "check", "inputs_of_sites", "saved_by_model", "tensors_of", "with_gradients"]
+__all__ = ["Call", "check", "inputs_of_sites", "saved_by_model", "tensors_of", "with_gradients"]
 
 _ALLOWED: Final = 2.0
 """How many times the original's error, or the dtype's own, a swapped module may have."""
@@ -31,20 +32,6 @@ blocks. Compiled code sums a bias's gradient over all rows one by one: its error
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by position and by name."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a check found; `reason` says what is wrong, and is None where nothing is; `backend` is that of a `Site`."""
-
-    reason: str | None
-    error: float | None = None
-    error_before: float | None = None
-    saved_before: int | None = None
-    saved_after: int | None = None
-    seconds_before: float | None = None
-    seconds_after: float | None = None
-    backend: str | None = None
 
 
 def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
@@ -113,55 +100,58 @@ def _as_call(batch: Any) -> Call:
     return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
 
 
-def check(module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> Check:
+def check(site: Site, module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> Site | Skipped:
     """Compare the module with what it will be as a `kind`: results, gradients, and the bytes saved for backward.
 
     Both run in evaluation mode, in which nothing is dropped, and a copy in float64 says what is right; where that
-    cannot run, the original does. The module stays as it is. `timed` times both in training mode.
+    cannot run, the original does. The module stays as it is. `timed` times both in training mode. Returns the site
+    with what was measured, or why it must not be swapped.
     """
     try:
         original, swapped, wide = (copy.deepcopy(module).eval() for _ in range(3))
     except Exception:  # a module may hold what cannot be copied
-        return Check(None)
-    unswap_inside(wide)
+        return site
+    for inner in wide.modules():
+        unswap_class(inner)
     if not any(one.requires_grad for one in module.parameters()):  # a frozen model, or a layer without weights
         call = with_gradients(call)
-    swap_class(swapped, kind)
+    swapped.__class__ = kind
     for one in (original, swapped, wide):  # a loss without logits is for training alone
         one.training = any(name == loss.NAME for name, _ in kind.found)  # type: ignore[attr-defined]
     try:
         before = _run(original, call)
     except Exception:  # its own, on these inputs
-        return Check(None)
+        return site
     try:
         after = _run(swapped, call)
     except Exception as problem:
-        return Check(f"it raises {type(problem).__name__}: {str(problem).splitlines()[0][:200]}")
+        reason = f"it raises {type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
+        return Skipped(site.name, site.kind, reason)
+    is_block = not kind.found  # type: ignore[attr-defined]
     dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
     try:
         truth = _run(wide.double(), tree_map(_double, call))
-        least = torch.finfo(dtype).eps * (1 if kind.found else _ROUNDINGS)  # type: ignore[attr-defined]
+        least = torch.finfo(dtype).eps * (_ROUNDINGS if is_block else 1)
     except Exception:  # some forwards insist on float32
         truth, least = before, _ROUNDINGS * torch.finfo(dtype).eps
     error_before, error = (_error(one, truth) for one in (before, after))
-    allowed = _ALLOWED * max(error_before, least)
-    reason = None
-    if not error <= allowed:
-        reason = f"its error is {error:.1e}, the original's {error_before:.1e}"
+    if not error <= _ALLOWED * max(error_before, least):
+        return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
     # Nothing is dropped, so the op of `attention_dropout` did not run.
-    compared = {name for name, _ in kind.found} != {"attention_dropout"}  # type: ignore[attr-defined]
-    found, found_before = (error, error_before) if compared else (None, None)
+    if {name for name, _ in kind.found} != {"attention_dropout"}:  # type: ignore[attr-defined]
+        site = replace(site, error=error, error_before=error_before)
     try:
         saved_before = _saved(original, call)
     except Exception:  # it does not run in training mode
-        return Check(reason, found, found_before)
-    seconds = _seconds(original, swapped, call) if timed and reason is None else (None, None)
-    is_block = not kind.found  # type: ignore[attr-defined]
+        return site
+    if timed:
+        before_seconds, after_seconds = _seconds(original, swapped, call)
+        site = replace(site, seconds_before=before_seconds, seconds_after=after_seconds)
     see = SeeOps("fuselayers")
     with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
         saved_after = _saved(swapped, call)
-    backend = None if is_block else _backend(see.seen)
-    return Check(reason, found, found_before, saved_before, saved_after, seconds[0], seconds[1], backend)
+    backend = site.backend if is_block else _backend(see.seen)
+    return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
 
 
 _PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
@@ -173,11 +163,6 @@ def _backend(seen: set[tuple[str, str, bool]]) -> str:
     if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
         return "triton"
     return "inductor" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
-
-
-def unswap_inside(module: nn.Module) -> None:
-    for inner in module.modules():
-        unswap_class(inner)
 
 
 def _double(value: Any) -> Any:

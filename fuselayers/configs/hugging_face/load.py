@@ -11,21 +11,8 @@ from ...names import no_such
 from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit
 from .family import Family, Key
 
-FAMILIES: Final[dict[str, Family]] = {
-    "gpt2": gpt2.FAMILY,
-    "bert": bert.FAMILY,
-    "llama": llama.FAMILY,
-    "qwen2": qwen2.FAMILY,
-    "qwen3": qwen3.FAMILY,
-    "gemma2": gemma2.FAMILY,
-    "mixtral": mixtral.FAMILY,
-    "opt": opt.FAMILY,
-    "gpt_neox": gpt_neox.FAMILY,
-    "phi": phi.FAMILY,
-    "bloom": bloom.FAMILY,
-    "vit": vit.FAMILY,
-    "t5": t5.FAMILY,
-}
+_MODULES: Final = (bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit)
+FAMILIES: Final[dict[str, Family]] = {module.__name__.rpartition(".")[2]: module.FAMILY for module in _MODULES}
 
 
 def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:

@@ -151,13 +151,8 @@ def _torch_encoder() -> nn.Module:
 
 
 _LLAMA: Final = frozenset({"residual_rms_norm", "gated_mlp", "rms_norm", "causal_lm_loss"})
-_GEMMA: Final = frozenset({"residual_rms_norm_from_one", "gated_mlp", "rms_norm_from_one"})
-_BERT: Final = frozenset(
-    {
-        *("mlp_dropout_residual_norm", "linear_dropout_residual_norm", "residual_norm", "mlp"),
-        *("attention_dropout", "dropout"),
-    }
-)
+_GEMMA: Final = frozenset({"gated_mlp", "rms_norm_from_one"})
+_BERT: Final = frozenset({"mlp", "dropout_residual_norm", "residual_norm", "attention_dropout", "dropout"})
 
 FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     "gpt2": (
@@ -189,10 +184,10 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
         ),
     ),
     "bert": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_SIZES)), _BERT),
-    "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)), _BERT - {"mlp"}),
+    "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)), _BERT),
     "distilbert": (
         _distilbert,
-        frozenset({"mlp_dropout_residual_norm", "mlp", "residual_norm", "attention_dropout", "dropout"}),
+        frozenset({"mlp", "dropout_residual_norm", "residual_norm", "attention_dropout", "dropout"}),
     ),
     "bart": (_bart, frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout"})),
     "t5": (
@@ -231,12 +226,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     ),
     "deberta-v2": (
         _deberta,
-        frozenset(
-            {
-                *("mlp_dropout_residual_norm", "linear_dropout_residual_norm", "residual_norm"),
-                *("mlp", "dropout"),
-            }
-        ),
+        frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout"}),
     ),
     "electra": (
         lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(**_SIZES, embedding_size=16)),
@@ -245,12 +235,7 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
     "whisper": (_whisper, frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "dropout"})),
     "wav2vec2": (
         _wav2vec2,
-        frozenset(
-            {
-                *("mlp", "linear_dropout_residual_norm", "dropout_residual_norm"),
-                *("residual_norm", "attention_dropout", "dropout"),
-            }
-        ),
+        _BERT,
     ),
     "siglip": (lambda: _vision("SiglipVision"), frozenset({"residual_norm", "mlp"})),
     "dinov2": (lambda: _vision("Dinov2"), frozenset({"residual_norm", "mlp", "dropout"})),

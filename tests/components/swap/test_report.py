@@ -39,7 +39,7 @@ def test_a_timed_report() -> None:
         f"{report.saved_after / report.saved_before:.2f}"
     )
     assert "    mlp, dropout_residual" in lines
-    assert "<td>mlp, dropout_residual</td>" in report._repr_html_()
+    assert "    mlp, dropout_residual\n" in report._repr_html_()
 
 
 @pytest.mark.parametrize(("size", "backend"), [(8, "eager"), pytest.param(1 << 16, "inductor", marks=pytest.mark.slow)])

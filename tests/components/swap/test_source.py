@@ -61,7 +61,8 @@ def test_a_forward_is_read_and_written_again() -> None:
 def test_decorators_and_methods_are_followed() -> None:
     again, x = write(read(Decorated), {}, title="again"), torch.randn(3)
     assert torch.equal(again(Decorated(), x), 2 * (x / 2 + 1))
-    (run,) = read(Decorated).runs()
+    (run,) = read(Decorated).body
+    assert isinstance(run, Run)
     assert [step.kind for step in run.steps] == [("binary", "Div"), ("binary", "Add")]
 
 
