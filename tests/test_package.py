@@ -102,6 +102,18 @@ def test_testing_imports_ops_and_partition_only_and_nothing_imports_testing() ->
     assert {layer for layer, target in pairs if target == "testing"} == {"testing"}
 
 
+@pytest.mark.parametrize("package", ["fuselayers", "fuselayers.partition"])
+def test_a_process_that_only_fuses(package: str) -> None:
+    """The pass for dropout needs the ops, which nobody has imported yet."""
+    program = f"""
+import torch
+from {package} import fuse
+layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+torch.testing.assert_close(fuse(layer, backend="eager", fallback=())(x), layer(x))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_the_package_offers_its_names_before_they_are_imported() -> None:
     program = """
 import sys, fuselayers

@@ -57,18 +57,22 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the folder could not be written; the text names it and the reason.
     """
-    beside = temporary_name(path)
+    beside, fills = temporary_name(path), False
     try:
         beside.mkdir(parents=True)
+        fills = True
         yield beside
+        fills = False
         flush_folder(beside)
         os.rename(beside, path)
         flush_folder(path.parent)
     except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename in (None, str(beside), str(path)):
-            raise OSError(f"cannot write {path}: {error.strerror or error}") from error
-        raise
+        # What fills the folder reads other files too.
+        if not isinstance(error, OSError) or (fills and not str(error.filename or beside).startswith(str(beside))):
+            raise
+        reason = error.strerror or str(error).replace(str(beside), str(path))
+        raise OSError(f"cannot write {path}: {reason}") from error
 
 
 def temporary_name(path: Path) -> Path:

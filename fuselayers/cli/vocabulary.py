@@ -69,6 +69,8 @@ def load_tokenizer(path: Path, *, used_by: str) -> Any:
         raise ValueError(
             f"{used_by} needs the package tokenizers, which cannot be imported: {error}; pip install tokenizers"
         ) from error
+    if not hasattr(Tokenizer, "encode_batch_fast"):
+        raise ValueError(f"{used_by} needs tokenizers 0.20 or newer; pip install -U tokenizers")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises a bare Exception

@@ -8,7 +8,7 @@
                dup   = dy * act(gate)
 
 Saved for backward: gate and up. The eager formula saves act(gate) too, so three tensors of up's size (two for the
-identity, and for relu and sigmoid, which save their result in place of the gate; four for smelu).
+identity, and for relu and sigmoid, which save their result in place of the gate; four and a mask for smelu).
 
 Bytes moved by the kernels, in elements of y: 3 forward (read gate and up, write y), 5 backward (read dy, gate and up,
 write two gradients).

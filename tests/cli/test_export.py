@@ -98,6 +98,7 @@ def test_what_cannot_be_exported_is_said(
     assert said(trained, "--out", tmp_path) == f"fuselayers: {tmp_path} is there already; choose another --out\n"
     with files_of_at_most(3000):
         assert said(trained, "--out", out).startswith(f"fuselayers: cannot write {out}: ")
+    assert said(trained, "--out", trained / "index.json" / "model").startswith("fuselayers: cannot write ")
     assert not out.exists()
     assert not list(tmp_path.glob("*.part"))
 

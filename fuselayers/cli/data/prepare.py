@@ -51,7 +51,7 @@ def prepare(
 ) -> TokenHeader:
     """Write text as a folder of tokens.
 
-    A tokenizer gets pieces of at most 256 kB that end at a line's end, so that neither the memory nor the tokens depend
+    A tokenizer gets pieces of less than 512 kB that end with a line, so that neither the memory nor the tokens depend
     on the size of a file or on the number of cores. Bytes that are no UTF-8 become U+FFFD for it.
 
     Args:

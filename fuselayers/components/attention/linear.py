@@ -12,7 +12,7 @@ Katharopoulos et al., "Transformers are RNNs: fast autoregressive transformers w
 
 from typing import ClassVar
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..ranges import Size, in_range
@@ -74,6 +74,6 @@ def _features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor, None]:
 def _phi(x: Tensor) -> Tensor:
     """Return elu(x) + 1."""
     # Not torch's elu: its gradient has other strides than its meta function reports, and traced views of it fail.
-    # At 0 each term has half of the slope; a clamp there has the slope 1 before torch 2.14 and 0 since.
-    zero = x.new_zeros(())
-    return torch.maximum(x, zero) + torch.minimum(x, zero).exp()
+    # At 0 the slope is that of x - positive. A clamp there has the slope 1 before torch 2.14, and 0 since.
+    positive = F.relu(x)
+    return positive + (x - positive).exp()

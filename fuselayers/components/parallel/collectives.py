@@ -53,7 +53,7 @@ def summed(x: Tensor, group: Group) -> Tensor:
 
 def total(x: Tensor, group: Group) -> Tensor:
     """Return the sum of x over the group; the gradient goes to this process's term alone."""
-    return _run(x, _sum, _same, group)
+    return _run(x, _sum, _as_it_is, group)
 
 
 def of_all(x: Tensor, group: Group) -> Tensor:
@@ -112,6 +112,11 @@ def _sum(x: Tensor, group: Group) -> Tensor:
 
 def _same(x: Tensor, group: Group) -> Tensor:
     return x.view_as(x)
+
+
+def _as_it_is(dy: Tensor, group: Group) -> Tensor:
+    # A view would be taken for the gradient of this input alone, and stored as such.
+    return dy
 
 
 def _share(x: Tensor, group: Group) -> Tensor:

@@ -125,7 +125,8 @@ def check(site: Site, module: nn.Module, kind: type, call: Call, *, timed: bool 
     try:
         after = _run(swapped, call)
     except Exception as problem:
-        reason = f"it raises {type(problem).__name__}: {str(problem).splitlines()[0][:200]}"
+        text = str(problem).partition("\n")[0]
+        reason = f"it raises {type(problem).__name__}: {text:.200}"
         return Skipped(site.name, site.kind, reason)
     is_block = not kind.found  # type: ignore[attr-defined]
     dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)

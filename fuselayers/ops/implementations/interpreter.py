@@ -2,7 +2,7 @@
 
 The interpreter stores bfloat16 as 16-bit integers, and its cast from float32 truncates instead of rounding to nearest
 even. The patches mend the casts, accept loop bounds from NumPy 2.4 arrays, which Triton 3.6 does not, and add the
-functions of libdevice that we use. Checked with Triton 3.6 and 3.7.
+functions of libdevice that we use. Checked with Triton 3.6, 3.7 and 3.8.
 
 Not patched, with an error: inline assembly, autotuning of several configs, atomics of bfloat16, the rest of libdevice.
 Not patched, without an error: bfloat16 and 8-bit floats compute as integers, so cast to float32 first, as our kernels

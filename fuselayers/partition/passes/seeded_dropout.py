@@ -6,6 +6,7 @@ the seed and recomputes the mask.
 """
 
 import functools
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -45,6 +46,13 @@ def provide_seeded_mask(ops: SeededMask) -> None:
     _provided[:] = [ops]
 
 
+def _seeded_mask() -> SeededMask:
+    # The ops provide themselves when their package is imported, which a process that only fuses has not done.
+    if not _provided:
+        importlib.import_module("fuselayers.ops")
+    return _provided[0]
+
+
 def mask_ops() -> frozenset[Any]:
     """The ops that make masks from seeds: pure, and always cheaper to recompute than to save."""
     return frozenset().union(*(ops.pure for ops in _provided))
@@ -57,7 +65,7 @@ def seed_ops() -> frozenset[Any]:
 
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Make every mask from a seed of 8 bytes: a pure function, the same wherever and whenever it is computed."""
-    (ops,) = _provided
+    ops = _seeded_mask()
 
     def mask(add: "_Adder", x: fx.Node, p: float) -> tuple[fx.Node, float]:
         # Each draw has its own operand, so that no pass of torch's merges two draws.
@@ -118,7 +126,7 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
     `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
     """
-    (ops,) = _provided
+    ops = _seeded_mask()
     changed = False
     for node in graph_module.graph.nodes:
         if node.op != "call_function" or node.target not in (torch.nn.functional.dropout, torch.dropout):
