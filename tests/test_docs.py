@@ -89,8 +89,11 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# They compile for some twenty seconds each.
-_LONG = {"docs/aot_autograd.md", "docs/add_an_op.md", "docs/fusion_core.md"}
+# They compile, or start processes, for ten to twenty seconds each.
+_LONG = {
+    *("docs/aot_autograd.md", "docs/add_an_op.md", "docs/fusion_core.md", "docs/api/testing.md"),
+    *("docs/fine_tune_gpt2.md", "docs/tensor_parallel.md"),
+}
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,10 @@ def test_a_tensor_that_outlives_its_transform_has_its_gradient() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("shape", [(2, 5, 20), (300, 256)], ids=["op by op", "compiled"])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((2, 5, 20), id="op by op"), pytest.param((300, 256), id="compiled", marks=pytest.mark.slow)],
+)
 def test_torch_jit_trace(shape: tuple[int, ...]) -> None:
     """A trace draws at every call, takes other sizes and has gradients; a file of it needs no op of this library."""
 

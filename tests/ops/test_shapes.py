@@ -122,12 +122,7 @@ def test_the_checks_are_traced(op: str) -> None:
     torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(op, **seeded), call(op, **seeded))
 
 
-BACKENDS = ["eager", "inductor", pytest.param("triton", marks=pytest.mark.kernels)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("op", list(SEEDED))
-def test_p_of_1_drops_everything(op: str, backend: str) -> None:
+def assert_all_dropped(op: str, backend: str) -> None:
     # Sixty-four words of 32 bits, so that some lanes are large.
     x, bias = torch.randn(32, 16, requires_grad=True), torch.randn(16, requires_grad=True)
     given = {"x": x} | ({"residual": torch.randn(32, 16)} if "residual" in op else {})
@@ -139,6 +134,17 @@ def test_p_of_1_drops_everything(op: str, backend: str) -> None:
     torch.testing.assert_close(got, expected)
     gradients = torch.autograd.grad(got.square().sum() + got.sum(), [x, *of_bias.values()], allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("op", list(SEEDED))
+def test_p_of_1_drops_everything(op: str, backend: str) -> None:
+    assert_all_dropped(op, backend)
+
+
+@pytest.mark.parametrize("op", [pytest.param(op, marks=() if op == "dropout" else pytest.mark.slow) for op in SEEDED])
+def test_p_of_1_drops_everything_compiled(op: str) -> None:
+    assert_all_dropped(op, "inductor")
 
 
 def test_the_mask_of_p_of_1_keeps_nothing() -> None:
