@@ -49,9 +49,9 @@ def _star_relu(z: Tensor) -> Tensor:
 
 
 def _smelu(z: Tensor) -> Tensor:
-    # At b the slope is that of the linear part. Not clamp: its slope there is 1 before torch 2.14, and 0 since.
-    # Saved are z, `inner` and the mask of `where`.
-    inner = F.hardtanh(z, -_SMELU_BETA, _SMELU_BETA) + _SMELU_BETA
+    # At b the slope is that of the linear part: clamp's is 1 there before torch 2.14, and 0 since. Saved are z, `inner`
+    # and the mask of `where`.
+    inner = torch.clamp(z, -_SMELU_BETA, _SMELU_BETA) + _SMELU_BETA
     return torch.where(z >= _SMELU_BETA, z, inner * inner / (4 * _SMELU_BETA))
 
 
@@ -172,7 +172,7 @@ def slope_tile(z, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):  # type: ignor
     elif ACTIVATION == "star_relu":
         slope = tl.where(z < 0, 0.0, 1.7888 * z)
     elif ACTIVATION == "smelu":
-        slope = tl.where(z < -2.0, 0.0, tl.where(z < 2.0, (z + 2.0) * 0.25, 1.0))
+        slope = tl.where(z >= 2.0, 1.0, tl.where(z > -2.0, (z + 2.0) * 0.25, 0.0))
     elif ACTIVATION == "sigmoid":
         sigmoid = _sigmoid_tile(z, EXACT)
         slope = sigmoid * (1.0 - sigmoid)
