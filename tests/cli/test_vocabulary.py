@@ -1,9 +1,11 @@
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, models
 
-from fuselayers.cli.vocabulary import BYTES, Vocabulary, tokenizer_size
+from fuselayers.cli.vocabulary import BYTES, Vocabulary, load_tokenizer, tokenizer_size
 
 
 def test_bytes_decode_as_utf8_and_other_tokens_become_a_zero_byte() -> None:
@@ -27,3 +29,9 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
         ValueError, match=r"tokenizer\.json is not a file of the package tokenizers \(tokenizer\.json\): "
     ):
         Vocabulary(8, (1,), tmp_path / "tokenizer.json").decoder()
+
+
+def test_a_tokenizers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=object))
+    with pytest.raises(ValueError, match=r"^--tokenizer needs tokenizers 0\.20 or newer; pip install -U tokenizers$"):
+        load_tokenizer(tmp_path / "tokenizer.json", used_by="--tokenizer")
