@@ -60,7 +60,6 @@ def torch_compile(
 def _with_own_code(fn: types.FunctionType, name: str) -> types.FunctionType:
     own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__, fn.__closure__)
     own.__kwdefaults__, own.__doc__ = fn.__kwdefaults__, fn.__doc__
-    own.__dict__.update(fn.__dict__)
     return own
 
 

@@ -41,8 +41,7 @@ class FusedMethod:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FusedMethod):
             return NotImplemented
-        mine, its = vars(self), vars(other)
-        return all(mine.get(name) is its.get(name) for name in ("__func__", "__self__"))
+        return self.__func__ is other.__func__ and self.__self__ is other.__self__
 
     def __hash__(self) -> int:
         bound = vars(self)  # empty while Dynamo makes it, which asks for the hash since 2.14
