@@ -1,9 +1,12 @@
 """The package's metadata. pyproject.toml holds the build system and the tools' settings only."""
 
+import hashlib
+import platform
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 
@@ -14,6 +17,50 @@ def version() -> str:
     found = re.search(r'^__version__ = "([^"]+)"$', text, flags=re.MULTILINE)
     assert found is not None, 'fuselayers/_version.py must hold the line __version__ = "..."'
     return found.group(1)
+
+
+# The ops' kernels for a CPU. They are C++ with a C interface, so one wheel serves every Python, and no torch is needed to
+# build them. Each instruction set has a library of its own, and `ops/cpu/library.py` loads the one that torch itself uses.
+CPU = HERE / "fuselayers" / "ops" / "cpu"
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+AVX2 = ["-mavx2", "-mfma"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+INSTRUCTION_SETS = {"plain": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    INSTRUCTION_SETS |= {
+        "avx2": [*AVX2, "-DCPU_CAPABILITY_AVX2"],
+        "avx512": [*AVX512, "-DCPU_CAPABILITY_AVX512"],
+    }
+
+
+def cpu_libraries() -> list[Extension]:
+    """One library for each instruction set; without a C++ compiler the installation goes on, and plain torch serves."""
+    sources = sorted([*CPU.glob("*.cpp"), *CPU.glob("*.h")])
+    name = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    return [
+        Extension(
+            f"fuselayers.ops.cpu._{name_of_set}",
+            [str(path.relative_to(HERE)) for path in sources if path.suffix == ".cpp"],
+            depends=[str(path.relative_to(HERE)) for path in sources],
+            extra_compile_args=[*FLAGS, *flags, f'-DSOURCES="{name}"'],
+            extra_link_args=["-fopenmp"],
+            language="c++",
+            optional=True,
+            py_limited_api=True,
+        )
+        for name_of_set, flags in INSTRUCTION_SETS.items()
+    ]
+
+
+class BuildLibraries(build_ext):
+    """Each library's object files in a folder of its own: they have the same names."""
+
+    def build_extension(self, ext: Extension) -> None:
+        shared, self.build_temp = self.build_temp, f"{self.build_temp}/{ext.name}"
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = shared
 
 
 setup(
@@ -90,12 +137,16 @@ setup(
     package_data={
         "fuselayers": [
             "py.typed",
-            "ops/*.cpp",
+            "ops/cpu/*.cpp",
+            "ops/cpu/*.h",
             "cli/lint_kernels/*.json",
             "configs/groups/*.yaml",
             "configs/groups/**/*.yaml",
         ]
     },
+    ext_modules=cpu_libraries(),
+    cmdclass={"build_ext": BuildLibraries},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     include_package_data=False,
     zip_safe=False,
     entry_points={"console_scripts": ["fuselayers = fuselayers.cli.main:main"]},

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, check_activation, slope_tile
+from .cpu import name_of, pointer, rows, run, vector
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
-from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, Op, define, differentiable_gradients
+from .elementwise import elementwise_on_cpu, launch_elementwise, mask_arguments
+from .implementations import CPU_KERNELS_FROM, Op, define, differentiable, differentiable_gradients
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile
@@ -94,7 +95,7 @@ def bias_activation_dropout(
         backend,
         (x, bias, seed, row_R),
         (column, activation, p),
-        compiled_from=None if seed is None else COMPILED_FROM,
+        cpu_from=CPU_KERNELS_FROM if seed is None else 0,
         unsupported_reason=reason,
     )
     return y
@@ -209,9 +210,22 @@ def _launch_forward(
     return launch_elementwise(x, y, seed, row_R, first_column, p, bias=bias, activation=activation)
 
 
+def _forward_on_cpu(
+    x: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    activation: str | None,
+    p: float,
+) -> Tensor:
+    y = _empty_result(x, bias)
+    return elementwise_on_cpu(x, y, seed, row_R, first_column, p, bias=bias, activation=activation)
+
+
 def _empty_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def _launch_backward(
@@ -249,9 +263,36 @@ def _launch_backward(
     return dx, dbias if partial_PN is None else sum_partials(partial_PN, dbias.dtype)
 
 
+def _backward_on_cpu(
+    dy: Tensor,
+    x: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    activation: str | None,
+    p: float,
+    x_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    dx, dbias = _empty_gradients(dy, x_dtype, bias_dtype)
+    if not dy.numel():
+        return dx, dbias.zero_()
+    columns = dy.shape[-1]
+    bias = vector(bias)
+    sums = None if bias_dtype is None else dy.new_empty(columns, dtype=torch.float32)
+    run(
+        "elementwise_backward",
+        *(rows(dy), rows(x), pointer(bias), rows(dx), pointer(sums), name_of(activation)),
+        *mask_arguments(seed, row_R, first_column, p),
+        *(dy.numel() // columns, columns),
+    )
+    return dx, dbias if sums is None else sums.to(dbias.dtype)
+
+
 def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     x_dtype, bias_dtype = rest[-2:]
-    dx = torch.empty(dy.shape, dtype=x_dtype, device=dy.device)
+    dx = torch.empty_like(dy, dtype=x_dtype, memory_format=torch.contiguous_format)
     return dx, torch.empty(0 if bias_dtype is None else dy.shape[-1], dtype=bias_dtype or x_dtype, device=dy.device)
 
 
@@ -320,6 +361,7 @@ bias_activation_dropout_op = define(
     _launch_forward,
     _empty_result,
     formula=_formula,
+    on_cpu=_forward_on_cpu,
 )
 activation_gradients = define(
     "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, Tensor? row_indices, "
@@ -327,5 +369,7 @@ activation_gradients = define(
     _launch_backward,
     _empty_gradients,
     formula=_new_gradients,
+    on_cpu=_backward_on_cpu,
 )
-_op = Op("bias_activation_dropout", _formula, _BiasActivationDropout.apply)
+_fused = differentiable(_BiasActivationDropout, bias_activation_dropout_op)
+_op = Op("bias_activation_dropout", _formula, _fused)

@@ -24,8 +24,8 @@ from torch import Tensor
 from .bias_activation_dropout import activation_gradients, gradients_formula
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
-from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, Op, define
+from .elementwise import elementwise_on_cpu, launch_elementwise
+from .implementations import CPU_KERNELS_FROM, Op, define, differentiable
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -75,7 +75,7 @@ def bias_dropout_residual(
         backend,
         (x, residual, bias, seed, row_R),
         (column, p),
-        compiled_from=None if seed is None and bias is None else COMPILED_FROM,
+        cpu_from=0 if seed is not None else None if bias is None else CPU_KERNELS_FROM,
         unsupported_reason=reason,
     )
     return y
@@ -163,10 +163,23 @@ def _launch_forward(
     return launch_elementwise(x, y, seed, row_R, first_column, p, residual=residual, bias=bias)
 
 
+def _on_cpu(
+    x: Tensor,
+    residual: Tensor,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    p: float,
+) -> Tensor:
+    y = _empty_result(x, residual, bias)
+    return elementwise_on_cpu(x, y, seed, row_R, first_column, p, residual=residual, bias=bias)
+
+
 def _empty_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = torch.promote_types(x.dtype, residual.dtype)
     dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 _forward = define(
@@ -175,5 +188,6 @@ _forward = define(
     _launch_forward,
     _empty_result,
     formula=_formula,
+    on_cpu=_on_cpu,
 )
-_op = Op("bias_dropout_residual", _formula, _BiasDropoutResidual.apply)
+_op = Op("bias_dropout_residual", _formula, differentiable(_BiasDropoutResidual, _forward))

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
-from .elementwise import launch_elementwise
-from .implementations import COMPILED_FROM, Op, define, needs_grad
+from .elementwise import elementwise_on_cpu, launch_elementwise
+from .implementations import Op, define, needs_grad
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
@@ -71,7 +71,7 @@ def dropout(
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if seed is None:
         return x
-    y: Tensor = _op(backend, (x, seed, row_R), (column, p), compiled_from=COMPILED_FROM, unsupported_reason=reason)
+    y: Tensor = _op(backend, (x, seed, row_R), (column, p), cpu_from=0, unsupported_reason=reason)
     return y
 
 
@@ -193,8 +193,12 @@ def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p:
     return launch_elementwise(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
 
 
+def _on_cpu(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
+    return elementwise_on_cpu(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
+
+
 def _empty(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 dropout_op = define(
@@ -202,5 +206,6 @@ dropout_op = define(
     _launch,
     _empty,
     formula=_masked,
+    on_cpu=_on_cpu,
 )
 _op = Op("dropout", dropout_formula, _fused)

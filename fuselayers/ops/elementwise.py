@@ -4,16 +4,19 @@ The forward kernel of bias_activation_dropout and bias_dropout_residual, and the
 take no instructions: Triton compiles the kernel for each combination.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .activations import activate_tile
+from .cpu import name_of, pointer, rows, run, vector
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .philox import keep_scale, keep_threshold, keep_tile
 from .rows import as_rows, column_tile, elementwise_plan
 
-__all__ = ["launch_elementwise"]
+__all__ = ["elementwise_on_cpu", "launch_elementwise", "mask_arguments"]
 
 
 def launch_elementwise(
@@ -55,6 +58,36 @@ def launch_elementwise(
         (activation, y.dtype == torch.float32, *plan.constants),
     )
     return y
+
+
+def elementwise_on_cpu(
+    x: Tensor,
+    y: Tensor,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    first_column: int,
+    p: float,
+    *,
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """`launch_elementwise`, in C++."""
+    if y.numel():
+        bias = vector(bias)
+        columns = y.shape[-1] if y.dim() else 1
+        run(
+            "elementwise_forward",
+            *(rows(x), rows(residual), pointer(bias), rows(y), name_of(activation)),
+            *mask_arguments(seed, row_R, first_column, p),
+            *(y.numel() // columns, columns),
+        )
+    return y
+
+
+def mask_arguments(seed: Tensor | None, row_R: Tensor | None, first_column: int, p: float) -> tuple[Any, ...]:
+    """Return a mask as the kernels in C++ take it."""
+    return pointer(seed), pointer(row_R), first_column, keep_threshold(p), keep_scale(p)
 
 
 @kernel

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
-from .implementations import COMPILED_FROM, Op, define, differentiable_gradients
+from .cpu import name_of, rows, run
+from .implementations import Op, define, differentiable, differentiable_gradients
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .rows import as_rows, column_tile, elementwise_plan
@@ -58,7 +59,7 @@ def gated_activation(
         check_like("up", up, gate)
     elif gate.shape[-1] % 2:
         raise ValueError(f"a packed gate must have an even last dimension, got {list(gate.shape)}")
-    y: Tensor = _op(backend, (gate, up), (activation,), compiled_from=COMPILED_FROM)
+    y: Tensor = _op(backend, (gate, up), (activation,))
     return y
 
 
@@ -129,6 +130,14 @@ def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> 
     return y
 
 
+def _forward_on_cpu(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
+    y = _empty_result(gate, up, activation)
+    if y.numel():
+        halves = map(rows, _halves(gate, up))
+        run("gated_forward", *halves, rows(y), name_of(activation), y.numel() // y.shape[-1], y.shape[-1])
+    return y
+
+
 def _empty_result(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
     width = gate.shape[-1] // 2 if up is None else gate.shape[-1]
     dtype = gate.dtype if up is None else torch.promote_types(gate.dtype, up.dtype)
@@ -150,6 +159,14 @@ def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: st
         (dy_RN, gate_RN, up_RN, dgate_RN, dup_RN, *plan.sizes),
         (activation, dy.dtype == torch.float32, *plan.constants),
     )
+    return dgate, dup
+
+
+def _backward_on_cpu(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+    dgate, dup = _empty_gradients(dy, gate, up, activation)
+    if dy.numel():
+        tensors = dy, *_halves(gate, up), *_halves(dgate, None if up is None else dup)
+        run("gated_backward", *map(rows, tensors), name_of(activation), dy.numel() // dy.shape[-1], dy.shape[-1])
     return dgate, dup
 
 
@@ -221,11 +238,13 @@ _forward = define(
     _launch_forward,
     _empty_result,
     formula=_formula,
+    on_cpu=_forward_on_cpu,
 )
 _backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor? up, str? activation) -> (Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
     formula=_gradients_formula,
+    on_cpu=_backward_on_cpu,
 )
-_op = Op("gated_activation", _formula, _GatedActivation.apply)
+_op = Op("gated_activation", _formula, differentiable(_GatedActivation, _forward))

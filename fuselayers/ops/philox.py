@@ -16,20 +16,15 @@ draw. The probability is rounded to a multiple of 1/65536, and the scale follows
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
-import ctypes
-import functools
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from .._torch.cpp import load_cpp
 from .._torch.dispatch import jit_is_tracing
-from .._torch.guards import disable_dynamo
-from ..partition import FallbackWarning
+from .._torch.guards import outside_dynamo
+from .cpu import has_kernels, pointer, run
 from .implementations.dispatch import WIDEST
 from .implementations.launch import kernel, launch, why_no_kernels
 from .implementations.triton_language import tile_function, tl
@@ -235,36 +230,13 @@ _library.define(  # type: ignore[no-untyped-call]
 # On a GPU Inductor's form of the formula took 47 instructions per element where this op and its use take 25. By the
 # model of `fuselayers lint-kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
 # with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
-@disable_dynamo("an op of torch calls it, perhaps after a graph break")
 def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
-    fill = _fill_keep()
-    if fill is None:
+    if not has_kernels():
         return _keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
     keep = seed.new_empty((numbers[0], numbers[2] * LANES), dtype=torch.bfloat16)
     row_R = None if row_R is None else row_R.contiguous()
-    pointers = keep.data_ptr(), seed.data_ptr(), None if row_R is None else row_R.data_ptr()
-    fill(*pointers, *numbers, torch.get_num_threads())
+    run("keep_factors", pointer(keep), pointer(seed), pointer(row_R), *numbers)
     return keep
-
-
-@functools.cache
-def _fill_keep() -> Callable[..., None] | None:
-    """Return the function of philox.cpp, or None if C++ cannot be compiled here, with one FallbackWarning."""
-    try:
-        fill = load_cpp(Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")).keep_factors
-    # Compilers, linkers and caches fail in many ways; without the kernel the formula gives the same bits.
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(
-            "dropout's masks on this CPU are made op by op, many times slower: philox.cpp cannot be compiled "
-            f"({reason}); install g++ or set CXX",
-            FallbackWarning,
-            stacklevel=2,
-        )
-        return None
-    fill.argtypes = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 4, ctypes.c_int)
-    fill.restype = None
-    return fill
 
 
 def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
@@ -301,7 +273,7 @@ def _empty_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
 
 
-_library.impl("keep_factors", _keep_on_cpu, "CPU")  # type: ignore[no-untyped-call]
+_library.impl("keep_factors", outside_dynamo(_keep_on_cpu), "CPU")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", _keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", _keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)

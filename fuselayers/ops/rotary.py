@@ -29,7 +29,9 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_batched_gradient
-from .implementations import COMPILED_FROM, Op, define, needs_grad
+from .cpu import heads as heads_on_cpu
+from .cpu import pointer, run
+from .implementations import Op, define, needs_grad
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tile_function, tl
 from .rows import cdiv, next_power_of_2
@@ -68,7 +70,7 @@ def rotary(
     tensor([0., 1.])
     """
     _check(q, k, cos, sin)
-    rotated: tuple[Tensor, Tensor] = _op(backend, (q, k, cos, sin), (interleaved,), compiled_from=COMPILED_FROM)
+    rotated: tuple[Tensor, Tensor] = _op(backend, (q, k, cos, sin), (interleaved,))
     return rotated
 
 
@@ -318,6 +320,30 @@ def _launch(
     return results
 
 
+def _on_cpu(
+    heads: list[Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    back: bool,
+    inputs_token_major: list[bool],
+    token_major: list[bool],
+) -> list[Tensor]:
+    results = _empty_results(heads, inputs_token_major, token_major)
+    cos, sin = cos.float().contiguous(), sin.float().contiguous()
+    for x, y in zip(_transposed(heads, inputs_token_major), _transposed(results, token_major), strict=True):
+        if y.numel():
+            x = x if x.stride(-1) == 1 else x.contiguous()
+            batch, num_heads, tokens, channels = x.shape
+            run(
+                "rotary",
+                *(heads_on_cpu(x), heads_on_cpu(y), pointer(cos), pointer(sin)),
+                *(cos.stride(0) if cos.dim() == 3 else 0, batch, num_heads, tokens, channels, cos.shape[-1]),
+                *(interleaved, back),
+            )
+    return results
+
+
 def _empty_results(heads: list[Tensor], *rest: Any) -> list[Tensor]:
     ordered = _reordered(heads, *rest[-2:])
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in ordered]
@@ -434,5 +460,6 @@ _rotate_heads = define(
     _launch,
     _empty_results,
     formula=_rotation_formula,
+    on_cpu=_on_cpu,
 )
 _op = Op("rotary", _formula, _fused)

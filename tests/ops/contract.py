@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fuselayers import testing
+from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing import DTYPES as DTYPES
@@ -24,10 +25,9 @@ on_triton = pytest.param("triton", marks=on_kernels)
 where_inductor_compiles = pytest.mark.skipif(
     INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
 )
-# Each shape is compiled, forward and backward; test_compiled has the daily tests.
-on_inductor = pytest.param("inductor", marks=[pytest.mark.slow, where_inductor_compiles])
+on_cpp = pytest.param("cpp", marks=pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="no kernels in C++"))
 both_backends = pytest.mark.parametrize("backend", ["eager", on_triton])
-every_backend = pytest.mark.parametrize("backend", ["eager", on_inductor, on_triton])
+every_backend = pytest.mark.parametrize("backend", ["eager", on_cpp, on_triton])
 
 SHAPES = ((1,), (7,), (3, 5), (2, 3, 129), (1, 1025), (0, 4))
 

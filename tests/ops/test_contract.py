@@ -17,6 +17,7 @@ from tests.ops.contract import (
     assert_as_good_as,
     check_dynamic,
     check_fused,
+    on_cpp,
     on_kernels,
     tensors,
 )
@@ -31,6 +32,10 @@ COMMON = (2, 3, 129), torch.bfloat16
 IN_TURNS = {(shape, KERNEL_DTYPES[2 * number % len(KERNEL_DTYPES)]) for number, shape in enumerate(SHAPES)}
 # These checks trace and interpret for seconds per kernel.
 SLOW_CHECKS = {check_mixed_dtypes: (PRENORM, "gated_activation, packed")}
+
+
+# softmax and linear_activation have no kernels in C++. A call takes a millisecond, so every case runs in every shape.
+IN_CPP = tuple(name for name in CASES if not name.partition(",")[0].endswith(("softmax", "linear_activation")))
 
 
 def slow_unless(every_day: bool) -> tuple[Any, ...]:
@@ -49,15 +54,19 @@ def numbers() -> Iterator[Any]:
             for name in CASES:
                 every_day = (shape, dtype) == COMMON or (name in EVERY_DAY and (shape, dtype) in IN_TURNS)
                 yield named(name, shape, dtype, "triton", marks=(on_kernels, *slow_unless(every_day)))
+                if name in IN_CPP:
+                    yield named(name, shape, dtype, "cpp", marks=on_cpp.marks)
         for dtype in DTYPES:
             for name in OWN_FORMULAS:
                 yield named(name, shape, dtype, "eager")
 
 
 def with_backends(*rest: Any, every_day: Sequence[str] = EVERY_DAY) -> Iterator[Any]:
-    """Every case with its kernels, and one case of each op with its formula."""
+    """Every case with its Triton kernels, and one case of each op with its formula and in C++."""
     for name in EVERY_DAY:
         yield named(name, *rest, "eager")
+        if name in IN_CPP:
+            yield named(name, *rest, "cpp", marks=on_cpp.marks)
     for name in CASES:
         yield named(name, *rest, "triton", marks=(on_kernels, *slow_unless(name in every_day)))
 
@@ -68,11 +77,18 @@ def test_values_and_gradients(case: Case, shape: tuple[int, ...], dtype: torch.d
     assert_as_good_as(partial(case.op, backend=backend), case.reference, inputs, **case.options)
 
 
-@on_kernels
-@pytest.mark.parametrize("case", [named(name, marks=slow_unless(name in EVERY_DAY)) for name in CASES])
-def test_kernels_over_several_tiles(case: Case) -> None:
-    inputs = tensors(*case.shapes((9, 2500)), dtype=torch.bfloat16)
-    assert_as_good_as(partial(case.op, backend="triton"), case.reference, inputs, **case.options)
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        *(named(name, "triton", marks=(on_kernels, *slow_unless(name in EVERY_DAY))) for name in CASES),
+        *(named(name, "cpp", marks=on_cpp.marks) for name in IN_CPP),
+    ],
+)
+def test_kernels_over_several_tiles(case: Case, backend: str) -> None:
+    # C++: blocks of 16 rows, pieces of 512 columns, stretches of 4096.
+    shape = (9, 2500) if backend == "triton" else (33, 4700)
+    inputs = tensors(*case.shapes(shape), dtype=torch.bfloat16)
+    assert_as_good_as(partial(case.op, backend=backend), case.reference, inputs, **case.options)
 
 
 @on_kernels
@@ -97,8 +113,8 @@ def test_norms_of_long_rows(case: Case, width: int) -> None:
 def test_contract(case: Case, check: Any, backend: str) -> None:
     form = partial(case.op, backend=backend)
     error = check(form, case.reference, tensors(*case.shapes((6, 9))), **case.options)
-    if backend == "triton" and check is check_transforms:
-        assert error.count("raises RuntimeError: backend 'triton' cannot take this call: inside a transform") == 2
+    if backend != "eager" and check is check_transforms:
+        assert error.count(f"raises RuntimeError: backend {backend!r} cannot take this call: inside a transform") == 2
     else:
         assert error is None
 
@@ -109,7 +125,7 @@ def test_dynamic_shapes(case: Case, backend: str) -> None:
     check_dynamic(form, case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
 
 
-# Inductor takes seconds per case: the other ops run in it every day in test_compiled.
+# Inductor takes seconds per case.
 @pytest.mark.parametrize(
     ("case", "compiler", "backend"),
     [

@@ -15,7 +15,7 @@ def test_is_its_formula(activation: str) -> None:
 
 
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
-def test_backward_saves_gate_and_up_and_what_the_activation_makes(activation: str | None) -> None:
+def test_the_formula_saves_gate_and_up_and_what_the_activation_makes(activation: str | None) -> None:
     gate, up = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
     kept = {None: 8, "relu": 8, "sigmoid": 8, "smelu": 17}.get(activation, 12)  # bytes for each element
     saved = saved_bytes(lambda gate, up: gated_activation(gate, up, activation=activation), gate, up)

@@ -27,7 +27,7 @@ from tests.ops.contract import (
     check_poisoned,
     check_single_gradients,
     every_backend,
-    on_inductor,
+    on_cpp,
     on_kernels,
     on_triton,
     tensors,
@@ -350,7 +350,7 @@ def test_derivatives_of_any_order(places: tuple[int, ...], interleaved: bool, ba
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("backend", [on_inductor, on_triton])
+@pytest.mark.parametrize("backend", [on_cpp, on_triton])
 def test_kernels_save_the_tables_and_heads_if_the_tables_need_gradients(backend: str) -> None:
     inputs = inputs_of(64, 32)
     q, k, cos, sin = (value.nbytes for value in inputs)

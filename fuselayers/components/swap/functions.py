@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ..._torch.dispatch import is_compiling
-from ...ops.implementations import COMPILED_FROM
+from ...ops.implementations import CPU_KERNELS_FROM
 from .again import linear_again, made_again
 from .children import calls_only
 from .slots import original_type
@@ -222,7 +222,7 @@ def rms_norm(x: Tensor, *, normalise: Normalise = of_rms_norm, **norm: Any) -> T
 
 
 def _is_formula(x: Tensor) -> bool:
-    return x.is_cpu and x.numel() < COMPILED_FROM
+    return x.is_cpu and x.numel() < CPU_KERNELS_FROM
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -44,8 +44,8 @@ from .kernels import fused_loss, fused_loss_gradients
 
 __all__ = ["cross_entropy"]
 
-# Elements from which the compiled implementation is faster: torch has one kernel for all but the mean.
-_COMPILED_FROM: Final = 1 << 20
+# Elements from which the kernels of a CPU win: torch has one kernel for all but the mean.
+_CPU_KERNELS_FROM: Final = 1 << 20
 
 
 def cross_entropy(
@@ -88,7 +88,7 @@ def cross_entropy(
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
     check_target(target, "logits", logits)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    loss: Tensor = _op(backend, (logits, target), options, compiled_from=_COMPILED_FROM)
+    loss: Tensor = _op(backend, (logits, target), options, cpu_from=_CPU_KERNELS_FROM)
     return loss
 
 

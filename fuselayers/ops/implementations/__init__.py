@@ -1,9 +1,10 @@
-"""The implementations of an op: dispatch, the launch of Triton kernels, and formulas compiled for a CPU."""
+"""The implementations of an op: dispatch, and the launch of Triton kernels."""
 
-from .dispatch import COMPILED_FROM as COMPILED_FROM
+from .dispatch import CPU_KERNELS_FROM as CPU_KERNELS_FROM
 from .dispatch import Op as Op
 from .dispatch import autocast_dtype as autocast_dtype
 from .dispatch import define as define
+from .dispatch import differentiable as differentiable
 from .dispatch import differentiable_gradients as differentiable_gradients
 from .dispatch import needs_grad as needs_grad
 from .dispatch import uses_kernels as uses_kernels

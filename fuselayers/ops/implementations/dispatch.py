@@ -1,18 +1,17 @@
 """dispatch -- choose the implementation of a call. Used by every op that has kernels.
 
     formula     plain torch, op by op; compilers and the transforms of `torch.func` trace it
-    kernels     written in Triton: on a GPU, or in Triton's interpreter
-    compiled    forward and backward of the formula, each compiled to C++ by Inductor: on a CPU
+    kernels     in Triton for a GPU, or Triton's interpreter; in C++ for a CPU, built when the package is installed
 
 The values of `backend`:
 
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
-                tensor subclasses and in float64; else on a GPU the kernels, and on a CPU the compiled implementation
-                from a number of elements on that each op states (`compiled_from`). `fuse(backend="triton")` takes the
-                kernels inside a compiled function too, and "auto" of `fuse` measures both (`Op`)
+                tensor subclasses and in float64; else the kernels, on a CPU from a number of elements on that each op
+                states (`cpu_from`). `fuse(backend="triton")` takes those of a GPU inside
+                a compiled function too, and "auto" of `fuse` measures both (`Op`)
     "eager"     the formula
-    "triton"    the kernels, inside a compiled function too
-    "inductor"  the compiled implementation, on a CPU; inside a compiled function the formula, which is compiled there
+    "cpp"       the kernels of a CPU, inside a compiled function too
+    "triton"    the kernels of a GPU, inside a compiled function too
 
 All implementations agree to rounding and draw the same mask. The choice depends on the arguments and on torch's
 settings, never on a measurement, so numerics do not depend on the clock.
@@ -25,17 +24,25 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, is_dynamo_tracing, is_wrapper, jit_is_tracing, transforms_are_active
+from ..._torch.dispatch import (
+    is_compiling,
+    is_dynamo_tracing,
+    is_intercepted,
+    is_wrapper,
+    jit_is_tracing,
+    transforms_are_active,
+)
+from ..._torch.guards import outside_dynamo
 from ...names import no_such
 from ...partition import BackendUnavailableError
 from ...partition.cache import sources_hash
 from ...partition.compilers import takes_own_kernels
-from .compiled import can_compile, compiled, why_not_compiled
+from ..cpu import has_kernels
 from .launch import INTERPRETED, why_no_kernels
 
-BACKENDS: Final = ("auto", "eager", "inductor", "triton")
-COMPILED_FROM: Final = 1 << 16
-"""The usual number of elements from which the compiled implementation is faster: its call costs about 50 us."""
+BACKENDS: Final = ("auto", "eager", "cpp", "triton")
+CPU_KERNELS_FROM: Final = 1 << 16
+"""Elements from which the kernels in C++ win without dropout. With it they win for any number, by torch's generator."""
 
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
@@ -45,7 +52,7 @@ _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-un
 
 
 class Op:
-    """An op with kernels: its formula, and a function that is the kernels or the compiled implementation.
+    """An op with kernels: its formula, and a function that runs the kernels.
 
     On a GPU Dynamo leaves a call of it whole, as one node. What compiles the graph decides: `fuse(backend="triton")`
     finds `fused` in it, but for tensor subclasses and under transforms of `torch.func`; every other compiler finds
@@ -55,10 +62,11 @@ class Op:
         name: of the node.
         formula: the op in plain torch; its annotations are the node's schema.
         fused: the same op and its gradients through the ops that `define` returned.
+        cpp: False for an op without kernels in C++.
     """
 
-    def __init__(self, name: str, formula: Callable[..., Any], fused: Callable[..., Any]) -> None:
-        self._formula, self._fused = formula, fused
+    def __init__(self, name: str, formula: Callable[..., Any], fused: Callable[..., Any], *, cpp: bool = True) -> None:
+        self._formula, self._fused, self._cpp = formula, fused, cpp
         # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
         schema = re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
         assert "[" not in schema, "a list has commas of its own"
@@ -75,7 +83,7 @@ class Op:
         tensors: Sequence[Tensor | None],
         options: tuple[Any, ...] = (),
         *,
-        compiled_from: int | None = None,
+        cpu_from: int | None = CPU_KERNELS_FROM,
         unsupported_reason: str | None = None,
     ) -> Any:
         """Call one of the implementations with the tensors and the options.
@@ -84,9 +92,9 @@ class Op:
             backend: one of BACKENDS.
             tensors: the first arguments. The first tensor determines the device.
             options: the other arguments.
-            compiled_from: the number of elements of the first tensor from which "auto" takes the compiled
-                implementation on a CPU; None if compiling does not make the formula faster.
-            unsupported_reason: why the kernels cannot take this call, or None if they can.
+            cpu_from: the number of elements of the first tensor from which "auto" takes the kernels of a CPU; None
+                where torch's own are as fast for any number.
+            unsupported_reason: why the Triton kernels cannot take this call, or None if they can.
 
         Raises:
             ValueError: no such backend.
@@ -101,17 +109,16 @@ class Op:
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
             use_fused = (
-                compiled_from is not None
+                self._cpp
+                and cpu_from is not None
                 and not INTERPRETED
                 and not is_compiling()
-                and first.numel() >= compiled_from
+                and first.numel() >= cpu_from
                 and _unsupported_reason(tensors) is None
-                and not torch.are_deterministic_algorithms_enabled()
-                and can_compile()
             )
-        elif backend == "inductor":
-            use_fused = _uses_compiled(first.device, tensors)
         else:
+            if backend == "cpp":
+                unsupported_reason = None if self._cpp else "this op has none, since torch's own are as fast"
             use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
         if not use_fused:
             return self._formula(*tensors, *options)
@@ -135,22 +142,8 @@ def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return tuple(seen)
 
 
-def _uses_compiled(device: torch.device, tensors: Sequence[Tensor | None]) -> bool:
-    if is_compiling():
-        return False
-    unavailable = why_not_compiled(device)
-    if unavailable is not None:
-        raise BackendUnavailableError(
-            f"backend 'inductor' cannot run here: {unavailable}; or leave it to backend='auto'"
-        )
-    reason = _unsupported_reason(tensors, dtypes=None)
-    if reason is not None:
-        raise RuntimeError(f"backend 'inductor' cannot take this call: {reason}; use backend='auto' or 'eager'")
-    return True
-
-
 def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str | None = None) -> bool:
-    """Return whether a call on these tensors uses the kernels. Used by ops without a compiled implementation.
+    """Return whether a call on these tensors uses the kernels; for "auto" only those of a GPU.
 
     Args:
         backend: one of BACKENDS.
@@ -159,52 +152,57 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
 
     Raises:
         ValueError: no such backend.
-        BackendUnavailableError: "triton" where it cannot run, and "inductor" outside of a compiled function.
-        RuntimeError: "triton" inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
+        BackendUnavailableError: "cpp" or "triton" where it cannot run.
+        RuntimeError: one of them inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
             kernels do not support.
     """
-    if backend == "eager" or (backend == "inductor" and is_compiling()):
+    if backend == "eager":
         return False
-    if backend == "inductor":
-        raise BackendUnavailableError(
-            "backend 'inductor' cannot run here: this op has no compiled implementation; "
-            "fuse(op, backend='inductor') compiles it"
-        )
     if backend not in BACKENDS:
-        raise ValueError(no_such("backend", backend, BACKENDS))
+        raise ValueError(f"{no_such('backend', backend, BACKENDS)}; fuse(op, backend=...) takes the others")
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
         if not _is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
-    unavailable = why_no_kernels(device)
+    unavailable = why_no_kernels(device) if backend == "triton" else _why_no_cpp(device)
     if unavailable is not None:
-        raise BackendUnavailableError(f"backend 'triton' cannot run here: {unavailable}; or leave it to backend='auto'")
+        raise BackendUnavailableError(
+            f"backend {backend!r} cannot run here: {unavailable}; or leave it to backend='auto'"
+        )
     reason = unsupported_reason or _unsupported_reason(tensors)
     if reason is not None:
-        raise RuntimeError(f"backend 'triton' cannot take this call: {reason}; use backend='auto' or 'eager'")
+        raise RuntimeError(f"backend {backend!r} cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True
+
+
+def _why_no_cpp(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"the kernels in C++ are for a CPU, got {device.type}"
+    if INTERPRETED:
+        return "TRITON_INTERPRET is set, and Triton's kernels replace those in C++"
+    return None if has_kernels() else "the kernels in C++ were not built when this library was installed"
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda  # a function, so that tests without a GPU can stand in for it
 
 
-def _unsupported_reason(
-    tensors: Sequence[Tensor | None], *, dtypes: frozenset[torch.dtype] | None = _KERNEL_DTYPES
-) -> str | None:
-    """Return why only the formula takes these tensors, or None. `dtypes`: the floating ones that are supported."""
+def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
+    """Return why only the formula takes these tensors, or None."""
     compiling = is_compiling()
     for tensor in tensors:
         if tensor is None:
             continue
-        if dtypes is not None and tensor.dtype not in dtypes and tensor.is_floating_point():
+        if tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} has rules of its own"
-        if dtypes is not None and not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
+        if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
+        if not compiling and tensor.is_neg():
+            return "a negated view has to be copied first"
     if not compiling and jit_is_tracing():
         return "torch.jit.trace cannot record its gradients"
     return "inside a transform of torch.func" if not compiling and transforms_are_active() else None
@@ -217,6 +215,19 @@ def needs_grad(*tensors: Tensor | None) -> bool:
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
+
+
+def differentiable(function: type[torch.autograd.Function], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `forward`, inside its autograd function where autograd records the call."""
+
+    def call(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            for argument in arguments:
+                if isinstance(argument, Tensor) and argument.requires_grad:
+                    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+        return forward(*arguments)
+
+    return call
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -263,32 +274,51 @@ def differentiable_gradients(
 
 
 def define(
-    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, formula: Callable[..., Any] | None = None
+    schema: str,
+    launch: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    formula: Callable[..., Any] | None = None,
+    on_cpu: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register `torch.ops.fuselayers.name`, and return a function that calls it.
 
-    The function calls the formula inside a transform: a backward may run there though its forward did not, and the op
-    would lose the tangents of forward mode.
+    Where nothing sees the calls of torch's ops the function calls the implementation itself, without torch's dispatcher
+    (4 us a call on a CPU). Inside a transform it calls the formula: a backward may run there though its forward did not,
+    and the op would lose the tangents of forward mode.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
-        launch: launches the kernels on the device of the tensors.
+        launch: launches the Triton kernels on the device of the tensors.
         fake: returns empty results.
-        formula: the same in plain torch, for the compiled implementation; None for an op without one.
+        formula: the same in plain torch; it returns new tensors.
+        on_cpu: calls the kernels in C++. Where they were not built the formula replaces it.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
     _library.impl(name, launch, "CUDA")  # type: ignore[no-untyped-call]
+    by_device = {"cuda": launch}
     if INTERPRETED:
-        _library.impl(name, launch, "CPU")  # type: ignore[no-untyped-call]
-    elif formula is not None:
-        _library.impl(name, compiled(formula), "CPU")  # type: ignore[no-untyped-call]
+        by_device["cpu"] = launch
+    elif on_cpu is not None and formula is not None:
+        by_device["cpu"] = outside_dynamo(_or_formula(on_cpu, formula))
+    if "cpu" in by_device:
+        _library.impl(name, by_device["cpu"], "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
     op = getattr(torch.ops.fuselayers, name).default
 
     def call(*arguments: Any) -> Any:
-        if formula is not None and not is_compiling() and transforms_are_active():
-            return formula(*arguments)
-        return op(*arguments)
+        if is_intercepted():
+            inside = formula is not None and not is_compiling() and transforms_are_active()
+            return (formula if inside else op)(*arguments)  # type: ignore[misc]
+        first = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0][0]
+        return by_device.get(first.device.type, op)(*arguments)
+
+    return call
+
+
+def _or_formula(kernels: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        return (kernels if has_kernels() else formula)(*arguments)
 
     return call

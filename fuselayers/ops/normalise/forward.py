@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cpu import pointer, rows, run, vector
 from ..implementations import define
 from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tile_function, tl
@@ -49,6 +50,32 @@ def _launch_forward(
         at_a_time = programs_at_a_time(_forward_kernel, arguments, constants, num_warps=num_warps)
         num_programs = persistent_programs(num_tiles, at_a_time=at_a_time)
         launch(_forward_kernel, (num_programs,), arguments, constants, num_warps=num_warps)
+    return results
+
+
+def _on_cpu(
+    x: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    norm_bias: Tensor | None,
+    seed: Tensor | None,
+    row_R: Tensor | None,
+    p: float,
+    eps: float,
+    pre: bool,
+    rms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    results = y, s, mean, rstd = _empty_results(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
+    if y.numel():
+        s_dtype = s.dtype if s.numel() else x.dtype
+        vectors = bias, weight, norm_bias = [vector(in_dtype(one, s_dtype)) for one in (bias, weight, norm_bias)]
+        run(
+            "norm_forward",
+            *(rows(x), rows(residual), *map(pointer, vectors), rows(y), rows(s if s.numel() else None)),
+            *(None if rms else pointer(mean), pointer(rstd), pointer(seed), pointer(row_R)),
+            *(keep_threshold(p), keep_scale(p), eps, pre, rms, y.numel() // y.shape[-1], y.shape[-1]),
+        )
     return results
 
 
@@ -237,4 +264,5 @@ normalise_forward = define(
     _launch_forward,
     _empty_results,
     formula=normalise_formula,
+    on_cpu=_on_cpu,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..implementations import Op
+from ..implementations import Op, differentiable
 from ..shapes import check_dense, check_floating, check_rows
 from .backward import softmax_backward
 from .formula import gradient_formula, reference, softmax_formula
@@ -139,4 +139,4 @@ class _Softmax(torch.autograd.Function):
         return dz * scale if ctx.needs_input_grad[0] else None, dz.to(dtype).sum_to_size(shape), None, None, None
 
 
-_op = Op("softmax", softmax_formula, _Softmax.apply)
+_op = Op("softmax", softmax_formula, differentiable(_Softmax, softmax_forward), cpp=False)

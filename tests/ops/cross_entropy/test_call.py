@@ -26,7 +26,7 @@ from tests.ops.contract import (
     check_poisoned,
     check_single_gradients,
     every_backend,
-    on_inductor,
+    on_cpp,
     on_kernels,
     on_triton,
     tensors,
@@ -239,7 +239,7 @@ def test_autocast_leaves_float64() -> None:
         assert op(torch.zeros(2, 5, device=DEVICE, dtype=torch.float64)).dtype == torch.float64
 
 
-@pytest.mark.parametrize("backend", [on_inductor, on_triton])
+@pytest.mark.parametrize("backend", [on_cpp, on_triton])
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @reductions
 def test_kernels_save_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype, backend: str) -> None:

@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fuselayers import ops
 from fuselayers.ops.implementations import dispatch as dispatch_module
-from fuselayers.ops.implementations.compiled import why_not_compiled
+from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.dispatch import Op, differentiable_gradients, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
 from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.cases import CASES, NODES, Case, all_cases
-from tests.ops.contract import DEVICE, on_kernels, seed_of, tensors
+from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
 
 FAR_APART = (
     "dropout",
@@ -43,6 +43,9 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 CHOICE = Op("choice", unchanged, torch.neg)
+
+
+in_cpp = pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="no kernels in C++ here")
 
 
 class TestErrors:
@@ -84,65 +87,63 @@ class TestErrors:
             uses_kernels("triton", x.as_subclass(Subclass))
 
 
-def chosen(x: Tensor, *, backend: str = "auto", compiled_from: int | None = 64) -> str:
+def chosen(x: Tensor, *, backend: str = "auto", cpu_from: int | None = 64) -> str:
     """Which implementation a call takes."""
-    return "formula" if CHOICE(backend, (x,), compiled_from=compiled_from) is x else "compiled"
+    return "formula" if CHOICE(backend, (x,), cpu_from=cpu_from) is x else "kernels"
 
 
-@pytest.mark.skipif(why_not_compiled(torch.device("cpu")) is not None, reason="nothing can be compiled here")
+@in_cpp
 class TestOnACPU:
     """Which implementation "auto" takes on a CPU follows from the arguments and from torch's settings alone."""
 
-    def test_the_compiled_implementation_from_a_number_of_elements_on(self) -> None:
-        assert chosen(torch.ones(8, 8)) == "compiled"
+    def test_the_kernels_from_a_number_of_elements_on(self) -> None:
+        assert chosen(torch.ones(8, 8)) == "kernels"
         assert chosen(torch.ones(7, 9)) == "formula"
-        assert chosen(torch.ones(8, 8), compiled_from=None) == "formula"
+        assert chosen(torch.ones(7, 9), backend="cpp") == "kernels"
+        assert chosen(torch.ones(8, 8), cpu_from=None) == "formula"
         assert chosen(torch.ones(8, 8), backend="eager") == "formula"
 
-    def test_the_formula_for_float64_subclasses_and_transforms(self) -> None:
+    def test_the_formula_for_float64_subclasses_negated_views_and_transforms(self) -> None:
         assert chosen(torch.ones(8, 8, dtype=torch.float64)) == "formula"
         assert chosen(torch.ones(8, 8).as_subclass(Subclass)) == "formula"
+        assert chosen(torch.ones(8, 8, dtype=torch.complex64).conj().imag) == "formula"
         inside = []
         torch.vmap(lambda x: (inside.append(chosen(x)), x)[1])(torch.ones(2, 8, 8))
         assert inside == ["formula"]
 
-    def test_the_formula_where_torch_shall_be_deterministic(self) -> None:
-        torch.use_deterministic_algorithms(True)
-        try:
-            assert chosen(torch.ones(8, 8)) == "formula"
-        finally:
-            torch.use_deterministic_algorithms(False)
+    def test_a_negated_gradient(self) -> None:
+        x = torch.randn(8, 8, requires_grad=True)
+        dy = torch.randn(8, 8, dtype=torch.complex64).conj().imag
+        assert dy.is_neg()
+        found = [
+            torch.autograd.grad(ops.dropout(x, 0.4, seed=seed_of(), backend=one), x, dy)[0] for one in ("cpp", "eager")
+        ]
+        assert torch.equal(*found)
 
-    @pytest.mark.parametrize("name", ["dropout", "rms_norm", "gated_activation", "rotary"])
-    def test_ops_that_take_the_compiled_implementation(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert compiles(name, monkeypatch)
+    def test_gradients_of_a_batch_are_those_of_each(self) -> None:
+        """`is_grads_batched` is no transform of `torch.func`, and its tensors have no memory."""
+        x, bias = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+        y = ops.bias_activation_dropout(x, bias, activation="gelu", p=0.4, seed=seed_of(), backend="cpp")
+        dy = torch.randn(5, 3, 8)
+        batched = torch.autograd.grad(y, (x, bias), dy, is_grads_batched=True, retain_graph=True)
+        for index, one in enumerate(dy):
+            for got, expected in zip(batched, torch.autograd.grad(y, (x, bias), one, retain_graph=True), strict=True):
+                torch.testing.assert_close(got[index], expected)
 
-    @pytest.mark.parametrize("name", ["layer_norm", "softmax", "residual_layer_norm"])
-    def test_ops_that_are_one_kernel_of_torch(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert not compiles(name, monkeypatch)
 
-
-def compiles(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a large call of an op on a CPU takes the compiled implementation."""
-    x, weight = torch.ones(512, 512), torch.ones(512)
-    calls: dict[str, Any] = {
-        "dropout": lambda: ops.dropout(x, 0.5),
-        "gated_activation": lambda: ops.gated_activation(x, x),
-        "layer_norm": lambda: ops.layer_norm(x, weight=weight),
-        "residual_layer_norm": lambda: ops.residual_layer_norm(x, x, weight=weight),
-        "rms_norm": lambda: ops.rms_norm(x, weight=weight),
-        "rotary": lambda: ops.rotary(x, x, x[:, :256], x[:, :256]),
-        "softmax": lambda: ops.softmax(x),
-    }
-    asked: list[bool] = []
-
-    def record() -> bool:
-        asked.append(True)
-        return False  # so that nothing is compiled here
-
-    monkeypatch.setattr(dispatch_module, "can_compile", record)  # the last condition of all
-    calls[name]()
-    return asked == [True]
+def test_errors_in_cpp() -> None:
+    x = torch.ones(2, 8, device="meta")
+    with pytest.raises(
+        BackendUnavailableError, match=r"^backend 'cpp' cannot run here: the kernels in C\+\+ are for a C"
+    ):
+        ops.gated_activation(x, backend="cpp")
+    if has_kernels() and not INTERPRETED:
+        with pytest.raises(
+            RuntimeError, match=r"^backend 'cpp' cannot take this call: this op has none, since torch's"
+        ):
+            ops.softmax(torch.ones(2, 8), backend="cpp")
+    with pytest.raises(ValueError, match=r"^no backend 'inductor'; there are: .*; fuse\(op, backend=\.\.\.\) takes"):
+        ops.dropout(torch.ones(2, 8), 0.5, backend="inductor")
 
 
 @on_kernels
@@ -292,7 +293,7 @@ def test_kernels_save_what_the_case_says(case: Case) -> None:
     assert case.saved * inputs[0].nbytes <= kept <= case.saved * inputs[0].nbytes + rows + 8
 
 
-@on_kernels
+@pytest.mark.kernels  # in Triton; on a CPU without the interpreter in C++
 @pytest.mark.parametrize("name", ["bias_activation_dropout", "dropout", "bias_dropout_residual", "gated_activation"])
 def test_opcheck(name: str) -> None:
     x, bias = torch.randn(3, 5, device=DEVICE), torch.randn(5, device=DEVICE)
@@ -332,15 +333,15 @@ def test_every_implementation_draws_the_same_mask() -> None:
     assert torch.equal(masks[0], compiled(x))
 
 
-@on_kernels
+@pytest.mark.parametrize("backend", [on_cpp, on_triton])
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
-def test_nan_and_inf_propagate_as_in_the_formula(activation: str) -> None:
+def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) -> None:
     # One by one: torch's vectorised gelu on the CPU gives NaN for inf, its scalar one inf.
     for value in (torch.nan, torch.inf, -torch.inf, 0.0, 1e30, -1e30):
         x = torch.tensor([value], device=DEVICE, requires_grad=True)
         found = []
-        for backend in ("eager", "triton"):
-            y = ops.bias_activation_dropout(x, activation=activation, backend=backend)
+        for form in ("eager", backend):
+            y = ops.bias_activation_dropout(x, activation=activation, backend=form)
             (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
             found.append((y, dx))
         for got, expected in zip(found[1], found[0], strict=True):
@@ -436,10 +437,9 @@ class TestSwitching:
     def test_into_a_fused_function(self, backend: str) -> None:
         self.run_with_a_switch(fuse(partial(self.block, backend="auto"), backend=backend, fallback=()))
 
-    @pytest.mark.slow
-    @pytest.mark.skipif(why_not_compiled(DEVICE) is not None, reason="ops have no compiled form here")
-    def test_into_the_compiled_implementation(self) -> None:
-        self.run_with_a_switch(partial(self.block, backend="inductor"))
+    @in_cpp
+    def test_into_the_kernels_of_a_cpu(self) -> None:
+        self.run_with_a_switch(partial(self.block, backend="cpp"))
 
     @on_kernels
     def test_into_the_kernels(self) -> None:

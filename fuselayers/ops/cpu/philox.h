@@ -6,6 +6,8 @@
 //
 // An element takes 0.31 ns on one core with AVX-512 and 0.46 to 0.51 ns with AVX2 (AMD EPYC of 2024, 2048x1024).
 
+#pragma once
+
 #include <algorithm>
 #include <cstdint>
 
@@ -13,9 +15,12 @@
 #include <immintrin.h>
 #endif
 
-namespace {
+#include "rows.h"
 
-constexpr uint16_t ONE = 0x3F80;  // in bfloat16
+namespace fuselayers {
+
+constexpr uint16_t ONE = 0x3F80;    // in bfloat16
+constexpr int64_t GROUP = 8;        // columns that one call of Philox serves
 
 #if defined(CPU_CAPABILITY_AVX512)
 
@@ -103,36 +108,58 @@ inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row,
   store(keep, are_above(c0, c1, below), are_above(c2, c3, below));
 }
 
-}  // namespace
-
-// keep: [num_rows, 8 * groups] bfloat16. row_indices: [num_rows], or null for 0, 1, 2, ... threshold: 0 to 65536.
-extern "C" void keep_factors(uint16_t* keep, const int64_t* seed, const int64_t* row_indices, int64_t num_rows,
-                            int64_t first_group, int64_t groups, int64_t threshold, int threads) {
-  if (threshold == 0) {
-    std::fill_n(keep, 8 * num_rows * groups, ONE);
-    return;
-  }
-  uint32_t keys[10][2];
-  for (uint32_t round = 0; round < 10; ++round) {
-    keys[round][0] = static_cast<uint32_t>(*seed) + round * 0x9E3779B9;
-    keys[round][1] = static_cast<uint32_t>(static_cast<uint64_t>(*seed) >> 32) + round * 0xBB67AE85;
-  }
-  const Vector below = all_halves(static_cast<uint16_t>(threshold - 1));
-  // A thread takes pieces of rows, since one row may be the whole tensor. Starting threads costs some 5 us.
-  constexpr int64_t PIECE = 512;
-  const int64_t pieces = (groups + PIECE - 1) / PIECE;
-#pragma omp parallel for num_threads(threads) if (num_rows * groups > 4096)
-  for (int64_t index = 0; index < num_rows * pieces; ++index) {
-    const int64_t number = index / pieces, start = index % pieces * PIECE, end = std::min(start + PIECE, groups);
-    const auto row = static_cast<uint32_t>(row_indices ? row_indices[number] : number);
-    uint16_t* next = keep + 8 * (number * groups + start);
-    int64_t group = start;
-    for (; group + WIDTH <= end; group += WIDTH, next += 8 * WIDTH)
-      keep_groups(next, keys, row, static_cast<uint32_t>(first_group + group), below);
-    if (group < end) {
-      uint16_t last[8 * WIDTH];
-      keep_groups(last, keys, row, static_cast<uint32_t>(first_group + group), below);
-      std::copy_n(last, 8 * (end - group), next);
+// The mask of a call; without a seed nothing is dropped.
+class Mask {
+ public:
+  // row_indices: [rows] in the whole tensor of a shard, or null for 0, 1, 2, ...; first_column: in that tensor.
+  // threshold: 0 to 65536, the lane value below which an element is dropped; scale: of the others.
+  Mask(const int64_t* seed, const int64_t* row_indices, int64_t first_column, int64_t threshold, float scale)
+      : row_indices_(row_indices), first_column_(first_column), scale_(scale), drops_(seed != nullptr) {
+    if (!drops_) return;
+    keeps_all_ = threshold == 0;
+    below_ = all_halves(static_cast<uint16_t>(threshold - 1));
+    for (uint32_t round = 0; round < 10; ++round) {
+      keys_[round][0] = static_cast<uint32_t>(*seed) + round * 0x9E3779B9;
+      keys_[round][1] = static_cast<uint32_t>(static_cast<uint64_t>(*seed) >> 32) + round * 0xBB67AE85;
     }
   }
-}
+  explicit operator bool() const { return drops_; }
+
+  // Multiply a piece of a row, of at most PIECE elements, with its mask and the scale.
+  void apply(float* values, int64_t row, int64_t column, int64_t size) const {
+    if (!drops_) return;
+    const int64_t first = first_column_ + column, skipped = first % GROUP;
+    alignas(64) uint16_t keep[PIECE + GROUP];
+    fill(keep, row, first / GROUP, (skipped + size + GROUP - 1) / GROUP);
+    const uint16_t* kept = keep + skipped;
+    const float scale = scale_;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) values[i] *= from_bfloat16(kept[i]) * scale;
+  }
+
+  // Fill `keep` with the ones and zeros, in bfloat16, of some groups of a row.
+  void fill(uint16_t* keep, int64_t row, int64_t group, int64_t groups) const {
+    if (keeps_all_) {
+      std::fill_n(keep, GROUP * groups, ONE);
+      return;
+    }
+    const auto index = static_cast<uint32_t>(row_indices_ ? row_indices_[row] : row);
+    for (; groups >= WIDTH; group += WIDTH, groups -= WIDTH, keep += GROUP * WIDTH)
+      keep_groups(keep, keys_, index, static_cast<uint32_t>(group), below_);
+    if (groups) {
+      uint16_t last[GROUP * WIDTH];
+      keep_groups(last, keys_, index, static_cast<uint32_t>(group), below_);
+      std::copy_n(last, GROUP * groups, keep);
+    }
+  }
+
+ private:
+  const int64_t* row_indices_;
+  int64_t first_column_;
+  float scale_;
+  bool drops_, keeps_all_ = false;
+  uint32_t keys_[10][2];
+  Vector below_;
+};
+
+}  // namespace fuselayers

@@ -1,0 +1,82 @@
+// The cross entropy of rows; cross_entropy/call.py has the formula. The caller has checked the targets.
+
+#include "rows.h"
+
+using namespace fuselayers;
+
+namespace {
+
+// A logit alone. Rows are pieces elsewhere.
+float at(const Rows& logits, int64_t row, int64_t column) {
+  float value;
+  logits.load(&value, row, column, 1);
+  return value;
+}
+
+float largest_of(const float* values, int64_t size, float so_far) {
+#pragma omp simd reduction(max : so_far)
+  for (int64_t i = 0; i < size; ++i) so_far = values[i] > so_far ? values[i] : so_far;
+  return so_far;
+}
+
+}  // namespace
+
+// logits: [rows, classes]; target: [rows]. losses: [rows]; largest and log_total: [rows], the m and l of the formula.
+// A row whose target is ignore_index has the loss 0, and is not read.
+extern "C" void cross_entropy_forward(Rows logits, const int64_t* target, int64_t ignore_index, float label_smoothing,
+                                      float z_loss, float* losses, float* largest, float* log_total, int64_t rows,
+                                      int64_t classes, int threads) {
+  parallel(rows, rows * classes, threads, [&](int64_t row) {
+    if (target[row] == ignore_index) {
+      losses[row] = largest[row] = log_total[row] = 0.0f;
+      return;
+    }
+    // One read of the row: where a piece has a new largest logit, the sum so far is scaled to it.
+    float m = -INFINITY;
+    double total = 0.0, plain = 0.0;
+    for (int64_t column = 0; column < classes; column += PIECE) {
+      const int64_t size = std::min(PIECE, classes - column);
+      alignas(64) float z[PIECE];
+      logits.load(z, row, column, size);
+      if (label_smoothing != 0.0f) plain += sum(size, [&](int64_t i) { return z[i]; });
+      const float before = m;
+      m = largest_of(z, size, m);
+      if (m != before) total *= std::exp(static_cast<double>(before) - m);
+      total += sum(size, [&](int64_t i) { return exponential(z[i] - m); });
+    }
+    const auto l = static_cast<float>(std::log(total));
+    float loss = l + (1.0f - label_smoothing) * (m - at(logits, row, target[row]));
+    if (label_smoothing != 0.0f) loss += label_smoothing * static_cast<float>(m - plain / classes);
+    losses[row] = loss + z_loss * (m + l) * (m + l);
+    largest[row] = m;
+    log_total[row] = l;
+  });
+}
+
+// dlosses: [rows], or one number for all rows (stride 0). dlogits: [rows, classes].
+extern "C" void cross_entropy_backward(const float* dlosses, int64_t dlosses_stride, Rows logits, const int64_t* target,
+                                       const float* largest, const float* log_total, int64_t ignore_index,
+                                       float label_smoothing, float z_loss, Rows dlogits, int64_t rows, int64_t classes,
+                                       int threads) {
+  const float even = label_smoothing / static_cast<float>(classes);
+  parallel(rows, rows * classes, threads, [&](int64_t row) {
+    const bool ignored = target[row] == ignore_index;
+    const float dloss = ignored ? 0.0f : dlosses[row * dlosses_stride], m = largest[row];
+    const float share = (1.0f + 2.0f * z_loss * (m + log_total[row])) * std::exp(-log_total[row]);
+    for (int64_t column = 0; column < classes; column += PIECE) {
+      const int64_t size = std::min(PIECE, classes - column), wanted = target[row] - column;
+      alignas(64) float z[PIECE];
+      if (ignored) {
+        std::fill_n(z, size, 0.0f);
+      } else {
+        logits.load(z, row, column, size);
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) z[i] = exponential(z[i] - m) * share - even;
+        if (wanted >= 0 && wanted < size) z[wanted] -= 1.0f - label_smoothing;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) z[i] *= dloss;
+      }
+      dlogits.store(z, row, column, size);
+    }
+  });
+}

@@ -1,0 +1,146 @@
+"""library -- load the C++ of this folder, and pass tensors to it.
+
+`setup.py` compiles the same sources for AVX-512, for AVX2 and for any machine of the platform. `torch.backends.cpu`
+tells which of them this machine gets, so ATEN_CPU_CAPABILITY selects it, as it does torch's own kernels. The libraries
+have a C interface and know nothing of Python and torch; they share torch's OpenMP, whose name is theirs too.
+"""
+
+import ctypes
+import functools
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ...partition import FallbackWarning
+
+__all__ = ["Heads", "Rows", "has_kernels", "heads", "name_of", "pointer", "rows", "run", "vector"]
+
+_FOLDER: Final = Path(__file__).parent
+_REBUILD: Final = "install a C++ compiler (apt install g++) and run `pip install` of this library again"
+_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class Rows(ctypes.Structure):
+    """A tensor [R, N] as the kernels take it; all zeros for an absent one."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("type", ctypes.c_int32))
+    tensor: Tensor  # which holds the memory
+
+
+class Heads(ctypes.Structure):
+    """A tensor [B, H, T, C] whose channels lie side by side."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "token")),
+        ("type", ctypes.c_int32),
+    )
+
+
+# The arguments of each function but the last, the number of threads: R rows, H heads, p pointer, s name, n whole number,
+# i flag, f number.
+_ARGUMENTS: Final = {
+    "elementwise_forward": "RRpRsppnnfnn",
+    "elementwise_backward": "RRpRpsppnnfnn",
+    "keep_factors": "pppnnnn",
+    "norm_forward": "RRpppRRppppnffiinn",
+    "norm_backward": "RRRpppRRpppnfiiinn",
+    "gated_forward": "RRRsnn",
+    "gated_backward": "RRRRRsnn",
+    "rotary": "HHppnnnnnnii",
+    "cross_entropy_forward": "Rpnffpppnn",
+    "cross_entropy_backward": "pnRpppnffRnn",
+}
+_KINDS: Final = {
+    "R": Rows,
+    "H": Heads,
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_char_p,
+    "n": ctypes.c_int64,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+}
+_ABSENT: Final = Rows()
+
+
+def rows(x: Tensor | None) -> Rows:
+    """Return x, [..., N], as the kernels take it; copied only if its columns do not lie side by side."""
+    if x is None:
+        return _ABSENT
+    if x.is_neg():  # a gradient may be
+        x = x.resolve_neg()
+    if x.is_contiguous():
+        stride = x.shape[-1] if x.dim() else 1
+    else:
+        x = x.reshape(-1, x.shape[-1])
+        x = x if x.stride(1) == 1 else x.contiguous()
+        stride = x.stride(0)
+    made = Rows(x.data_ptr(), stride, _TYPES[x.dtype])
+    made.tensor = x
+    return made
+
+
+def heads(x_BHTC: Tensor) -> Heads:
+    """Return heads as the kernels take them; the caller holds the tensor. The channels must lie side by side."""
+    return Heads(x_BHTC.data_ptr(), *x_BHTC.stride()[:3], _TYPES[x_BHTC.dtype])
+
+
+def vector(x: Tensor | None) -> Tensor | None:
+    """Return a weight or a bias as the kernels read it: float32, side by side."""
+    return None if x is None else x.float().contiguous()
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """Return the address of a tensor, which the caller holds."""
+    return None if x is None else x.data_ptr()
+
+
+def name_of(activation: str | None) -> bytes | None:
+    """Return an activation's name as the kernels take it."""
+    return None if activation is None else activation.encode()
+
+
+def run(name: str, *arguments: Any) -> None:
+    """Call a function of the library, on torch's number of threads. Only where `has_kernels()`."""
+    getattr(_library(), name)(*arguments, torch.get_num_threads())
+
+
+def has_kernels() -> bool:
+    """Return whether the library was built for this machine; where it was not, say so once."""
+    return _library() is not None
+
+
+# As `torch.compiler.assume_constant_result`, which imports Dynamo: it calls the function once, while it traces.
+has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    name = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    missing = "no library was built"
+    for path in sorted(_FOLDER.glob(f"_{name}.*so")) or sorted(_FOLDER.glob("_plain.*so")):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            missing = str(error)
+            continue
+        if ctypes.c_char_p.in_dll(library, "fuselayers_sources").value == sources_hash().encode():
+            for function, kinds in _ARGUMENTS.items():
+                getattr(library, function).argtypes = (*(_KINDS[kind] for kind in kinds), ctypes.c_int)
+                getattr(library, function).restype = None
+            return library
+        missing = f"{path.name} was built from other sources"
+    warnings.warn(
+        f"the ops run in plain torch on this CPU, slower: {missing}; {_REBUILD}", FallbackWarning, stacklevel=2
+    )
+    return None
+
+
+def sources_hash() -> str:
+    """Return the hash of the C++ that `setup.py` compiles in: a library of other sources is not called."""
+    paths = sorted(path for path in _FOLDER.iterdir() if path.suffix in (".cpp", ".h"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -1,0 +1,122 @@
+// Layer norm and RMS norm after bias, dropout and residual sum; normalise/formula.py has the formula.
+//
+// A thread holds one row in float32. 16-bit rows have two statistics: y comes from s before it is rounded, backward reads
+// the rounded s and needs those of that one.
+
+#include "philox.h"
+
+using namespace fuselayers;
+
+namespace {
+
+struct Statistics {
+  float mean, rstd;
+};
+
+Statistics statistics(const float* s, int64_t size, float eps, bool rms) {
+  const auto width = static_cast<float>(size);
+  const float mean = rms ? 0.0f : sum(size, [=](int64_t i) { return s[i]; }) / width;
+  const float square = sum(size, [=](int64_t i) { return (s[i] - mean) * (s[i] - mean); }) / width;
+  return {mean, 1.0f / std::sqrt(square + eps)};
+}
+
+template <class Step>
+void for_pieces(int64_t columns, Step step) {
+  for (int64_t column = 0; column < columns; column += PIECE) step(column, std::min(PIECE, columns - column));
+}
+
+}  // namespace
+
+// x, residual, y, s: [rows, columns]; residual and s may be absent. bias, weight, norm_bias: [columns], both biases may be
+// null. mean, rstd: [rows], mean is null for an RMS norm. pre: the residual is added after the norm.
+extern "C" void norm_forward(Rows x, Rows residual, const float* bias, const float* weight, const float* norm_bias,
+                             Rows y, Rows s, float* mean, float* rstd, const int64_t* seed, const int64_t* row_indices,
+                             int64_t threshold, float scale, float eps, int pre, int rms, int64_t rows, int64_t columns,
+                             int threads) {
+  const Mask mask(seed, row_indices, 0, threshold, scale);
+  const bool rounds = s && s.type != FLOAT32;
+  const int64_t blocks = std::min<int64_t>(rows, 16 * threads);
+  parallel(blocks, rows * columns, threads, [&](int64_t block) {
+    const std::unique_ptr<float[]> buffer(new float[columns]);
+    float* const z = buffer.get();
+    for (int64_t row = rows * block / blocks; row < rows * (block + 1) / blocks; ++row) {
+      for_pieces(columns, [&](int64_t column, int64_t size) {
+        x.load(z + column, row, column, size);
+        if (bias) {
+#pragma omp simd
+          for (int64_t i = column; i < column + size; ++i) z[i] += bias[i];
+        }
+        mask.apply(z + column, row, column, size);
+        if (residual && !pre) residual.add_to(z + column, row, column, size);
+        if (s) s.store(z + column, row, column, size);
+      });
+      const Statistics own = statistics(z, columns, eps, rms);
+      for_pieces(columns, [&](int64_t column, int64_t size) {
+        alignas(64) float out[PIECE];
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) out[i] = (z[column + i] - own.mean) * own.rstd * weight[column + i];
+        if (norm_bias) {
+#pragma omp simd
+          for (int64_t i = 0; i < size; ++i) out[i] += norm_bias[column + i];
+        }
+        if (residual && pre) residual.add_to(out, row, column, size);
+        y.store(out, row, column, size);
+      });
+      if (rounds) s.load(z, row, 0, columns);
+      const Statistics saved = rounds ? statistics(z, columns, eps, rms) : own;
+      rstd[row] = saved.rstd;
+      if (!rms) mean[row] = saved.mean;
+    }
+  });
+}
+
+// dy, ds, s, dx, dresidual: [rows, columns]; ds and dresidual may be absent. sums: [1 + wants_norm_bias + wants_bias,
+// columns], the gradients of weight, norm_bias and bias.
+extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, const float* mean, const float* rstd,
+                              Rows dx, Rows dresidual, float* sums, const int64_t* seed, const int64_t* row_indices,
+                              int64_t threshold, float scale, int rms, int wants_norm_bias, int wants_bias, int64_t rows,
+                              int64_t columns, int threads) {
+  const Mask mask(seed, row_indices, 0, threshold, scale);
+  const RowSums totals(rows, columns * (1 + wants_norm_bias + wants_bias));
+  const auto width = static_cast<float>(columns);
+  parallel(totals.blocks(), rows * columns, threads, [&](int64_t block) {
+    float* const dweight = totals.of_block(block);
+    float* const dnorm_bias = wants_norm_bias ? dweight + columns : nullptr;
+    float* const dbias = wants_bias ? dweight + columns * (1 + wants_norm_bias) : nullptr;
+    std::fill_n(dweight, columns * (1 + wants_norm_bias + wants_bias), 0.0f);
+    const std::unique_ptr<float[]> buffer(new float[2 * columns]);
+    float *const n = buffer.get(), *const w = n + columns;
+    for (int64_t row = totals.first_row(block); row < totals.end_row(block); ++row) {
+      const float centre = rms ? 0.0f : mean[row], inverse = rstd[row];
+      s.load(n, row, 0, columns);
+      dy.load(w, row, 0, columns);
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) {
+        n[i] = (n[i] - centre) * inverse;
+        dweight[i] += w[i] * n[i];
+      }
+      if (dnorm_bias) {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; ++i) dnorm_bias[i] += w[i];
+      }
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) w[i] *= weight[i];
+      const float with_n = sum(columns, [=](int64_t i) { return w[i] * n[i]; }) / width;
+      const float alone = rms ? 0.0f : sum(columns, [=](int64_t i) { return w[i]; }) / width;
+      for_pieces(columns, [&](int64_t column, int64_t size) {
+        float* const out = w + column;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) out[i] = (out[i] - n[column + i] * with_n - alone) * inverse;
+        if (ds) ds.add_to(out, row, column, size);
+        if (dresidual) dresidual.store(out, row, column, size);
+        mask.apply(out, row, column, size);
+        dx.store(out, row, column, size);
+      });
+      if (dbias) {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; ++i) dbias[i] += w[i];
+      }
+    }
+  });
+  totals.add_blocks(sums, threads);
+}

@@ -1,0 +1,137 @@
+// Tensors as rows, read and written in float32 pieces that stay in the first cache; and the loops over rows.
+//
+// A kernel takes a piece through its steps one after the other: load, add, activate, drop, store. Each step is a loop
+// that the compiler makes vectors of, and the type of a tensor is looked at once per piece.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "math.h"
+
+namespace fuselayers {
+
+constexpr int64_t PIECE = 512;
+// Elements from which threads help. To start them takes some 5 us.
+constexpr int64_t PARALLEL_FROM = 16384;
+
+enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };
+
+// bfloat16 is the upper half of a float32. Rounds to nearest, ties to even.
+inline float from_bfloat16(uint16_t bits) { return as_float(static_cast<uint32_t>(bits) << 16); }
+inline uint16_t to_bfloat16(float value) {
+  const uint32_t bits = as_bits(value), rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+  return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+// float16 has another exponent: a product with a power of two moves it, for numbers below the normal ones too.
+inline float from_float16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = static_cast<uint32_t>(bits & 0x7FFF) << 13;
+  const float moved = as_float(rest) * 0x1p112f;
+  return as_float(sign | (rest >= 0x7C00u << 13 ? rest | 0x7F800000 : as_bits(moved)));
+}
+inline uint16_t to_float16(float value) {
+  const uint32_t bits = as_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
+  const uint32_t normal = (rest - (112u << 23) + 0xFFF + (rest >> 13 & 1)) >> 13;
+  const uint32_t small = as_bits(as_float(rest) + 0.5f) - as_bits(0.5f);  // the sum rounds to multiples of 2^-24
+  const uint32_t large = rest > 0x7F800000 ? 0x7E00 : 0x7C00;
+  return static_cast<uint16_t>(sign | (rest >= 143u << 23 ? large : rest < 113u << 23 ? small : std::min(normal, 0x7C00u)));
+}
+
+// A tensor [rows, columns] whose columns lie side by side. A null pointer is an absent tensor.
+struct Rows {
+  void* data;
+  int64_t stride;  // elements from one row to the next
+  int32_t type;
+
+  explicit operator bool() const { return data != nullptr; }
+
+  // Read `size` elements from (row, column) on, or add them to what is in `out`.
+  void load(float* out, int64_t row, int64_t column, int64_t size) const {
+    if (type == FLOAT32) std::copy_n(at<float>(row, column), size, out);
+    else if (type == BFLOAT16) each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] = from_bfloat16(x); });
+    else each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] = from_float16(x); });
+  }
+  void add_to(float* out, int64_t row, int64_t column, int64_t size) const {
+    if (type == FLOAT32) each(at<float>(row, column), size, [=](int64_t i, float x) { out[i] += x; });
+    else if (type == BFLOAT16) each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] += from_bfloat16(x); });
+    else each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] += from_float16(x); });
+  }
+  void store(const float* values, int64_t row, int64_t column, int64_t size) const {
+    if (type == FLOAT32) {
+      std::copy_n(values, size, at<float>(row, column));
+      return;
+    }
+    uint16_t* to = at<uint16_t>(row, column);
+    if (type == BFLOAT16) each(values, size, [=](int64_t i, float x) { to[i] = to_bfloat16(x); });
+    else each(values, size, [=](int64_t i, float x) { to[i] = to_float16(x); });
+  }
+
+ private:
+  template <class T>
+  T* at(int64_t row, int64_t column) const {
+    return static_cast<T*>(data) + row * stride + column;
+  }
+  template <class T, class Step>
+  static void each(const T* from, int64_t size, Step step) {
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) step(i, from[i]);
+  }
+};
+
+// Run task(0) .. task(tasks - 1) on the threads. What a task computes does not depend on their number.
+template <class Task>
+void parallel(int64_t tasks, int64_t elements, int threads, Task task) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && elements >= PARALLEL_FROM)
+  for (int64_t index = 0; index < tasks; ++index) task(index);
+}
+
+// A float32 sum, in blocks of a piece, so that its error does not grow with the size.
+template <class Term>
+float sum(int64_t size, Term term) {
+  double total = 0.0;
+  for (int64_t first = 0; first < size; first += PIECE) {
+    const int64_t end = std::min(first + PIECE, size);
+    float part = 0.0f;
+#pragma omp simd reduction(+ : part)
+    for (int64_t i = first; i < end; ++i) part += term(i);
+    total += part;
+  }
+  return static_cast<float>(total);
+}
+
+// Sums over rows, such as the gradient of a bias: one task for each block of rows, whose sums are then added in order.
+// The blocks follow from the number of rows alone, so the result is the same for any number of threads.
+class RowSums {
+ public:
+  RowSums(int64_t rows, int64_t width)
+      : width_(width), rows_(rows), block_(std::max<int64_t>(16, (rows + 63) / 64)), blocks_((rows + block_ - 1) / block_) {
+    if (width_) sums_.reset(new float[blocks_ * width_]);
+  }
+  int64_t blocks() const { return blocks_; }
+  int64_t first_row(int64_t block) const { return block * block_; }
+  int64_t end_row(int64_t block) const { return std::min(rows_, (block + 1) * block_); }
+  // The sums of a block, [width], which the caller sets to 0 first; null where there are none.
+  float* of_block(int64_t block) const { return width_ ? sums_.get() + block * width_ : nullptr; }
+
+  void add_blocks(float* out, int threads) const {
+    parallel((width_ + PIECE - 1) / PIECE, blocks_ * width_, threads, [&](int64_t piece) {
+      const int64_t first = piece * PIECE, size = std::min(PIECE, width_ - first);
+      std::fill_n(out + first, size, 0.0f);
+      for (int64_t block = 0; block < blocks_; ++block) {
+        const float* sums = of_block(block) + first;
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) out[first + i] += sums[i];
+      }
+    });
+  }
+
+ private:
+  int64_t width_, rows_, block_, blocks_;
+  std::unique_ptr<float[]> sums_;
+};
+
+}  // namespace fuselayers

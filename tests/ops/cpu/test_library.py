@@ -1,0 +1,189 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fuselayers
+from fuselayers import ops
+from fuselayers.ops.cpu import has_kernels
+from fuselayers.ops.implementations.launch import INTERPRETED
+from tests.ops.contract import seed_of, tensors
+
+ROOT = Path(fuselayers.__file__).parents[1]
+
+pytestmark = pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="no kernels in C++ here")
+
+
+def ran(code: str, *arguments: str, folder: Path = ROOT, **environment: str) -> str:
+    """What a new process printed: a library is chosen once, and a process must not be forked from one that has torch."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def results(x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Values and gradients of every family of kernels."""
+    inputs = [one.requires_grad_() for one in (x, residual, bias, weight)]
+    seed, target = seed_of(), torch.arange(len(x)) % x.shape[-1]
+    outputs = [
+        ops.bias_activation_dropout(x, bias, activation="gelu", p=0.3, seed=seed, backend="cpp"),
+        *ops.bias_dropout_residual_layer_norm(
+            x, residual, weight=weight, norm_bias=bias, bias=bias, p=0.3, seed=seed, style="prenorm", backend="cpp"
+        ),
+        ops.gated_activation(x, residual, backend="cpp"),
+        ops.cross_entropy(x, target, label_smoothing=0.1, z_loss=1e-4, backend="cpp"),
+        *ops.rotary(
+            x, residual, weight[: x.shape[-1] // 2].expand(len(x), -1), bias[::2].expand(len(x), -1), backend="cpp"
+        ),
+    ]
+    gradients = torch.autograd.grad(sum((one.float() ** 2).sum() for one in outputs), inputs)
+    return [*outputs, *gradients]
+
+
+def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
+    inputs = tensors((300, 514), (300, 514), (514,), (514,))
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            found.append(results(*(one.clone() for one in inputs)))
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        for got, expected in zip(others, found[0], strict=True):
+            assert torch.equal(got, expected)
+
+
+EVERY_FAMILY = """
+import torch
+from tests.ops.cpu.test_library import results
+from tests.ops.contract import tensors
+
+torch.save([one.detach() for one in results(*tensors((33, 130), (33, 130), (130,), (130,)))], sys.argv[1])
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+def test_every_instruction_set_has_the_same_numbers(capability: str, tmp_path: Path) -> None:
+    """To rounding; the masks are the same bits, which the tests of philox compare for each of them."""
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2"):
+        pytest.skip("this machine has neither AVX2 nor AVX-512")
+    path = tmp_path / "results.pt"
+    printed = ran("import sys\n" + EVERY_FAMILY, str(path), ATEN_CPU_CAPABILITY=capability.lower())
+    assert printed == f"{capability}\n"
+    for got, expected in zip(torch.load(path), results(*tensors((33, 130), (33, 130), (130,), (130,))), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+class Dropped(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that a forked worker makes, with one thread: torch's own ops hang there with more."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return ops.dropout(torch.ones(512, 512), 0.5, seed=torch.tensor(index))
+
+
+def test_a_worker_of_a_data_loader() -> None:
+    dataset = Dropped()
+    expected = [dataset[index] for index in range(2)]  # with torch's number of threads, in this process
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    for got, one in zip(loader, expected, strict=True):
+        assert torch.equal(got, one)
+
+
+def test_torch_keeps_its_openmp_and_no_compiler_is_imported() -> None:
+    printed = ran(
+        """
+import sys
+import torch
+from fuselayers import ops
+
+x = torch.randn(300, 300, requires_grad=True)
+ops.bias_activation_dropout(x, torch.zeros(300), activation="gelu", p=0.1).sum().backward()
+ops.layer_norm(x, weight=torch.ones(300)).sum().backward()
+print(sorted({line.split("/")[-1].strip() for line in open("/proc/self/maps") if "gomp" in line or "libomp" in line}))
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "networkx", "hydra") if name in sys.modules])
+"""
+    )
+    libraries, imported = printed.splitlines()
+    assert len(json.loads(libraries.replace("'", '"'))) == 1
+    assert imported == "[]"
+
+
+MISSING = """
+import warnings
+import torch
+import fuselayers
+from fuselayers import ops
+
+x = torch.ones(2, 8)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = [ops.dropout(x, 0.5, seed=torch.tensor(7)) for _ in range(2)]
+assert torch.equal(found[0], 2 * ops.keep_mask(torch.tensor(7), (2, 8), p=0.5))
+print(fuselayers.__file__, *(f"{one.category.__name__}: {one.message}" for one in caught), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("fault", ["not built", "built from other sources"])
+def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = tmp_path / "fuselayers" / "ops" / "cpu"
+    if fault == "not built":
+        for path in folder.glob("*.so"):
+            path.unlink()
+    else:
+        with (folder / "math.h").open("a") as file:
+            file.write("// changed\n")
+    imported, warning = ran(MISSING, folder=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
+    assert imported.startswith(str(tmp_path))
+    assert warning.startswith("FallbackWarning: the ops run in plain torch on this CPU, slower: ")
+    assert ("no library was built; " if fault == "not built" else "so was built from other sources; ") in warning
+    assert warning.endswith("install a C++ compiler (apt install g++) and run `pip install` of this library again")
+
+
+def build(command: str, folder: Path, **environment: str) -> list[str]:
+    """Build the package from a copy whose path has a blank, and return the names in its wheel."""
+    source = folder / "a copy"
+    kept = shutil.ignore_patterns("*.so", "__pycache__", ".*", "build", "*.egg-info", "tests", "docs", "plots", "runs")
+    shutil.copytree(ROOT, source, ignore=kept)
+    done: Any = subprocess.run(
+        [sys.executable, "setup.py", "-q", command, "--dist-dir", str(folder / "dist")],
+        cwd=source,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (folder / "dist").iterdir()
+    assert command == "bdist_wheel"
+    return [wheel.name, *zipfile.ZipFile(wheel).namelist()]
+
+
+@pytest.mark.slow
+def test_a_wheel_serves_every_python(tmp_path: Path) -> None:
+    name, *files = build("bdist_wheel", tmp_path)
+    assert "-cp311-abi3-linux_" in name
+    libraries = [file for file in files if file.endswith(".so")]
+    assert "fuselayers/ops/cpu/_plain.abi3.so" in libraries
+    assert {"fuselayers/ops/cpu/math.h", "fuselayers/ops/cpu/elementwise.cpp"} <= set(files)  # for their hash
+
+
+@pytest.mark.slow
+def test_it_installs_without_a_compiler(tmp_path: Path) -> None:
+    _, *files = build("bdist_wheel", tmp_path, CC="/nowhere/gcc", CXX="/nowhere/g++")
+    assert not [file for file in files if file.endswith(".so")]
