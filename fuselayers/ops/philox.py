@@ -29,7 +29,7 @@ from torch import Tensor
 from .._torch.cpp import load_cpp
 from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import disable_dynamo
-from ..partition import FallbackWarning
+from ..errors import FallbackWarning
 from .implementations.dispatch import WIDEST
 from .implementations.launch import kernel, launch, why_no_kernels
 from .implementations.triton_language import tile_function, tl

@@ -19,9 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ..._torch.guards import compile_lock, disable_dynamo
-from ...partition import BackendUnavailableError, FallbackWarning
-from ...partition.compile_call import CompiledCall, compile_call
-from ...partition.compilers import why_inductor_is_unavailable
+from ...errors import BackendUnavailableError, FallbackWarning
 from .launch import INTERPRETED
 
 _log = logging.getLogger("fuselayers")
@@ -136,6 +134,9 @@ class _Code:
             is_one = isinstance(made, Tensor)
             return (made,) if is_one else tuple(made)
 
+        from ...partition.compile_call import CompiledCall, compile_call
+        from ...partition.compilers import why_inductor_is_unavailable
+
         unavailable = why_inductor_is_unavailable(tensors[0].device.type)
         if unavailable is not None:
             raise BackendUnavailableError(unavailable)
@@ -184,6 +185,8 @@ def why_not_compiled(device: torch.device) -> str | None:
             f"the ops' compiled implementation is for a CPU, got {device.type}; "
             "fuse(op, backend='inductor') compiles there"
         )
+    from ...partition.compilers import why_inductor_is_unavailable
+
     if INTERPRETED:
         return "TRITON_INTERPRET is set, and the kernels replace it"
     return why_inductor_is_unavailable("cpu")

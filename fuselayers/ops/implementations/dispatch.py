@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import is_compiling, is_dynamo_tracing, is_wrapper, jit_is_tracing, transforms_are_active
+from ...errors import BackendUnavailableError
 from ...names import no_such
-from ...partition import BackendUnavailableError
-from ...partition.cache import sources_hash
-from ...partition.compilers import takes_own_kernels
+from ...sources import sources_hash
 from .compiled import can_compile, compiled, why_not_compiled
 from .launch import INTERPRETED, why_no_kernels
+from .own_kernels import takes_own_kernels
 
 BACKENDS: Final = ("auto", "eager", "inductor", "triton")
 COMPILED_FROM: Final = 1 << 16
