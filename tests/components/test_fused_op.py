@@ -124,5 +124,5 @@ def test_an_unknown_name_fails_when_the_layer_is_built(backend: str, partition: 
     ],
 )
 def test_none_is_no_backend(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(TypeError, match="^backend must be a name, got None; leave it out for 'auto'"):
+    with pytest.raises(TypeError, match=r"^backend must be a name, got None; leave it out for 'auto'"):
         make()
